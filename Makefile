@@ -29,7 +29,7 @@ FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics test
 	tests/rollback/test_rollback_command.py tests/rollback/test_torch_file.py tests/rollback/test_transaction.py \
 	tests/watch/test_commands.py
 
-.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants picture clean
+.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants chaos picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -77,6 +77,9 @@ mutants: install
 
 crash-sweep: install
 	$(BIN)/python -m benchmarks.crash_sweep
+
+chaos: install
+	$(BIN)/python -m benchmarks.chaos
 
 picture:
 	cp demo/logs/demo/plots/lineage.png docs/lineage.png

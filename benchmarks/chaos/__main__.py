@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.chaos.faults import BALLAST, HANGS, KINDS, Fault, draw
+from benchmarks.chaos.faults import BALLAST, KINDS, Fault, draw
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind, Restarted, events_of
 from chronicle.launch.processes import list_processes, read_environment
@@ -60,7 +60,9 @@ class Step(NamedTuple):
 class Campaign:
     """One training to its last step, however often it has to be started."""
 
-    def __init__(self, directory: Path, faults: Sequence[Fault], steps: int, *, bare: bool = False, pace: float = 0.0) -> None:
+    def __init__(
+        self, directory: Path, faults: Sequence[Fault], steps: int, *, bare: bool = False, pace: float = 0.0
+    ) -> None:
         self.directory, self.faults, self.steps, self.bare = directory, faults, steps, bare
         self.starts: list[dict[str, Any]] = []
         (directory / "disk").mkdir(parents=True)
@@ -68,7 +70,12 @@ class Campaign:
         (directory / "disk" / "checkpoints").mkdir()
         (directory / "faults.json").write_text(json.dumps(faults))
         own = {key: value for key, value in os.environ.items() if not key.startswith(("CHRONICLE_", "PYTHONDONTWRITE"))}
-        self.environ = own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: str(directory), "CHAOS_STEP_SECONDS": f"{pace}"}
+        self.environ = own | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            MARK: str(directory),
+            "CHAOS_STEP_SECONDS": f"{pace}",
+        }
 
     def play(self) -> dict[str, Any]:
         """Start it until it has finished; what happened."""
@@ -111,7 +118,8 @@ class Campaign:
         if self.bare:
             return [*torchrun, "--max-restarts", "100", "--monitor-interval", "1", *trainer]
         return [sys.executable, "-m", "chronicle_ml", "run", "--run", "chaos", "--restarts", "200", "--restart-pause", "1",
-                "--on-stall", "stop", "--grace", "5", "--checkpoints", "disk/checkpoints", "--", *torchrun, *trainer]  # fmt: skip
+                "--on-stall", "stop", "--grace", "5", "--checkpoints", "disk/checkpoints", "--",
+                *torchrun, *trainer]  # fmt: skip
 
     def _start(self) -> None:
         number, before = len(self.starts), len(self.log())
@@ -202,7 +210,9 @@ class Campaign:
 
     def _help_bare(self, row: dict[str, Any]) -> str:
         """A start that did no step cannot load the newest checkpoint: a person removes it."""
-        newest = sorted((self.directory / "disk/checkpoints").glob("opt_step-*"), key=lambda path: int(path.name.split("-")[1]))
+        newest = sorted(
+            (self.directory / "disk/checkpoints").glob("opt_step-*"), key=lambda path: int(path.name.split("-")[1])
+        )
         if row["progressed"] or not newest:
             return "started again"
         shutil.rmtree(newest[-1])
@@ -210,13 +220,19 @@ class Campaign:
 
 
 def _last_words(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.startswith(("chronicle:", "error", "hint", "stop"))]
+    lines = [
+        line
+        for line in path.read_text(errors="replace").splitlines()
+        if line.startswith(("chronicle:", "error", "hint", "stop"))
+    ]
     return " | ".join(lines[-4:])[-900:]
 
 
 def _mount_small_disk(directory: Path) -> bool:
     """A file system of its own for the checkpoints, so that it can be full; False where that is not allowed."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "chaos", str(directory)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=160m", "chaos", str(directory)], capture_output=True, check=False
+    )
     return done.returncode == 0
 
 
@@ -241,7 +257,8 @@ def judge(campaign: Campaign, played: dict[str, Any], reference: Sequence[Step])
         when = struck.get(fault.number)
         stop = stops.get(fault.number)
         rows.append({**fault._asdict(), "struck": when, "outcome": _outcome(campaign, fault, when, stop), **_lost(log, when),
-                     "said": "" if stop is None else stop["said"], "person": "" if stop is None else stop["person"]})  # fmt: skip
+                     "said": "" if stop is None else stop["said"],
+                     "person": "" if stop is None else stop["person"]})  # fmt: skip
     final = {one.step: one for one in log}  # the last time that a step was done counts
     truth = {one.step: one for one in reference}
     wrong = [step for step, one in final.items() if step in truth and _content(one) != _content(truth[step])]
@@ -250,7 +267,8 @@ def judge(campaign: Campaign, played: dict[str, Any], reference: Sequence[Step])
         "faults": len(rows), "outcomes": Counter(row["outcome"] for row in rows), "rows": rows, "seconds": played["seconds"],
         "finished": played["finished"], "starts_by_a_person": sum("person" in row for row in starts),
         "steps": campaign.steps, "steps_done": len(log), "steps_lost": len(log) - len(final),
-        "steps_that_differ": len(wrong), "first_that_differs": min(wrong, default=None), "missing": len(set(truth) - set(final)),
+        "steps_that_differ": len(wrong), "first_that_differs": min(wrong, default=None),
+        "missing": len(set(truth) - set(final)),
         "digests_differ": sum(truth[step].digest != final[step].digest for step in truth if step in final),
         "final_loss": _number(final.get(campaign.steps)), "final_loss_undisturbed": _number(truth.get(campaign.steps)),
         "ettr": round(1 - lost / played["seconds"], 3), "seconds_lost": lost,
@@ -291,8 +309,14 @@ def _lost(log: Sequence[Step], when: float | None) -> dict[str, Any]:
 
 def show(name: str, found: dict[str, Any]) -> None:
     """One table."""
-    print(f"\n{name}: {found['faults']} faults; " + ", ".join(f"{count} {what}" for what, count in found["outcomes"].items()))
-    print(f"{'kind':<16}{'faults':>7}{'survived':>10}{'stopped rightly':>17}{'ended':>7}{'stood':>7}{'again/fault':>13}{'s/fault':>9}")
+    print(
+        f"\n{name}: {found['faults']} faults; "
+        + ", ".join(f"{count} {what}" for what, count in found["outcomes"].items())
+    )
+    print(
+        f"{'kind':<16}{'faults':>7}{'survived':>10}{'stopped rightly':>17}{'ended':>7}{'stood':>7}"
+        f"{'again/fault':>13}{'s/fault':>9}"
+    )
     for kind in KINDS:
         rows = [row for row in found["rows"] if row["kind"] == kind and row["struck"]]
         if not rows:
@@ -301,7 +325,8 @@ def show(name: str, found: dict[str, Any]) -> None:
         print(f"{kind:<16}{len(rows):>7}{counts['survived']:>10}{counts['stopped rightly']:>17}{counts['ended']:>7}"
               f"{counts['stood still']:>7}{sum(row['again'] for row in rows) / len(rows):>13.1f}"
               f"{sum(row['seconds'] for row in rows) / len(rows):>9.1f}")  # fmt: skip
-    print(f"steps {found['steps']}, done again {found['steps_lost']}; differ from the undisturbed run {found['steps_that_differ']} "
+    print(f"steps {found['steps']}, done again {found['steps_lost']}; "
+          f"differ from the undisturbed run {found['steps_that_differ']} "
           f"(samples {found['digests_differ']}), missing {found['missing']}; final loss {found['final_loss']} "
           f"(undisturbed {found['final_loss_undisturbed']})")  # fmt: skip
     print(f"{found['seconds']:.0f} s, lost to faults {found['seconds_lost']:.0f} s, ETTR {found['ettr']:.3f}; "
@@ -309,7 +334,10 @@ def show(name: str, found: dict[str, Any]) -> None:
     if found["starts_by_a_person"]:
         for row in found["rows"]:
             if row["person"]:
-                print(f"  fault {row['number']} {row['kind']} at {row['step']}: {row['outcome']}; {row['person']}; said: {row['said'][-300:]}")
+                print(
+                    f"  fault {row['number']} {row['kind']} at {row['step']}: {row['outcome']}; "
+                    f"{row['person']}; said: {row['said'][-300:]}"
+                )
 
 
 def restarts_of(directory: Path) -> list[dict[str, Any]]:
@@ -322,7 +350,11 @@ def restarts_of(directory: Path) -> list[dict[str, Any]]:
 def causes_of(directory: Path) -> list[str]:
     """Causes of all ends, in the order of the journal."""
     entries = read_journal(RunPaths(directory / "logs" / "chaos")).entries
-    return [f"{entry.data.get('cause')}: {entry.data.get('because')}" for entry in entries if entry.kind == EntryKind.LAUNCH_END]
+    return [
+        f"{entry.data.get('cause')}: {entry.data.get('because')}"
+        for entry in entries
+        if entry.kind == EntryKind.LAUNCH_END
+    ]
 
 
 def main() -> int:

@@ -65,7 +65,9 @@ class Planted:
     def strikes(self, fault: Fault) -> bool:
         """Whether it has not struck yet; from now on it has."""
         try:
-            handle = os.open(self.directory / f"struck-{fault.number}-{self.rank}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            handle = os.open(
+                self.directory / f"struck-{fault.number}-{self.rank}", os.O_CREAT | os.O_EXCL | os.O_WRONLY
+            )
         except FileExistsError:
             return False
         os.write(handle, f"{time.time():.3f}".encode())

@@ -22,7 +22,10 @@ def main() -> int:
     directory, rank = Path(os.environ["CHAOS"]), int(os.environ["RANK"])
     arguments = sys.argv[1:]
     planted = Planted(directory, rank)
-    launch = os.environ.get("CHRONICLE_LAUNCH") or f"{os.environ['CHAOS_START']}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    launch = (
+        os.environ.get("CHRONICLE_LAUNCH")
+        or f"{os.environ['CHAOS_START']}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    )
     if "CHRONICLE_LAUNCH" not in os.environ:  # nobody hands it a checkpoint: the newest by its number
         newest = newest_checkpoint(directory)
         arguments += ["--resume", "fresh" if newest is None else str(newest / "accelerator_state")]
@@ -40,7 +43,9 @@ def main() -> int:
         step = take_step(run, batch, *others)
         time.sleep(float(os.environ.get("CHAOS_STEP_SECONDS", "0")))
         if log is not None and step.finite:
-            log.write(f"{time.time():.3f} {launch} {run.progress.step + 1} {step.loss.hex()} {rate.hex()} {batch.digest}\n")
+            log.write(
+                f"{time.time():.3f} {launch} {run.progress.step + 1} {step.loss.hex()} {rate.hex()} {batch.digest}\n"
+            )
         return step
 
     def losses_or_nan(*parts: Any) -> Any:

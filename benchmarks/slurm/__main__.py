@@ -2,14 +2,16 @@
 
     python -m benchmarks.slurm [--only KIND] [--times 5] [--out slurm.json] [--nodes 3]
 
-Each kind is one job that suffers it five times and is then told to finish. Counted are the interruptions after which the run went
-on from the last complete save, saves that were cut although the launch was warned, starts from another checkpoint, and recorded causes
-that are not the true one. Jobs run side by side, those that take a node or all of them on a cluster of their own.
+Each kind is one job that suffers it five times and is then told to finish. Counted are the interruptions after which the
+run went on from the last complete save, saves that were cut although the launch was warned, starts from another checkpoint,
+and recorded causes that are not the true one. Jobs run side by side, those that take a node or all of them on a cluster of
+their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -56,15 +58,22 @@ class Job:
         wrapper.parent.mkdir()
         wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m chronicle_ml "$@"\n')
         wrapper.chmod(0o755)
-        own = {key: value for key, value in cluster.environ.items() if not key.startswith(("CHRONICLE_", "PYTHONDONTWRITE"))}
+        own = {
+            key: value
+            for key, value in cluster.environ.items()
+            if not key.startswith(("CHRONICLE_", "PYTHONDONTWRITE"))
+        }
         self.environ = own | {"PYTHONPATH": str(ROOT), "PATH": f"{wrapper.parent}:{own['PATH']}"}
-        words = ["chronicle", "run", "--sbatch", str(cluster.count), "--run", "demo", "--grace", f"{GRACE}", "--on-stall", "stop",
+        words = ["chronicle", "run", "--sbatch", str(cluster.count), "--run", "demo", "--grace", f"{GRACE}",
+                 "--on-stall", "stop",
                  "--restart-pause", "1", "--checkpoints", "checkpoints", "--", sys.executable, "train.py"]  # fmt: skip
         done = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True)
         (directory / "job.sbatch").write_text(done.stdout)
         limit = ["--time=2"] if kind == "time_limit" else ["--time=60"]
         words = ["sbatch", "--parsable", *limit, "job.sbatch"]
-        self.id = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True).stdout.strip()
+        self.id = subprocess.run(
+            words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     # --- what is seen
 
@@ -95,9 +104,9 @@ class Job:
         found = []
         for process in list_processes():
             environ = read_environment(process.pid) or {}
-            if environ.get("SLURM_JOB_ID") == self.id and environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]:
-                if any(name in word for word in read_command(process.pid)):
-                    found.append((process, dict(environ)))
+            mine = environ.get("SLURM_JOB_ID") == self.id and environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
+            if mine and any(name in word for word in read_command(process.pid)):
+                found.append((process, dict(environ)))
         return found
 
     def trainer(self) -> Process:
@@ -131,7 +140,14 @@ class Job:
 
     def _preempted(self, seen: int) -> None:
         self._warm(seen)
-        words = ["sbatch", "--partition=high", f"--nodes={self.cluster.count}", "--exclusive", "--wrap=sleep 3", "--output=/dev/null"]
+        words = [
+            "sbatch",
+            "--partition=high",
+            f"--nodes={self.cluster.count}",
+            "--exclusive",
+            "--wrap=sleep 3",
+            "--output=/dev/null",
+        ]
         subprocess.run(words, env=self.cluster.environ, cwd=self.directory, capture_output=True, check=True)
 
     def _time_limit(self, seen: int) -> None:
@@ -167,13 +183,13 @@ class Job:
         """Interrupt it so often, let it finish, judge."""
         went_on, seconds, seen = 0, [], 0
         for _ in range(times):
-            if not self.until(lambda: any(one["event"] == "started" for one in self.truth()[seen:])) and self.kind != "usr1_at_the_start":
+            if not self.until(functools.partial(self._began, seen)) and self.kind != "usr1_at_the_start":
                 break
             before = len(self.truth())
             self.interrupt(seen)
             began = time.monotonic()
             launch = max((one["launch"] for one in self.truth()), default=0)
-            if not self.until(lambda: any(one["event"] == "step" and one["launch"] > launch for one in self.truth()[before:])):
+            if not self.until(functools.partial(self._went_on, before, launch)):
                 break
             seconds.append(time.monotonic() - began)
             went_on += 1
@@ -185,6 +201,12 @@ class Job:
         if not finished:
             self.cluster.ask("scancel", self.id)
         return self._judge(times, went_on, seconds) | {"completed": done}
+
+    def _began(self, seen: int) -> bool:
+        return any(one["event"] == "started" for one in self.truth()[seen:])
+
+    def _went_on(self, before: int, launch: int) -> bool:
+        return any(one["event"] == "step" and one["launch"] > launch for one in self.truth()[before:])
 
     def _judge(self, times: int, went_on: int, seconds: Sequence[float]) -> dict[str, Any]:
         saved, cut, wrong, open_save = 0, 0, [], None
@@ -231,7 +253,9 @@ def _make(directory: Path) -> Path:
     return directory
 
 
-def play_all(kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int = 1, first: int = 0) -> list[dict[str, Any]]:
+def play_all(
+    kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int = 1, first: int = 0
+) -> list[dict[str, Any]]:
     """All kinds side by side, on as many clusters as they need."""
     made = _make(base / "made")
     shared = [kind for kind in kinds if kind not in OWN_CLUSTER]
@@ -253,7 +277,10 @@ def play_all(kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The table."""
-    print(f"{'interruption':<20}{'times':>6}{'went on':>9}{'cut saves':>11}{'wrong resumes':>15}{'false causes':>14}{'finished':>10}  s each")
+    print(
+        f"{'interruption':<20}{'times':>6}{'went on':>9}{'cut saves':>11}{'wrong resumes':>15}{'false causes':>14}"
+        f"{'finished':>10}  s each"
+    )
     for row in rows:
         print(f"{row['kind']:<20}{row['times']:>6}{row['went_on']:>9}{row['cut_saves']:>11}{len(row['wrong_resumes']):>15}"
               f"{len(row['false_causes']):>14}{'yes' if row['completed'] else 'no':>10}  {row['seconds']}")  # fmt: skip
@@ -270,7 +297,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("slurm.json"))
-    parser.add_argument("--cluster", type=int, default=0, help="number of the first cluster, where several run on one machine")
+    parser.add_argument(
+        "--cluster", type=int, default=0, help="number of the first cluster, where several run on one machine"
+    )
     parser.add_argument("--keep", type=Path, help="directory that keeps all files")
     arguments = parser.parse_args()
     if reason := why_not():
@@ -278,7 +307,9 @@ def main() -> int:
         return 2
     base = arguments.keep or Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
-        rows = play_all(arguments.only or list(TRUE), arguments.times, base, arguments.nodes, arguments.seed, arguments.cluster)
+        rows = play_all(
+            arguments.only or list(TRUE), arguments.times, base, arguments.nodes, arguments.seed, arguments.cluster
+        )
     finally:
         if arguments.keep is None:
             shutil.rmtree(base, ignore_errors=True)

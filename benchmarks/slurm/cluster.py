@@ -57,10 +57,14 @@ def why_not() -> str:
         return f"missing {', '.join(missing)}: Debian's slurmctld, slurmd, slurm-client, munge and iproute2"
     if os.geteuid() != 0:
         return "slurmd and namespaces want root"
-    tried = subprocess.run(["unshare", "-m", "-u", "-n", "-p", "--fork", "true"], capture_output=True, check=False, text=True)
+    tried = subprocess.run(
+        ["unshare", "-m", "-u", "-n", "-p", "--fork", "true"], capture_output=True, check=False, text=True
+    )
     if tried.returncode != 0:
         return f"namespaces are not allowed: {tried.stderr.strip()}"
-    tried = subprocess.run(["ip", "link", "add", "chrbr99", "type", "bridge"], capture_output=True, check=False, text=True)
+    tried = subprocess.run(
+        ["ip", "link", "add", "chrbr99", "type", "bridge"], capture_output=True, check=False, text=True
+    )
     subprocess.run(["ip", "link", "del", "chrbr99"], capture_output=True, check=False)
     return f"no network bridge can be made: {tried.stderr.strip()}" if tried.returncode != 0 else ""
 
@@ -107,11 +111,14 @@ class Cluster:
             (base / f"spool.{node}").mkdir()
             self.start_node(node)
         if not _until(lambda: self.ask("sinfo", "-h", "-o", "%D %T").strip() == f"{self.count} idle", 60):
-            raise RuntimeError(f"the nodes do not come up: {self.ask('sinfo')} {(base / 'slurmctld.out').read_text()[-400:]}")
+            raise RuntimeError(
+                f"the nodes do not come up: {self.ask('sinfo')} {(base / 'slurmctld.out').read_text()[-400:]}"
+            )
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd, in namespaces of its own."""
-        inner = f"mount --bind {self.base}/hosts /etc/hosts; hostname {node}; exec slurmd -D -N {node} -f {self.base}/slurm.conf"
+        daemon = f"slurmd -D -N {node} -f {self.base}/slurm.conf"
+        inner = f"mount --bind {self.base}/hosts /etc/hosts; hostname {node}; exec {daemon}"
         space = ["unshare", "-m", "-u", "-p", "--fork", "--mount-proc", "--kill-child", "bash", "-c", inner]
         self._start(node, ["nsenter", f"--net=/var/run/netns/{node}", *space])
 

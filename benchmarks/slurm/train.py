@@ -19,7 +19,9 @@ told = []
 
 
 def note(event, step, **more):
-    line = json.dumps({"t": time.time(), "event": event, "step": step, "launch": LAUNCH, "node": NODE, "pid": os.getpid(), **more})
+    line = json.dumps(
+        {"t": time.time(), "event": event, "step": step, "launch": LAUNCH, "node": NODE, "pid": os.getpid(), **more}
+    )
     with open("truth.jsonl", "a") as file:
         file.write(line + "\n")
 

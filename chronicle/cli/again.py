@@ -61,7 +61,8 @@ def go_on_or_stop(
     """Ask whether a SLURM job goes on after its last launch.
 
     For batch scripts, as `chronicle run --sbatch` writes them. Exit code 0: start again in this job (the pause is over then).
-    75: the job belongs back into the queue (`--requeue` puts it there). 78: neither; the run has finished, or a person has to look.
+    75: the job belongs back into the queue (`--requeue` puts it there). 78: neither; the run has
+    finished, or a person has to look.
 
     Example: chronicle again --run demo --restarts 100
     """

@@ -148,7 +148,10 @@ def exclude_node(
 
 
 def _tell_the_scheduler(entries: Sequence[Entry]) -> list[str]:
-    """Give a job of this run that waits in SLURM's queue its `ExcNodeList`; what was done. A running job gets it at its requeue."""
+    """Give a job of this run that waits in SLURM's queue its `ExcNodeList`; what was done.
+
+    A running job gets it at its requeue.
+    """
     jobs = [start_of(start.environment) for _, start in events_of(entries, LaunchStart)]
     if not jobs or jobs[-1] is None:
         return []

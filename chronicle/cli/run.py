@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from chronicle.launch.keeper import Killed
     from chronicle.launch.launching import LaunchRequest, LaunchResult
     from chronicle.launch.restarts import HandedOver, Policy
+    from chronicle.watch.autopilot import Ended
 
 __all__ = ["run_launcher"]
 
@@ -137,7 +138,7 @@ def run_launcher(
 
 def _mirrored(
     settings: Settings, request: "LaunchRequest", begin: "Callable[[], LaunchResult]", *, autopilot: bool
-) -> "LaunchResult":
+) -> "Ended":
     """One launch, or those that an autopilot or a policy makes of it, beside the process that feeds MLflow."""
     mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
     try:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from chronicle.launch.containment import become_subreaper
@@ -74,7 +74,7 @@ def keep(
 def _start(
     work: Callable[[Killed | None], int],
     killed: Killed | None,
-    mask: set[signal.Signals],
+    mask: Iterable[int],
     explain: Callable[[BaseException], int],
 ) -> int:
     child = os.fork()

@@ -1,5 +1,7 @@
 """Two planted faults in a real two-rank training, with nobody at the keyboard; all of it is `make chaos`."""
 
+import itertools
+
 import pytest
 
 from benchmarks.chaos.__main__ import Campaign, causes_of
@@ -30,5 +32,5 @@ def test_a_kill_in_a_save_and_a_killed_supervisor_leave_one_training(tmp_path):
 def test_faults_are_drawn_of_every_kind_at_steps_that_differ():
     faults = draw(40, 7, 20, (40, 80))
     assert {fault.kind for fault in faults} == set(KINDS) and len(faults) == 40
-    assert all(one.step < other.step for one, other in zip(faults, faults[1:], strict=False))
+    assert all(one.step < other.step for one, other in itertools.pairwise(faults))
     assert draw(40, 7, 20, (40, 80)) == faults

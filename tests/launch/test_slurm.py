@@ -203,7 +203,8 @@ def test_a_requeue_leaves_excluded_nodes_out_and_asks_nothing_where_none_ever_wa
     assert asked[0] == "scontrol requeue 7" and asked[-1] == "scontrol update JobId=7 ExcNodeList=n2"
     ask, asked = scheduler()
     assert requeue_job("7", (), (), ask=ask) == "" and asked == ["scontrol requeue 7"]
-    assert requeue_job("7", (), (), ask=lambda words: (1, "slurm_requeue error: Job is held\n")) == "slurm_requeue error: Job is held"
+    said = requeue_job("7", (), (), ask=lambda words: (1, "slurm_requeue error: Job is held\n"))
+    assert said == "slurm_requeue error: Job is held"
 
 
 def test_many_nodes_agree_on_one_launch_number(tmp_path):
