@@ -25,6 +25,9 @@ __all__ = [
     "write_report",
 ]
 
+OURS = 'name="generator" content="chronicle"'  # in the head of every page that we write
+
+
 def write_report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
     public: Annotated[
@@ -80,7 +83,7 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     if not list_runs(directory):
         raise UsageProblem(f"no run in `{directory}`", "name the directory of all runs with --logs DIR")
     index = out / "index.html"
-    if index.exists() and 'name="generator" content="chronicle"' not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
+    if index.exists() and OURS not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UsageProblem(f"--public {out}: `{index}` is not one of ours and would be replaced", "name another directory")
     rows = write_site(directory, out, script=plotly_script(), page=_public_page)
     unread = [row for row in rows if row.get("problem")]
