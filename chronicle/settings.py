@@ -21,7 +21,8 @@ PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
 SWITCHES = ("utc", "batch_text")
 TABLES = ("formats",)
-KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES + TABLES
+NESTED = ("alerts",)  # tables that are checked by those who use them
+KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES + TABLES + NESTED
 VARIABLES = {
     "logs": "CHRONICLE_LOGS",
     "run": "CHRONICLE_RUN",
@@ -66,6 +67,7 @@ class Settings:
     batch_text: bool = True  # text of the first batch may stand in the journal
     formats: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression of a printed line
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
+    alerts: Mapping[str, Any] = field(default_factory=dict)  # `[alerts]`, read by `chronicle.alerts`
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -158,6 +160,7 @@ def load_settings(
         batch_text=str(values.get("batch_text", "")).lower() not in ("0", "false", "no", "off"),
         formats=values.get("formats", {}),
         hooks=hooks,
+        alerts=values.get("alerts", {}),
         origin=origin,
     )
 
@@ -221,6 +224,11 @@ def _checked(table: Any, path: Path) -> dict[str, Any]:
         if key in SWITCHES and isinstance(value, bool):
             values[key] = value
             continue
+        if key in NESTED and isinstance(value, dict):
+            values[key] = value
+            continue
+        if key in NESTED:
+            raise SettingsError(f"setting `{key}` in `{path}` is {value!r}: expected a table, [{key}]")
         if key in TABLES:
             if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
                 raise SettingsError(f"table `{key}` in `{path}`: expected a text for each name")

@@ -71,6 +71,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 # Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
 ADVANCED: Mapping[str, tuple[str, str]] = {
+    "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
     "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),

@@ -22,7 +22,8 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
-from chronicle.integrations.mlflow_process import MLFLOW_OFF, MlflowProcess, start_mlflow_process
+from chronicle.integrations.beside import Beside
+from chronicle.integrations.mlflow_process import MLFLOW_OFF, start_mlflow_process
 from chronicle.settings import Settings
 
 if TYPE_CHECKING:
@@ -139,8 +140,10 @@ def run_launcher(
 def _mirrored(
     settings: Settings, request: "LaunchRequest", begin: "Callable[[], LaunchResult]", *, autopilot: bool
 ) -> "Ended":
-    """One launch, or those that an autopilot or a policy makes of it, beside the process that feeds MLflow."""
-    mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
+    """One launch, or those that an autopilot or a policy makes of it, beside the processes that feed MLflow and send alerts."""
+    first_node = request.node is None or request.node[1] == 0
+    courier = _start_alerts(settings, first_node=first_node)
+    mirror = _start_mirror(settings, first_node=first_node)
     try:
         if autopilot:
             from chronicle.watch.autopilot import run_autopilot
@@ -151,6 +154,7 @@ def _mirrored(
         feeding = mirror.pid
         if not mirror.stop():
             _say(f"process {feeding} still sends data to MLflow; it exits when it is done")
+        courier.stop(0.0)  # it goes on by itself until what is due is sent
 
 
 def _kept(
@@ -249,11 +253,20 @@ def _node_identity() -> tuple[str, int]:
     return identity
 
 
-def _start_mirror(settings: Settings, *, first_node: bool) -> MlflowProcess:
+def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:
     """Send the run to MLflow, from the first node, where `mlflow_uri` asks for it. The launch does not wait for it."""
     if settings.mlflow_uri in (None, MLFLOW_OFF) or not first_node:
-        return MlflowProcess()
+        return Beside()
     return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=_say)
+
+
+def _start_alerts(settings: Settings, *, first_node: bool) -> Beside:
+    """Send alerts, from the first node, where `[alerts]` names a destination. The launch does not wait for it."""
+    if not settings.alerts or not first_node:
+        return Beside()
+    from chronicle.alerts.process import start_alerts
+
+    return start_alerts(settings, talk=_say)
 
 
 def _type_command(words: Sequence[str]) -> int:

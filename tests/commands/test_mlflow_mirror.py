@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from chronicle.errors import ChronicleError
+from chronicle.integrations.beside import Beside
 from chronicle.integrations.mlflow import Projection
-from chronicle.integrations.mlflow_process import MlflowProcess, default_uri, start_mlflow_process
+from chronicle.integrations.mlflow_process import default_uri, start_mlflow_process
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 
@@ -134,5 +135,5 @@ def test_without_mlflow_the_mirror_is_one_line_and_no_process(tmp_path: Path, mo
     monkeypatch.setattr("chronicle.integrations.mlflow_process.importlib.util.find_spec", lambda name: None)
     said: list[str] = []
     handle = start_mlflow_process(toy_run(tmp_path).paths, talk=said.append)
-    assert (handle, len(said)) == (MlflowProcess(None), 1)
+    assert (handle, len(said)) == (Beside(None), 1)
     handle.stop()

@@ -1,0 +1,186 @@
+"""What is told of a run: each incident once when it opens and once when it ends, and each launch that failed.
+
+Pure: a story in, alerts out, and the bodies that each kind of receiver takes. The journal is the queue; an alert's `key` is the
+id of the first entry of its incident, so that the same alert is the same for whoever receives it twice.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from chronicle.credentials import redact
+from chronicle.journal import Entry
+from chronicle.journal.events import EndCause, EntryKind
+from chronicle.story import Story
+from chronicle.story.matters import Matter, event_of
+from chronicle.story.plain import plain, plain_block
+
+__all__ = ["TIERS", "Alert", "alerts_of", "body_for", "headline"]
+
+TIERS = ("notice", "warn", "propose")
+OPENED, ENDED = "opened", "ended"
+# ends that alarm nobody
+EXPECTED = frozenset((EndCause.FINISHED, EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT, EndCause.PROPOSAL))
+LONGEST = 2000  # characters of a text; Discord takes no more
+
+
+class Alert(NamedTuple):
+    """One message. `phase`: opened or ended; `moment`: of the entry that says so; `command`: what to type."""
+
+    key: str
+    phase: str
+    tier: str
+    kind: str
+    title: str
+    text: str
+    run: str
+    launch: int | None
+    step: int | None
+    moment: datetime
+    command: str
+
+    @property
+    def id(self) -> str:
+        """The idempotency key: the same message has the same one, however often it is sent."""
+        return f"{self.key}-{self.phase}"
+
+
+def alerts_of(story: Story) -> list[Alert]:
+    """Every alert of a run, in the order of its moments; a tier is the highest that the incident reached."""
+    by_id = {entry.id: entry for entry in story.entries}
+    closes = {ref: entry for entry in story.entries if entry.kind == EntryKind.CLOSE for ref in entry.refs}
+    found = [alert for matter in story.matters for alert in _of_matter(story, matter, by_id, closes)]
+    found += _of_launches(story)
+    return sorted(found, key=lambda alert: (alert.moment, alert.key, alert.phase != OPENED))
+
+
+def _of_matter(
+    story: Story, matter: Matter, by_id: Mapping[str, Entry], closes: Mapping[str, Entry]
+) -> Iterator[Alert]:
+    entries = [by_id[one] for one in matter.ids if one in by_id]
+    if not entries:
+        return
+    tiers = [event_of(entry).tier for entry in entries]
+    ranks = [TIERS.index(tier) if tier in TIERS else 1 for tier in tiers]
+    highest = max(ranks)
+    reached = entries[ranks.index(highest)]
+    event = event_of(reached)
+    told = (matter.first_id, TIERS[highest], event.kind or "incident")
+    place = (story.run, reached.launch, event.onset_step if event.onset_step is not None else reached.step)
+    yield _alert(told, OPENED, reached.title, event.text, place, reached.ts, _command(story, reached.id))
+    if not matter.open:
+        answer = None if matter.answer is None else by_id.get(matter.answer.entry_id)
+        last = answer or next((closes[one] for one in reversed(matter.ids) if one in closes), entries[-1])
+        how = f"{matter.standing}: {matter.outcome_text}" if matter.outcome_text else matter.standing
+        yield _alert(told, ENDED, reached.title, how, place, last.ts, _command(story, None))
+
+
+def _of_launches(story: Story) -> Iterator[Alert]:
+    for launch in story.launches:
+        failed = bool(launch.ended) and (launch.exit_code not in (0, None) or bool(launch.signal))
+        if not failed or launch.imported or launch.cause in EXPECTED:
+            continue
+        told = (f"{story.entries[0].id}-launch-{launch.number}", "propose", "launch-failed")
+        place = (story.run, launch.number, launch.span.last_step)
+        title = f"launch {launch.number} {launch.outcome}"
+        yield _alert(told, OPENED, title, launch.because, place, launch.ended, f"chronicle status --run {story.run}")
+        later = next((one for one in story.launches if one.number > launch.number), None)
+        if later is not None:
+            yield _alert(
+                told, ENDED, title, f"launch {later.number} was started", place, later.started, _command(story, None)
+            )
+
+
+Place = tuple[str, int | None, int | None]  # run, launch, step
+
+
+def _alert(
+    told: tuple[str, str, str], phase: str, title: str, text: str, place: Place, moment: str, command: str
+) -> Alert:
+    key, tier, kind = told
+    run, launch, step = place
+    title, text = redact(plain(title))[:300], redact(plain_block(text or ""))[: LONGEST // 2]
+    return Alert(key, phase, tier, kind, title, text, run, launch, step, datetime.fromisoformat(moment), command)
+
+
+def _command(story: Story, entry_id: str | None) -> str:
+    """The open proposal's command where it was made after the incident; else the way to look."""
+    proposal = story.proposal
+    if proposal is not None and entry_id is not None and proposal.entry.id >= entry_id:
+        return proposal.command if " --run " in proposal.command else f"{proposal.command} --run {story.run}"
+    return f"chronicle status --run {story.run}"
+
+
+# --- Bodies
+
+SEVERITY = {"notice": "info", "warn": "warning", "propose": "critical"}
+SIGNS = {"notice": "·", "warn": "!", "propose": "‼"}
+
+
+def headline(alert: Alert) -> str:
+    """One line for every receiver: `‼ tr-190: instant-spike on loss since step 120`."""
+    over = "over: " if alert.phase == ENDED else ""
+    return f"{SIGNS[alert.tier]} {alert.run}: {over}{alert.title}"
+
+
+def as_text(alert: Alert) -> str:
+    """The message as lines of text, the command last."""
+    where = " ".join(part for part in (
+        f"launch {alert.launch}" if alert.launch is not None else "", f"step {alert.step}" if alert.step is not None else "",
+        f"since {alert.moment.isoformat(timespec='seconds')}" if alert.phase == OPENED else "",
+    ) if part)  # fmt: skip
+    return "\n".join(line for line in (headline(alert), alert.text, where, alert.command) if line)
+
+
+def body_for(kind: str, alert: Alert, *, routing_key: str = "") -> Mapping[str, Any]:
+    """The JSON that a receiver of this kind takes: json, slack, discord, teams or pagerduty."""
+    if kind == "pagerduty":
+        return _pagerduty(alert, routing_key)
+    return {"json": _json, "slack": _slack, "discord": _discord, "teams": _teams}[kind](alert)
+
+
+def _json(alert: Alert) -> Mapping[str, Any]:
+    fields = alert._asdict() | {"moment": alert.moment.isoformat()}
+    return {"v": 1, "id": alert.id, **fields, "headline": headline(alert)}
+
+
+def _slack(alert: Alert) -> Mapping[str, Any]:
+    text = re.sub("[&<>]", lambda found: {"&": "&amp;", "<": "&lt;", ">": "&gt;"}[found[0]], as_text(alert))
+    lines = text.split("\n")
+    return {"text": "\n".join([f"*{lines[0]}*", *lines[1:-1], f"`{lines[-1]}`"])}
+
+
+def _discord(alert: Alert) -> Mapping[str, Any]:
+    lines = as_text(alert).replace("`", "'")[: LONGEST - 8].split("\n")
+    return {
+        "content": "\n".join([f"**{lines[0]}**", *lines[1:-1], f"`{lines[-1]}`"]),
+        "allowed_mentions": {"parse": []},
+    }
+
+
+def _teams(alert: Alert) -> Mapping[str, Any]:
+    first, *rest = as_text(alert).split("\n")
+    blocks = [{"type": "TextBlock", "text": first, "weight": "Bolder", "wrap": True}]
+    blocks += [{"type": "TextBlock", "text": line, "wrap": True, "fontType": "Monospace"} for line in rest]
+    card = {"type": "AdaptiveCard", "version": "1.4", "body": blocks}
+    return {
+        "type": "message",
+        "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "content": card}],
+    }
+
+
+def _pagerduty(alert: Alert, routing_key: str) -> Mapping[str, Any]:
+    details = {
+        "text": alert.text,
+        "command": alert.command,
+        "launch": alert.launch,
+        "step": alert.step,
+        "tier": alert.tier,
+    }
+    payload = {
+        "summary": headline(alert)[:1024], "source": alert.run, "severity": SEVERITY[alert.tier],
+        "timestamp": alert.moment.isoformat(), "class": alert.kind, "custom_details": details,
+    }  # fmt: skip
+    action = "trigger" if alert.phase == OPENED else "resolve"
+    return {"routing_key": routing_key, "event_action": action, "dedup_key": alert.key, "payload": payload}

@@ -1,0 +1,95 @@
+"""`chronicle alerts`: where alerts go, what waits, a message to try them, and sending what is left."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.errors import UsageProblem
+from chronicle.story.plain import align_columns
+
+if TYPE_CHECKING:
+    from chronicle.alerts.destinations import Destination
+    from chronicle.paths import RunPaths
+
+__all__ = ["alerts"]
+
+
+def alerts(
+    test: Annotated[bool, typer.Option("--test", help="Send a test message to each; exit 1 if one failed.")] = False,
+    send: Annotated[bool, typer.Option("--send", help="Send what waits now; exit 1 if something still waits.")] = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Show where alerts go and what waits; try it, or send it.
+
+    Destinations are `[alerts.NAME]` of chronicle.toml. `chronicle run` sends by itself.
+
+    Example: chronicle alerts --test
+    """
+    from chronicle.alerts.process import destinations_of
+
+    settings = settings_from(run, logs)
+    destinations = destinations_of(settings)
+    if not destinations:
+        raise UsageProblem(
+            "no destination is configured: nothing is sent to anybody",
+            'write one into chronicle.toml: [alerts.team] with kind = "slack" and url = "env:SLACK_WEBHOOK"',
+        )
+    if test:
+        return _test(settings.run, destinations)
+    return _state(settings.paths, destinations, send=send)
+
+
+def _test(run: str, destinations: "tuple[Destination, ...]") -> CommandResult:
+    from chronicle.alerts.messages import Alert
+    from chronicle.alerts.sending import send as send_one
+
+    moment = datetime.now(UTC)
+    key = f"test-{moment:%Y%m%dT%H%M%S%f}"
+    title, text = "test: alerts of this run arrive here", "nothing has happened"
+    alert = Alert(key, "opened", "warn", "test", title, text, run, None, None, moment, f"chronicle status --run {run}")
+    lines, records, failed = [], [], False
+    for one in destinations:
+        answer = send_one(one, alert)
+        failed |= answer.state != "sent"
+        lines.append(f"{one.name} ({one.kind}): {answer.state}{f', {answer.why}' if answer.why else ''}")
+        records.append({"name": one.name, "kind": one.kind, "state": answer.state, "why": answer.why})
+    return CommandResult(
+        text="\n".join(lines),
+        data={"run": run, "tests": records},
+        exit_code=ExitCode.ERROR if failed else ExitCode.DONE,
+    )
+
+
+def _state(paths: "RunPaths", destinations: "tuple[Destination, ...]", *, send: bool) -> CommandResult:
+    from chronicle.alerts.process import Courier, alone, open_outboxes
+
+    said: list[str] = []
+    courier = Courier(paths, open_outboxes(paths, destinations), said.append)
+    if send:
+        with alone(paths) as may:
+            if not may:
+                return CommandResult(
+                    text="a process of a launch sends at this moment", data={"run": paths.run, "busy": True}
+                )
+            while courier.go(settle=0.0):
+                pass
+    else:
+        courier.look()
+    rows = [("destination", "kind", "tier", "quiet", "sent", "waits", "refused")]
+    records = []
+    for box in courier.outboxes:
+        one, waits = box.destination, len(box.due(courier.alerts))
+        hours = "" if one.quiet is None else f"{one.quiet[0]:%H:%M}-{one.quiet[1]:%H:%M}"
+        rows.append((one.name, one.kind, one.tier, hours, str(len(box.sent)), str(waits), str(len(box.refused))))
+        records.append({
+            "name": one.name, "kind": one.kind, "tier": one.tier, "quiet": hours, "sent": len(box.sent), "waits": waits,
+            "refused": len(box.refused), "why": box.why,
+        })  # fmt: skip
+    lines = [*align_columns(rows), *said]
+    left = courier.left()
+    code = ExitCode.ERROR if send and left else ExitCode.DONE
+    return CommandResult(text="\n".join(lines), data={"run": paths.run, "destinations": records}, exit_code=code)
