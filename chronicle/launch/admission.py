@@ -322,7 +322,7 @@ def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:
     if force is None and host_name() in excluded:
         raise LaunchRefused(
             f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
-            f"start on another node, or `chronicle hardware --exclude {host_name()} --readmit`",
+            f"start on another node, or `chronicle hardware --readmit {host_name()}`",
         )
 
 
