@@ -24,6 +24,7 @@ from typing import Literal
 
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
+from chronicle.report.prometheus import CONTENT_TYPE, exposition
 
 __all__ = ["LiveServer", "fingerprint", "mark_of"]
 
@@ -31,6 +32,7 @@ ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
+ALWAYS_NEW = ("/metrics",)  # whether a launch lives changes without a line in any file
 DIGEST = re.compile(r"/objects/([0-9a-f]{2})/([0-9a-f]{64})")
 STREAMS = 32  # open event streams; further ones get 503
 MOST_BYTES = 10_000  # of one event with points: of more points every nth is sent
@@ -118,7 +120,7 @@ def _short(value: float) -> float | None:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves `/` (the page), `/state.json` (what of it changes), `/status.json`, `/events`, Plotly's script, attachments."""
+    """Serves `/` (the page), `/state.json` (what of it changes), `/status.json`, `/metrics`, `/events`, Plotly, attachments."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -144,6 +146,7 @@ class LiveServer(ThreadingHTTPServer):
         self.script_path = f"/plotly-{hashlib.sha256(self.script).hexdigest()[:12]}.js"
         self._make: dict[str, Callable[[str], str]] = {
             "/": lambda mark: page(mark, self.script_path), "/state.json": state, "/status.json": lambda mark: status(),
+            "/metrics": lambda mark: exposition(json.loads(status())),
         }
         self._made: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
@@ -160,7 +163,7 @@ class LiveServer(ThreadingHTTPServer):
         with self._lock:
             mark = mark_of(fingerprint(self.paths))
             known = self._made.get(name)
-            if known is None or known[0] != mark:
+            if known is None or known[0] != mark or name in ALWAYS_NEW:
                 known = self._made[name] = (mark, self._make[name](mark).encode("utf-8"))
             return known[1]
 
@@ -195,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.server.body(path)
         if body is not None:
             kind = "application/json" if path.endswith(".json") else "text/html"
-            self._send(HTTPStatus.OK, body, f"{kind}; charset=utf-8")
+            self._send(HTTPStatus.OK, body, CONTENT_TYPE if path == "/metrics" else f"{kind}; charset=utf-8")
             return
         stored = DIGEST.fullmatch(path)
         if stored and stored[2].startswith(stored[1]):

@@ -3,7 +3,9 @@
 import gzip
 import http.client
 import json
+import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 
 from chronicle.cli.report import _page, _state, _status
+from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
 from chronicle.report.html import plotly_script
+from chronicle.report.prometheus import CONTENT_TYPE, GAUGES, exposition
 from chronicle.report.server import MOST_BYTES, LiveServer
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser
@@ -197,3 +201,34 @@ def test_an_attachment_comes_as_a_download(server: LiveServer, story: StoryRun, 
     answer = ask(server, f"/objects/{digest[:2]}/{digest}")
     assert answer.status == 200 and answer.headers["Content-Disposition"] == "attachment"
     assert answer.headers["Content-Type"] == "application/octet-stream"
+
+
+def test_metrics_say_what_status_says_and_nothing_that_is_not_known(server: LiveServer, story: StoryRun) -> None:
+    with opened(server, "/metrics") as answer:
+        text = answer.read().decode()
+        assert answer.status == 200 and answer.getheader("Content-Type") == CONTENT_TYPE
+    run, status = story.paths.run, json.loads(_status(story.paths))
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(samples[f'chronicle_step{{run="{run}"}}']) == status["step"] == 8
+    assert float(samples[f'chronicle_value{{run="{run}",channel="loss"}}']) == 8.2
+    assert float(samples[f'chronicle_open_incidents{{run="{run}"}}']) == len(status["open_incidents"])
+    assert samples[f'chronicle_alive{{run="{run}"}}'] == "0.0"
+    beat = Heartbeat("elsewhere", 2, 1, 1, "boot", 0, time.time())
+    assert write_heartbeat(story.paths.heartbeats_dir, beat) is None
+    with opened(server, "/metrics") as answer:  # no journal or log has grown
+        assert f'chronicle_alive{{run="{run}"}} 1.0' in answer.read().decode()
+
+
+def test_metrics_of_odd_values_and_names() -> None:
+    """A label may hold anything; what was not recorded has no line, where 0 would be a claim."""
+    values = {"x\ny": float("nan"), "z": float("inf")}
+    text = exposition({"run": 'a"b\\c', "step": None, "values": values, "open_incidents": []})
+    assert 'chronicle_value{run="a\\"b\\\\c",channel="x\\ny"} NaN' in text and 'channel="z"} +Inf' in text
+    assert "chronicle_step" not in text and "chronicle_alive" not in text and "chronicle_lr_factor" not in text
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    board = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"chronicle_\w+", query)}
+    assert asked and asked <= GAUGES.keys()
