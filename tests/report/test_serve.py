@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from chronicle.cli.report import _page, _state, _status
+from chronicle.journal import JournalWriter
+from chronicle.journal.events import LaunchStart
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
 from chronicle.report.html import plotly_script
 from chronicle.report.prometheus import CONTENT_TYPE, GAUGES, exposition
@@ -212,8 +214,11 @@ def test_metrics_say_what_status_says_and_nothing_that_is_not_known(server: Live
     assert float(samples[f'chronicle_step{{run="{run}"}}']) == status["step"] == 8
     assert float(samples[f'chronicle_value{{run="{run}",channel="loss"}}']) == 8.2
     assert float(samples[f'chronicle_open_incidents{{run="{run}"}}']) == len(status["open_incidents"])
-    assert samples[f'chronicle_alive{{run="{run}"}}'] == "0.0"
-    beat = Heartbeat("elsewhere", 2, 1, 1, "boot", 0, time.time())
+    with JournalWriter(story.paths) as writer:
+        writer.write(LaunchStart(start_step=8), launch=3)
+    with opened(server, "/metrics") as answer:
+        assert f'chronicle_alive{{run="{run}"}} 0.0' in answer.read().decode()
+    beat = Heartbeat("elsewhere", 3, 1, 1, "boot", 0, time.time())
     assert write_heartbeat(story.paths.heartbeats_dir, beat) is None
     with opened(server, "/metrics") as answer:  # no journal or log has grown
         assert f'chronicle_alive{{run="{run}"}} 1.0' in answer.read().decode()
