@@ -1,6 +1,7 @@
 """Errors injected into the guard: one into every function of `chronicle/resume`, while real small runs train.
 
-`python -m benchmarks.guard_faults [torch] [accelerate] [transformers] [lightning] [--one-each] [--error KIND] [--every N]`
+`python -m benchmarks.guard_faults [torch] [accelerate] [transformers] [lightning] [fabric] [deepspeed] [--one-each]
+[--error KIND] [--every N]`
 
 The functions are found by inspection: a run without errors notes every function of the package that is called, and the moment
 (attach, load, save, step, exit). Then the run is repeated once for each pair, and the function raises at its first call in
@@ -16,6 +17,7 @@ import gc
 import io
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -46,6 +48,7 @@ SHELLS = (
     "_watch_clipping.<locals>.listening",
     "ChronicleCallback._step_seen.<locals>.training_step",
     "ChronicleCallback.setup.<locals>.save_checkpoint",
+    "_wrap.<locals>.method",
 )
 NO_FUNCTIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>", "__getattr__")  # the last: an import
 WORDS = "injected by the benchmark"
@@ -267,6 +270,91 @@ def train_lightning(top: Path) -> list[float]:
     return losses
 
 
+def train_fabric(top: Path) -> list[float]:
+    """Lightning Fabric: `guard` before `setup`, `fabric.save` and `fabric.load` with a scheduler among the state."""
+    import torch
+    from lightning.fabric import Fabric
+
+    losses: list[float] = []
+    for launch in (1, 2):
+        MOMENT.name = "attach"
+        torch.manual_seed(launch)
+        fabric = chronicle.guard(Fabric(accelerator="cpu", devices=1), run_dir=str(top / "logs" / "r"))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        model, optimizer = fabric.setup(model, optimizer)
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 0}
+        if launch == 2:
+            MOMENT.name = "load"
+            fabric.load(top / "state.ckpt", state)
+        for step in range(state["step"], 6 + 3 * launch):
+            MOMENT.name = "step"
+            loss = model(torch.randn(4, 4, generator=torch.Generator().manual_seed(step))).square().mean()
+            fabric.backward(loss)
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+            if step == 5:
+                MOMENT.name = "save"
+                state["step"] = step + 1
+                fabric.save(top / "state.ckpt", state)
+        MOMENT.name = "exit"
+        _finish(getattr(getattr(getattr(fabric, "chronicle", None), "guard", None), "session", None))
+    return losses
+
+
+def train_deepspeed(top: Path) -> list[float]:
+    """A DeepSpeed engine with ZeRO-1 on one process, its schedule from the configuration, accumulation over two batches."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_SKIP_CUDA_CHECK": "1"}
+    import deepspeed
+    import torch
+
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed("gloo")
+    configuration = {
+        "train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 1},
+        "zero_force_ds_cpu_optimizer": False,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 8}},
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1000,
+    }
+    losses: list[float] = []
+    for launch in (1, 2):
+        MOMENT.name = "attach"
+        torch.manual_seed(launch)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=dict(configuration))
+        chronicle.guard(engine, run_dir=str(top / "logs" / "r"))
+        if launch == 2:
+            MOMENT.name = "load"
+            engine.load_checkpoint(str(top / "checkpoints"))
+        for step in range(6 * (launch - 1), 6 + 3 * launch):
+            for micro in (0, 1):
+                MOMENT.name = "step"
+                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(2 * step + micro))
+                loss = engine(x).square().mean()
+                engine.backward(loss)
+                engine.step()
+                losses.append(float(loss))
+            if step == 5:
+                MOMENT.name = "save"
+                engine.save_checkpoint(str(top / "checkpoints"))
+        MOMENT.name = "exit"
+        _finish(getattr(engine, "chronicle", None))
+        engine.destroy()
+    return losses
+
+
 def _finish(session: Any) -> None:
     """What the end of the process does, with the guard's own shield around it."""
     if session is not None:
@@ -279,6 +367,8 @@ SCENARIOS: dict[str, Callable[[Path], list[float]]] = {
     "accelerate": train_accelerate,
     "transformers": train_transformers,
     "lightning": train_lightning,
+    "fabric": train_fabric,
+    "deepspeed": train_deepspeed,
 }
 
 

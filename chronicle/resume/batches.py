@@ -52,6 +52,7 @@ class BatchWitness:
         self._gave_up = False
         self.enters: Callable[[], None] = lambda: None  # before every batch
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
+        self.calibrates: Callable[[], None] = lambda: None  # one in training mode without gradients comes before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
         self._shapes_left = NUM_SHAPES
         self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
@@ -112,6 +113,12 @@ class BatchWitness:
         else:
             self._see(_digest(samples), place, step)
 
+    def passes(self, training: bool) -> None:
+        """A forward pass that is no batch of the training; in training mode it moves running statistics."""
+        self.works()
+        if training and not self._begun and not self._gave_up:
+            self.calibrates()
+
     def after_save(self) -> None:
         """A checkpoint was saved: look at the shapes again."""
         self._shapes_left = NUM_SHAPES
@@ -152,7 +159,7 @@ def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
     if module.training and sys.modules["torch"].is_grad_enabled():
         witness.take((args, kwargs))
     else:
-        witness.works()
+        witness.passes(bool(module.training))
 
 
 def _failed(problem: Exception) -> None:

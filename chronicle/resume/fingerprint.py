@@ -30,6 +30,7 @@ __all__ = [
     "rank_digest",
     "rng_digests",
     "rounded_weights",
+    "running_shares",
     "steppers_of",
     "weights_digests",
 ]
@@ -174,6 +175,21 @@ def rounded_weights(live: LiveState) -> str:
 def buffers_digest(live: LiveState) -> str:
     """Digest of the running statistics and other saved buffers of the models; "" when they have none."""
     return tensor_digest(_buffers(live.models))
+
+
+def running_shares(models: Iterable[Any]) -> list[float]:
+    """Of every module with running statistics in training mode: the share of them that a forward pass leaves as it was."""
+    shares = []
+    for model in models:
+        for module in model.modules():
+            if not module.training or getattr(module, "running_mean", None) is None or not hasattr(module, "momentum"):
+                continue
+            if module.momentum is None:  # the mean over all passes
+                passes = int(getattr(module, "num_batches_tracked", None) or 0)
+                shares.append(passes / (passes + 1))
+            else:
+                shares.append(1 - float(module.momentum))
+    return shares
 
 
 def frozen_parameters(live: LiveState) -> str:

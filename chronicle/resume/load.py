@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
-from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
+from chronicle.resume.checks.memory import Calibration, LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
     check_digest,
@@ -40,6 +40,7 @@ from chronicle.resume.fingerprint import (
     object_digests,
     rng_digests,
     rounded_weights,
+    running_shares,
     weights_digests,
 )
 from chronicle.resume.hand_set import HandSet
@@ -80,6 +81,7 @@ class Loads:
         self.options_set = HandSet()
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
+        self._calibration = Calibration()
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -148,7 +150,7 @@ class Loads:
 
         `again`: this process has trained already.
         """
-        self._opening, self.pending = StartingPoint(again=again), []
+        self._opening, self.pending, self._calibration = StartingPoint(again=again), [], Calibration()
         opening, self._objects_before = self._opening, object_digests(live)
         self.options_set.before_load(live.optimizers)
         contract, unknown = self.contract(), list[Check]()
@@ -200,6 +202,7 @@ class Loads:
             objects=found.objects,
             objects_before=self._objects_before,
         )
+        self._calibration.before.add(found.ranks[0].buffers)
         self.data.loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         checks = check_memory(self.start.expectation or Expectation(basis="none"), found, rank=live.rank)
@@ -215,7 +218,7 @@ class Loads:
 
     def state_loaded(self, memory: Memory | None, live: LiveState) -> None:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
-        self.pending = []
+        self.pending, self._calibration.looked = [], False
         if self.start.again and memory is not None and not memory.step:
             self.start.no_basis, memory = BEGINS_ANEW, None
         self.start.state_loaded = True
@@ -233,7 +236,21 @@ class Loads:
         if self.state is not None or self.start.state_loaded:
             live = observe()
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
-            self.state = replace(state, buffers=buffers_digest(live), weights=weights_digests(live))
+            self.state = replace(
+                state, buffers=buffers_digest(live), weights=weights_digests(live), calibration=self._calibration
+            )
+            self._calibration = Calibration()
+
+    def calibrates(self, live: LiveState) -> None:
+        """A forward pass in training mode without gradients begins, before the first batch: it moves running statistics."""
+        calibration = self._calibration
+        if not (shares := running_shares(live.models)):
+            return
+        if not calibration.looked:
+            calibration.before.add(buffers_digest(live))
+        calibration.looked = True
+        calibration.left *= max(shares)
+        calibration.passes += 1
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.

@@ -83,6 +83,9 @@ class Sequel:
         if saved is None or self._directory is None:
             return
         found = _light(describe())
+        for part, why in found.unknown.items():
+            if part not in saved.unknown:
+                self.failed(f"description of {part} after a save", why)
         # what has moved since the save is the very difference that is looked for
         found = replace(found, trained={**found.trained, "moved": list(saved.trained.get("moved") or ())})
         self.frozen_now(found.frozen)

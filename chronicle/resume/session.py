@@ -145,7 +145,7 @@ class GuardSession:
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._environ = environ
-        self.batches.works = self._works
+        self.batches.works, self.batches.calibrates = self._works, self._calibrates
         self._saved_steps: list[int] = []  # of this launch, newest last
         self._stepped = False  # since the latest load
         self._ever_stepped = False  # ever
@@ -465,6 +465,11 @@ class GuardSession:
             with self.contained("first batch"):
                 self.loads.first_batch(self._observe)
                 self.trained.first_batch(self._observe())
+
+    def _calibrates(self) -> None:
+        if not self.off and not self.faults.gave_up("running statistics"):
+            with self.contained("running statistics"):
+                self.loads.calibrates(self._observe())
 
     def _look_at(self, args: Any, kwargs: Any) -> None:
         """Inputs of the model, in the first micro-batches of a launch."""

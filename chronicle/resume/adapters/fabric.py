@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 
 from chronicle.resume.adapters.torch import AttachedRun
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import or_else, record_without_session, shield
+from chronicle.resume.faults import or_else, reason_of, record_without_session, shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler
 
@@ -32,6 +32,7 @@ class FabricRun:
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
+        self._unknown: dict[str, str] = {}  # parts of a description that an error of the guard left out
 
     def set_up(self, things: Any) -> None:
         """Take in what `setup` returned: a wrapped module, wrapped optimizers, a scheduler, or a tuple of them."""
@@ -52,11 +53,14 @@ class FabricRun:
         self._refresh()
 
     def lost(self, problem: Exception) -> None:
-        """Taking something in failed: without a guard yet, this Fabric trains without one."""
+        """Taking something in failed: without a guard yet, this Fabric trains without one. Else what it drives is not known."""
         if self.guard is None or self.guard.session is None:
             record_without_session("setup", problem, self._options.run_dir)
-        else:
-            self.guard.session.faults.record("setup", problem)
+            return
+        self.guard.session.faults.record("setup", problem)
+        why = f"the guard failed at its setup ({reason_of(problem)}), so it does not know the schedulers"
+        self._unknown = {"schedulers": why, "next_lrs": why}
+        self._refresh()
 
     def _take(self, known: list[Any], thing: Any) -> None:
         if not any(thing is one for one in known):
@@ -69,6 +73,7 @@ class FabricRun:
             models=tuple(self._models),
             optimizers=collect_optimizers(tuple(self._optimizers)),
             schedulers=tuple(BoundScheduler(scheduler=one) for one in self._schedulers),
+            unknown=self._unknown,
         )
         if self.guard is None:
             self.guard = AttachedRun(live, self._options)
@@ -115,39 +120,49 @@ def _wrap_class() -> None:
     if getattr(Fabric.setup, "_chronicle", False):
         return
     for name in ("setup", "setup_module", "setup_optimizers"):
-        _wrap(name, _setting_up)
-    _wrap("save", _saving)
-    _wrap("load", _loading)
+        _wrap(name, after=_set_up)
+    _wrap("save", before=_see_state, after=_saved)
+    _wrap("load", before=_see_state)
 
 
-def _wrap(name: str, around: Callable[..., Any]) -> None:
+def _wrap(name: str, *, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> None:
+    """Around a method of Fabric: `before` and `after` of the run, whose errors never reach the script."""
     original = getattr(Fabric, name)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = shield(_run_of, lambda problem: record_without_session("setup", problem))(self)
-        if run is None:
-            return original(self, *args, **kwargs)
-        return around(run, functools.partial(original, self), *args, **kwargs)
+        lost = functools.partial(_lost, self)
+        shield(_with_run, lost)(before, self, args, kwargs)
+        made = original(self, *args, **kwargs)
+        shield(_with_run, lost)(after, self, args, kwargs, made)
+        return made
 
     method._chronicle = True  # type: ignore[attr-defined]
     setattr(Fabric, name, method)
 
 
-def _setting_up(run: FabricRun, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    made = original(*args, **kwargs)
-    shield(run.set_up, run.lost)(made)
-    return made
+def _with_run(work: Callable[..., None] | None, fabric: Any, *rest: Any) -> None:
+    run = None if work is None else _run_of(fabric)
+    if work is not None and run is not None:
+        work(run, *rest)
 
 
-def _saving(run: FabricRun, original: Callable[..., Any], path: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    shield(run.see_state, run.lost)(state)
-    result = original(path, state, *args, **kwargs)
+def _lost(fabric: Any, problem: Exception) -> None:
+    run = getattr(fabric, "chronicle", None)
+    if isinstance(run, FabricRun):
+        run.lost(problem)
+    else:
+        record_without_session("setup", problem)
+
+
+def _set_up(run: FabricRun, args: Any, kwargs: Any, made: Any) -> None:
+    run.set_up(made)
+
+
+def _see_state(run: FabricRun, args: Any, kwargs: Any) -> None:
+    run.see_state(args[1] if len(args) > 1 else kwargs.get("state"))
+
+
+def _saved(run: FabricRun, args: Any, kwargs: Any, made: Any) -> None:
     if run.guard is not None and run.guard.session is not None and not run.guard.session.off:
-        run.guard.saved(path)
-    return result
-
-
-def _loading(run: FabricRun, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
-    shield(run.see_state, run.lost)(args[0] if args else kwargs.get("state"))
-    return original(path, *args, **kwargs)
+        run.guard.saved(args[0] if args else kwargs["path"])
