@@ -49,6 +49,7 @@ SHELLS = (
     "ChronicleCallback._step_seen.<locals>.training_step",
     "ChronicleCallback.setup.<locals>.save_checkpoint",
     "_wrap.<locals>.method",
+    "hook_engine_steps.<locals>.step",
 )
 NO_FUNCTIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>", "__getattr__")  # the last: an import
 WORDS = "injected by the benchmark"

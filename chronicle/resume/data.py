@@ -59,7 +59,7 @@ class DataWatch:
         self._options, self._journal, self._ranks, self._start, self._step = options, journal, ranks, start, step
         self.batches = BatchWitness(self._see, step, first_batch, contained)
         self._record = self._new_record()
-        self._record_id = ""
+        self.record_id = ""  # agreed on by all ranks, anew after every load
         self._contained = contained
         self.told: Callable[[int], None] = lambda digest: None  # of the digest of every batch
         self._was_equal = False
@@ -95,7 +95,7 @@ class DataWatch:
         self.finish()
         self._record = self._new_record()
         self.batches.restart()
-        self._first, self.first, self._record_id = None, (), ""
+        self._first, self.first, self.record_id = None, (), ""
         self._early.clear()
         self._expected.clear()
         self._passes.clear()
@@ -193,7 +193,7 @@ class DataWatch:
         report = {"rank": self._ranks.rank, "data": packed, "record": fresh_id()}
         reports = self._ranks.gather({**report, "strays": self.strays} if self.strays else report)
         self.strays = max(str(report.get("strays") or "") for report in reports)
-        self._record_id = str(reports[0]["record"])
+        self.record_id = str(reports[0]["record"])
         return [(int(report["rank"]), _unpack(report["data"], int(report["rank"]))) for report in reports if report.get("data")]
 
     def begin(self) -> None:
@@ -201,8 +201,8 @@ class DataWatch:
         with self._contained("batches"):
             self.batches.settle()
             rank, start = self._ranks.rank, self._start.start_step or 0
-            if self._record_id and rank < NUM_RANKS:
-                self._record.begin(self._record_id, rank, start_step=start, parent=self._parent(), launch=self._journal.launch)
+            if self.record_id and rank < NUM_RANKS:
+                self._record.begin(self.record_id, rank, start_step=start, parent=self._parent(), launch=self._journal.launch)
 
     def check(self, data: Any, found: Sequence[tuple[int, Check]]) -> list[Check]:
         """The position that the trainer reports, and the first batches of all ranks as `gather` found them."""

@@ -61,7 +61,7 @@ class FirstGradient:
         num_ranks: Callable[[], int] = lambda: 1,
         models: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
-        self._directory = directory if rank < NUM_RANKS else None
+        self._kept_in, self._directory = directory, directory if rank < NUM_RANKS else None
         self._num_ranks, self._models = num_ranks, models
         self.moved_otherwise: Callable[[str], None] = lambda words: None  # told of a first update that is another one
         self._moving: _Moving | None = None  # the step whose update is awaited
@@ -206,8 +206,11 @@ class FirstGradient:
         return self._directory / f"{state}.{self._rank}.sizes"
 
     def _sizes(self, state: str) -> dict[str, Any]:
+        """Those that this rank kept, or rank 0 where this one did not save."""
+        assert self._kept_in is not None
+        own = self._kept_in / f"{state}.{self._rank}.sizes"
         try:
-            known = json.loads(self._sizes_of(state).read_text(encoding="utf-8"))
+            known = json.loads((own if own.exists() else self._kept_in / f"{state}.0.sizes").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return known if isinstance(known, dict) else {}
@@ -224,7 +227,7 @@ class FirstGradient:
     def settle_sizes(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
         """The checks of a first step; a batch that is as large as those after the save were is the run's own plan."""
         state = "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
-        known = self._sizes(state) if state and self._directory is not None else {}
+        known = self._sizes(state) if state and self._kept_in is not None else {}
         cause = "so were the batches after this save in the first pass"
         return [
             replace(check, outcome=Outcome.NOTED, cause=cause)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from chronicle.journal.events import (
     find_open_transaction,
 )
 from chronicle.journal.place import Standing, look
-from chronicle.journal.writer import fresh_id
+from chronicle.journal.writer import fresh_id, id_milliseconds, new_id
 from chronicle.paths import RunPaths
 
 __all__ = ["GuardHistory", "GuardJournal", "find_run_dir", "fold_history"]
@@ -89,11 +90,19 @@ class GuardJournal:
                 self._run_id = ""
         return self._run_id
 
-    def new_identity(self, step: int | None) -> dict[str, Any]:
-        """What a checkpoint saved now carries: an id of its own, run, launch and step; empty without a run."""
+    def new_identity(self, step: int | None, shared: str = "") -> dict[str, Any]:
+        """What a checkpoint saved now carries: an id of its own, run, launch and step; empty without a run.
+
+        `shared`: an id that all ranks of this training agreed on. One state is of all ranks, and a save has no collective: so
+        every rank makes the same id of it.
+        """
         if not self.run_id or self.paths is None:
             return {}
-        return {"id": fresh_id(), "run_id": self.run_id, "run": self.paths.run, "launch": self.launch, "step": step}
+        known = id_milliseconds(shared) if shared else None
+        own = fresh_id()
+        if known is not None:
+            own = new_id(known, int.from_bytes(sha256(f"{shared} {step}".encode()).digest()[:10], "big"))
+        return {"id": own, "run_id": self.run_id, "run": self.paths.run, "launch": self.launch, "step": step}
 
     def write(
         self,

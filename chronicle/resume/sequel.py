@@ -27,7 +27,7 @@ __all__ = ["AS_FIRST_PASS", "Sequel"]
 
 VERSION = 1
 NUM_KEPT = 64  # files of one launch and rank
-NUM_RANKS = 8
+NUM_RANKS = 8  # that keep theirs; the others read rank 0's
 NUM_HABITS = 64
 AS_FIRST_PASS = "so it was in the first pass, right before the step that followed this save"
 OTHER_LAYERS = "this training trains other layers from time to time"
@@ -40,7 +40,7 @@ class Sequel:
     """Keeps and compares what follows a save, on one rank. `directory` None: nothing is done."""
 
     def __init__(self, directory: Path | None, rank: int) -> None:
-        self._directory = directory if rank < NUM_RANKS else None
+        self._directory = directory
         self._rank = rank
         self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
         self._saved: Memory | None = None  # the state whose next step is awaited
@@ -60,7 +60,8 @@ class Sequel:
 
     def saved(self, memory: Memory) -> None:
         """This state was saved."""
-        self._saved = memory if self._directory is not None and memory.identity.get("id") else None
+        keeps = self._directory is not None and self._rank < NUM_RANKS
+        self._saved = memory if keeps and memory.identity.get("id") else None
 
     def loaded(self) -> None:
         """Another state is in memory: the next step follows no save."""
@@ -133,11 +134,15 @@ class Sequel:
         return [*out, *(one for one in again.values() if not one.ok or one.error)]
 
     def _read(self, memory: Memory) -> tuple[Memory | None, bool]:
-        """What followed the save of this memory, where that was something else; and whether its next step was seen."""
+        """What followed the save of this memory, where that was something else; and whether its next step was seen.
+
+        Of a rank that did not save itself, it is what rank 0 saw, as the description of the checkpoint is.
+        """
         if self._directory is None or not memory.identity.get("id"):
             return None, False
+        own = self._path(memory)
         try:
-            record = json.loads(self._path(memory).read_text(encoding="utf-8"))
+            record = json.loads((own if own.exists() else own.with_suffix(".0")).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None, False
         if not isinstance(record, dict) or record.get("v") != VERSION:

@@ -257,7 +257,8 @@ class GuardSession:
             self._witness = self._witness.predict(memory.next_lrs)
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
-            self._identity = self.journal.new_identity(step)
+            shared = self.data.record_id if self.ranks.world_size > 1 else ""
+            self._identity = self.journal.new_identity(step, shared)
         topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         spoilt = self.envelope.at_save() or _spoilt_moments(memory)
         if not spoilt and step is not None:

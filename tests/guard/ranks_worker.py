@@ -29,6 +29,30 @@ def save(rank: int) -> list[float]:
     return launch.train(3)
 
 
+def save_and_go_on_with_decay(rank: int) -> list[float]:
+    """The script changes memory itself, on every rank, right after its save."""
+    launch = start(RUN_DIR)
+    torch.manual_seed(100 + rank)
+    launch.train(6)
+    launch.save(CHECKPOINT)
+    torch.distributed.barrier()
+    return decayed(launch, 0.05)
+
+
+def resume_with_decay(rank: int) -> list[float]:
+    return decayed(resumed(), 0.05)
+
+
+def resume_with_other_decay(rank: int) -> list[float]:
+    return decayed(resumed(), 0.5)
+
+
+def decayed(launch: Launch, decay: float) -> list[float]:
+    for group in launch.optimizer.param_groups:
+        group["weight_decay"] = decay
+    return launch.train(3)
+
+
 def save_on_the_main_process(rank: int) -> list[float]:
     launch = start(RUN_DIR)
     launch.train(6)
@@ -77,6 +101,9 @@ def main() -> None:
         act.__name__: act
         for act in (
             save,
+            save_and_go_on_with_decay,
+            resume_with_decay,
+            resume_with_other_decay,
             save_on_the_main_process,
             resume,
             resume_with_other_weights_on_the_last_rank,

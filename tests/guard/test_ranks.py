@@ -144,6 +144,15 @@ def test_fsdp_with_torchs_own_checkpoints_through_attach(run_dir: Path, tmp_path
 
 
 @pytest.mark.slow
+def test_what_every_rank_changes_after_a_save_is_known_to_every_rank(run_dir: Path, tmp_path: Path) -> None:
+    """The second rank looked for what followed under an id of its own, found nothing, and refused for all."""
+    acts = ("save_and_go_on_with_decay", "resume_with_decay", "resume_with_other_decay")
+    told, _ = play(run_dir, tmp_path / "checkpoints" / "opt_step-6", *acts)
+    assert told["resume_with_decay"] == told["save_and_go_on_with_decay"]
+    assert told["resume_with_other_decay"] == {0: REFUSED, 1: REFUSED}
+
+
+@pytest.mark.slow
 def test_save_on_the_main_process_alone_waits_for_nobody(run_dir: Path, tmp_path: Path) -> None:
     """Such scripts are healthy without the guard: no collective may be added to their save."""
     told, _ = play(run_dir, tmp_path / "checkpoints" / "opt_step-6", "save_on_the_main_process")

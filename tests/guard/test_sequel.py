@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.checks.check import Outcome
+from chronicle.resume.checks.check import Outcome, equal
 from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
+from chronicle.resume.contract import Expectation
+from chronicle.resume.memory import Memory
+from chronicle.resume.sequel import Sequel
 
 
 class Loop:
@@ -75,6 +79,21 @@ def free_at_four(loop: Loop, step: int) -> None:
 
 
 # ---- what the first pass changed before its next step ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kept", "name"), [(None, "as rank 0"), (3, "as rank 0"), (None, "")])
+def test_a_rank_that_kept_nothing_itself_reads_what_rank_0_kept(tmp_path: Path, kept: int | None, name: str) -> None:
+    """Rank 3 did not save, as where the main process saves alone; of ranks beyond the eighth nothing is kept at all."""
+    saved = Memory(frozen="2 of 6 (aa)", identity={"id": "one"})
+    for rank in (0, *((kept,) if kept else ())):
+        sequel = Sequel(tmp_path, rank)
+        sequel.saved(saved)
+        sequel.stepping(lambda: replace(saved, frozen="0 of 6 (bb)"))
+    found = replace(saved, frozen="0 of 6 (bb)" if name else "1 of 6 (cc)")
+    wrong = equal("frozen parameters", "M3", saved.frozen, found.frozen, "requires_grad", "")
+    for rank in (3, 12):
+        (check, *_) = Sequel(tmp_path, rank).settle([wrong], Expectation(basis="manifest", memory=saved), found)
+        assert check.outcome is (Outcome.NOTED if name else Outcome.DIFFERENT)
 
 
 def test_layers_that_are_freed_right_after_the_save(tmp_path: Path) -> None:
