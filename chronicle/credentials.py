@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["MASK", "hidden_arguments", "holds_secret", "looks_secret", "redact", "redact_command"]
+__all__ = ["MASK", "hidden_arguments", "holds_secret", "looks_secret", "redact", "redact_command", "redact_source"]
 
 MASK = "***"
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
@@ -34,6 +34,8 @@ _URL_FIELD = re.compile(r"([?&;])([\w.-]+)=([^\s&;#]+)")
 _BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _FIELD = re.compile(r"""(["']?)([A-Za-z_][\w.-]*)\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'{}\[\]]+)""")
 
+_LITERAL = re.compile(r"""([A-Za-z_][\w.-]*)(["']?\]?\s*[:=]\s*)(["'])(?!\*\*\*)[^"'\n]{6,}\3""")
+
 
 def looks_secret(name: str) -> bool:
     """Whether something of this name may be a password or key: `hf_token` and `apiKey` may, `max_tokens` may not."""
@@ -57,6 +59,11 @@ def redact(text: str) -> str:
     if "://" in text:
         text = _URL_FIELD.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if looks_secret(m[2]) else m[0], text)
     return _BEARER.sub(rf"\1 {MASK}", text)
+
+
+def redact_source(text: str) -> str:
+    """Source code or a patch without known tokens and without quoted texts that are given to a name of a secret."""
+    return _LITERAL.sub(lambda m: f"{m[1]}{m[2]}{m[3]}{MASK}{m[3]}" if looks_secret(m[1]) else m[0], redact(text))
 
 
 def redact_command(command: Sequence[str]) -> list[str]:

@@ -225,7 +225,7 @@ def diff(
 def _diff_launches(paths: RunPaths, one: int, other: int) -> CommandResult:
     """What changed between the settings of two launches."""
     from chronicle.runs import Run
-    from chronicle.story.launch_settings import changes_between
+    from chronicle.story.launch_settings import changes_between, files_changed_between
 
     run = Run(paths)
     numbers = [launch.number for launch in run.launches]
@@ -237,7 +237,9 @@ def _diff_launches(paths: RunPaths, one: int, other: int) -> CommandResult:
     changes = changes_between(before, after)
     equal = len(before.keys() | after.keys()) - len(changes)
     lines = [one_line(change.words) for change in changes] or [f"no recorded setting of launches {one} and {other} differs"]
-    data = {"a": one, "b": other, "changes": [change._asdict() for change in changes], "equal": equal}
+    files = files_changed_between(paths, run.entries, one, other)
+    lines += [f"uncommitted changes differ in {', '.join(map(one_line, files))}"] if files else []
+    data = {"a": one, "b": other, "changes": [change._asdict() for change in changes], "equal": equal, "files": files}
     return CommandResult(text="\n".join(lines), data=data, talk=(f"{equal} recorded settings are equal",))
 
 

@@ -350,6 +350,7 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     cwd: str = ""
     git_commit: str | None = None
     git_dirty_digest: str | None = None
+    code_patch: Mapping[str, Any] = NOTHING  # sha256, bytes, files, hidden: the uncommitted changes as an object; or `why` not
     env_digest: str | None = None
     environment: Mapping[str, Any] = NOTHING
     host: str = ""

@@ -37,7 +37,7 @@ from chronicle.paths import RunPaths
 if TYPE_CHECKING:
     from chronicle.journal.events import JournalEvent
 
-__all__ = ["JournalWriter", "end_line", "fresh_id", "id_milliseconds", "new_id", "store_file"]
+__all__ = ["JournalWriter", "end_line", "fresh_id", "id_milliseconds", "new_id", "store_bytes", "store_file"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
 NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
@@ -322,6 +322,17 @@ def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:
     except OSError as problem:
         raise JournalError(f"cannot store `{source}` in `{paths.objects_dir}`: {problem.strerror}") from problem
     return {"kind": "file", "path": source.name, "sha256": digest, "bytes": size}
+
+
+def store_bytes(paths: RunPaths, content: bytes, name: str) -> dict[str, Any]:
+    """Keep bytes in the run's object store; returns their record, as `store_file` does."""
+    from rollback.disk.content import ObjectStore
+
+    try:
+        digest = ObjectStore(paths.objects_dir).add_bytes(content)
+    except OSError as problem:
+        raise JournalError(f"cannot store `{name}` in `{paths.objects_dir}`: {problem.strerror}") from problem
+    return {"kind": "file", "path": name, "sha256": digest, "bytes": len(content)}
 
 
 def _newest(directory: Path) -> tuple[int, dict[str, str]]:

@@ -26,6 +26,7 @@ from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import EndCause, EntryKind, LaunchAttempt, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
+from chronicle.journal.writer import store_bytes
 from chronicle.launch.admission import (
     LaunchRefused,
     close_lost_launches,
@@ -35,6 +36,7 @@ from chronicle.launch.admission import (
     take_number,
 )
 from chronicle.launch.channels import Channels, rank_prefix_of
+from chronicle.launch.code import CODE_VARIABLE, files_of, read_code
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
 from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_attempt, judge_end
 from chronicle.launch.heartbeat import (
@@ -163,7 +165,9 @@ class Launch:
         self._devices = DeviceSampler(
             request.paths.launch_dir(number), self._selector, host=host_name(), clock=clock, step=self._last_step
         )
-        self._start = describe_launch(request.command, request.cwd, request.environ)
+        keeps_code = request.environ.get(CODE_VARIABLE, "").lower() not in ("off", "0", "no")
+        self._code = read_code(request.cwd, with_patch=keeps_code)
+        self._start = describe_launch(request.command, request.cwd, request.environ, self._code)
         self._pulses = make_pulses_dir()
         self._peer_ranks: Mapping[int, tuple[str, tuple[int, float, float]]] = {}
         self._next_peers = 0.0
@@ -185,7 +189,17 @@ class Launch:
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
+        self._contained("code", self._store_patch)
         self._record.write(LaunchStart.from_json(self._start), title=self._title())
+
+    def _store_patch(self) -> None:
+        """Keep the uncommitted changes as an object of the run; where they cannot be kept, the entry says why."""
+        code = self._code
+        if code.patch is not None:
+            stored = store_bytes(self._request.paths, code.patch, "uncommitted.patch")
+            self._start["code_patch"] = {**stored, "files": len(files_of(code.patch)), "hidden": code.hidden}
+        elif code.why:
+            self._start["code_patch"] = {"why": code.why}
 
     def run(self) -> LaunchResult:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""

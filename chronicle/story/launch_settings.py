@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from chronicle.credentials import MASK, holds_secret, looks_secret
 from chronicle.journal import Entry
 from chronicle.journal.events import LaunchSettings, LaunchStart, events_of
+from chronicle.paths import RunPaths
+from rollback.errors import RollbackError
 
-__all__ = ["HIDDEN", "ChangedSetting", "changes_between", "described", "plain_settings", "settings_of"]
+__all__ = ["HIDDEN", "ChangedSetting", "changes_between", "described", "files_changed_between", "plain_settings", "settings_of"]
 
 CODE = ("code.commit", "code.changes", "code.python")
 LAUNCHER = {
@@ -52,7 +54,7 @@ def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
             found.update(plain_settings(_arguments(start.argv)))
             known = {
                 "code.commit": start.git_commit,
-                "code.changes": start.git_dirty_digest,
+                "code.changes": start.git_dirty_digest[:12] if start.git_dirty_digest else None,
                 "code.python": start.python or None,
                 "environment": start.env_digest,
                 "host": start.host or None,
@@ -72,6 +74,26 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     names = sorted(before.keys() | after.keys())
     pairs = [ChangedSetting(name, before.get(name), after.get(name)) for name in names]
     return [pair for pair in pairs if not _equal(pair.before, pair.after)]
+
+
+def files_changed_between(paths: RunPaths, entries: Iterable[Entry], one: int, other: int) -> list[str] | None:
+    """The files whose uncommitted changes differ between two launches of one commit; None where a patch was not kept."""
+    from chronicle.launch.code import files_of
+    from rollback.disk.content import ObjectStore
+
+    starts = {entry.launch: start for entry, start in reversed(list(events_of(entries, LaunchStart)))}
+    if one not in starts or other not in starts or starts[one].git_commit != starts[other].git_commit:
+        return None
+    parts = []
+    for start in (starts[one], starts[other]):
+        digest = start.code_patch.get("sha256")
+        if start.git_dirty_digest and digest is None:
+            return None
+        try:
+            parts.append(files_of(ObjectStore(paths.objects_dir).find(digest).read_bytes()) if digest else {})
+        except (OSError, RollbackError):
+            return None
+    return sorted(name for name in parts[0].keys() | parts[1].keys() if parts[0].get(name) != parts[1].get(name))
 
 
 def _equal(one: Any, other: Any) -> bool:
