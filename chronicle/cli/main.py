@@ -78,6 +78,7 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
     "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
     "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
     "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
+    "skill": ("chronicle.cli.skill:skill", "Print the skill for agents that watch runs, or install it."),
     "again": ("chronicle.cli.again:go_on_or_stop", "Ask whether a SLURM job goes on after its last launch."),
 }
 # old verb -> (module and function, what to type today). They keep working.
