@@ -43,21 +43,54 @@ def build_shards(
     return CommandResult(text="\n".join(lines), data={"directory": str(out), "sources": built})
 
 
-@app.command("verify")
-def verify_shards(
-    location: Annotated[str, typer.Argument(help="A built source, or a directory with several.", metavar="DIR")],
+@app.command("index")
+def index_shards(
+    directories: Annotated[list[str], typer.Argument(help="Directories of shards, each a source.", metavar="[NAME=]DIR...")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the indexes go, one file a source.")] = Path("data"),
     json: JsonOption = False,
 ) -> CommandResult:
-    """Compare the shards with their manifest.
+    """Index shards as they are: tar (any member names), JSON lines, text.
+
+    Nothing is copied or changed. `chronicle.data.PlanDataset` reads samples through the index in a planned order.
+
+    Example: chronicle data index web=/shards/web code=/shards/code --out data
+    """
+    from chronicle.data.shard_index import SUFFIX, describe_index, index_source, named_directories, write_source_index
+
+    found = {name: index_source(name, directory) for name, directory in named_directories(directories).items()}
+    out.mkdir(parents=True, exist_ok=True)
+    lines, told = [], []
+    for name, index in found.items():
+        path = out / f"{name}{SUFFIX}"
+        write_source_index(index, path)
+        lines.append(f"{describe_index(index)}: {path} ({path.stat().st_size:,} bytes)")
+        told.append({"source": name, "index": str(path), "samples": index.num_samples, "shards": len(index.shards),
+                     "digest": index.digest})
+    return CommandResult(text="\n".join(lines), data={"sources": told})
+
+
+@app.command("verify")
+def verify_shards(
+    location: Annotated[str, typer.Argument(help="An index, a built source, or a directory with several.", metavar="PLACE")],
+    json: JsonOption = False,
+) -> CommandResult:
+    """Compare the shards with their index or manifest.
 
     It reports missing, truncated, changed and unlisted shards.
 
     Example: chronicle data verify data
     """
+    from chronicle.data.shard_index import SUFFIX, read_source_index, verify_index
     from chronicle.data.shards import MANIFEST, verify_source
     from chronicle.errors import DataError
 
     root = Path(location)
+    indexes = [root] if root.suffix == SUFFIX else sorted(root.glob(f"*{SUFFIX}")) if root.is_dir() else []
+    if indexes:
+        read = {str(path): list(verify_index(read_source_index(path))) for path in indexes}
+        lines = [line for path, problems in read.items() for line in (problems or [f"{path}: all shards as indexed"])]
+        code = ExitCode.FINDINGS if any(read.values()) else ExitCode.DONE
+        return CommandResult(text="\n".join(lines), data={"sources": read}, exit_code=code)
     many = "://" not in location and not (root / MANIFEST).is_file()
     sources = sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}")) if many else [location]
     if not sources:

@@ -2,14 +2,17 @@
 
     plan      the order (keyed permutations), the exact mixture, and segments that record every skip and reshuffle
     shards    built sources on disk: tar shards, offset indexes, manifest
+    shard_index   an index over anybody's shards, in place: tar, JSON lines, text
+    plan_dataset  samples of indexed shards in the plan's order, for any training script
     usage     what the lineage read: repeats, skips, re-reads
     observe   the same accounting for loaders of other libraries
 
-No torch and no webdataset here: the loaders are in bit_transformer.
+No torch is imported here: `PlanDataset.loader` asks for it when it is called. The trainer's loaders are in bit_transformer.
 """
 
 from chronicle.data.observe import Observer, RatioAlarm, observe
 from chronicle.data.plan import DataPlan, PlanChanged, Segment, Segments, SourceSpec, step_digest
+from chronicle.data.plan_dataset import PlanDataset
 from chronicle.errors import DataError
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "DataPlan",
     "Observer",
     "PlanChanged",
+    "PlanDataset",
     "RatioAlarm",
     "Segment",
     "Segments",

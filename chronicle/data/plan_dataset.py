@@ -1,0 +1,213 @@
+"""A data plan over indexed shards for any training script: every sample once, in one order, however the run is restarted.
+
+    data = PlanDataset({"data/web.index": 7, "data/code.index": 3}, seed=1, decode=lambda sample: …)
+    loader = data.loader(batch_size=16, num_workers=4)       # this rank's batches, a torch DataLoader inside
+    for batch in loader:
+        …
+        torch.save({…, "data": loader.state_dict()}, path)   # and loader.load_state_dict(saved["data"]) after a restart
+
+There is one global sequence of samples: sample n is a function of plan, seed and n. A global batch is the next `batch_size ×
+world_size` samples, and a rank takes its slice. The state is how many samples all ranks have read, so batch size, world size
+and number of workers may change at any restart, and the sequence goes on where it was. `data[n]` is sample n, so a loader of
+another library reads the same order where it does not shuffle (HF Trainer, Lightning, Accelerate: no sampler of their own).
+
+The plan is `DataPlan` with blocks of samples in place of batches: mixture, epochs, skips and reshuffles are the same. A
+reshuffle begins with the next block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chronicle.data.plan import DataPlan, SampleIds, Segments, SourceSpec
+from chronicle.data.shard_index import Sample, SourceIndex, SourceReader, read_source_index
+from chronicle.errors import DataError
+
+STATE_VERSION = 1
+BLOCK_SAMPLES = 1024
+POLICIES = ("stop", "skip")
+
+
+class PlanDataset:
+    """Sample n of a plan over indexed sources, by number.
+
+    `sources` maps an index file (or an open index) to its whole-number weight in the mixture; `epochs` in place of weights
+    reads every source so many times while the others are read theirs. `on_error` says what happens where `decode` raises:
+    "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose bytes
+    are not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
+    """
+
+    def __init__(self, sources: Mapping[str | Path | SourceIndex, int] | Sequence[str | Path | SourceIndex], *, seed: int = 0,
+                 epochs: Sequence[int] | None = None, decode: Callable[[Sample], Any] | None = None, on_error: str = "stop",
+                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None) -> None:
+        if on_error not in POLICIES:
+            raise DataError(f"on_error is `{on_error}`, expected one of {', '.join(POLICIES)}")
+        opened = [one if isinstance(one, SourceIndex) else read_source_index(one) for one in sources]
+        weights = list(sources.values()) if isinstance(sources, Mapping) else [index.num_samples for index in opened]
+        if epochs is not None:
+            if len(epochs) != len(opened):
+                raise DataError(f"{len(epochs)} numbers of epochs for {len(opened)} sources")
+            weights = [index.num_samples * count for index, count in zip(opened, epochs, strict=True)]
+        self.plan = DataPlan(seed=seed, batch_size=BLOCK_SAMPLES, sources=tuple(
+            SourceSpec(name=index.source, num_samples=index.num_samples, digest=index.digest, weight=weight)
+            for index, weight in zip(opened, weights, strict=True)))
+        places = roots or {}
+        self._readers = [SourceReader(index, places.get(index.source)) for index in opened]
+        self._decode, self._on_error = decode, on_error
+        self._errors = None if errors is None else Path(errors)
+        self.segments = Segments()
+        self._block: tuple[int, Segments, SampleIds] | None = None
+
+    def __len__(self) -> int:
+        """The samples of all sources: as many as one reading of each holds. Numbers beyond it are the next epochs."""
+        return sum(source.num_samples for source in self.plan.sources)
+
+    def ids(self, first: int, count: int) -> SampleIds:
+        """Return (source number, sample number) of `count` samples of the sequence, shape (count, 2)."""
+        found = []
+        while count > 0:
+            block, offset = divmod(first, BLOCK_SAMPLES)
+            rows = self._rows(block)[offset:offset + count]
+            found.append(rows)
+            first, count = first + len(rows), count - len(rows)
+        return np.concatenate(found) if found else np.empty((0, 2), np.int64)
+
+    def __getitem__(self, number: int) -> Any:
+        """Return sample `number` of the sequence, decoded. A decoder's error passes, whatever the policy."""
+        return self._read(*self.ids(number, 1)[0])
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Return the samples of a batch; with on_error="skip" without those that cannot be decoded."""
+        found = []
+        for number in numbers:
+            try:
+                found.append(self[number])
+            except DataError:
+                raise
+            except Exception as problem:  # a decoder may raise anything
+                if self._on_error == "stop":
+                    raise
+                self._skip(number, problem)
+        return found
+
+    def loader(self, batch_size: int, *, rank: int | None = None, world_size: int | None = None, num_samples: int | None = None,
+               **options: Any) -> PlanLoader:
+        """Return this rank's batches of `batch_size` samples; further options are torch's DataLoader's.
+
+        Rank and world size come from torch.distributed or the launcher's variables. It ends after `num_samples` of the
+        sequence (default: `len`); a last incomplete global batch is dropped.
+        """
+        found = _ranks()
+        return PlanLoader(self, batch_size, found[0] if rank is None else rank, found[1] if world_size is None else world_size,
+                          len(self) if num_samples is None else num_samples, options)
+
+    def stream(self, first: int = 0, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        """Yield every `world_size`-th sample from `first + rank` on, without end."""
+        number = first + rank
+        while True:
+            yield from self.__getitems__([number])
+            number += world_size
+
+    def reshuffled(self, position: int) -> None:
+        """Read the rest of the epoch in a new order from the next block after `position` samples; none repeats."""
+        block = -(-position // BLOCK_SAMPLES)
+        self.segments, self._block = self.segments.resumed(block, reshuffle=True), None
+
+    def _rows(self, block: int) -> SampleIds:
+        if self._block is None or self._block[0] != block or self._block[1] is not self.segments:
+            self._block = block, self.segments, self.plan.batch_ids(block, self.segments)
+        return self._block[2]
+
+    def _read(self, source: int, number: int) -> Any:
+        sample = self._readers[int(source)].read(int(number))
+        return sample if self._decode is None else self._decode(sample)
+
+    def _skip(self, number: int, problem: Exception) -> None:
+        source, index = self.ids(number, 1)[0]
+        name = self.plan.sources[int(source)].name
+        line = {"sample": number, "source": name, "index": int(index), "error": f"{type(problem).__name__}: {problem}"[:300]}
+        print(f"chronicle: sample {number} ({name} {int(index)}) left out: {line['error']}", file=sys.stderr)
+        if self._errors is not None:
+            with open(self._errors, "ab", buffering=0) as file:  # one write a line: workers share the file
+                file.write(json.dumps(line).encode() + b"\n")
+
+    @property
+    def skipped(self) -> int:
+        """How many samples were left out so far, by all workers, ranks and launches that share the file `errors`."""
+        if self._errors is None or not self._errors.is_file():
+            return 0
+        with open(self._errors, "rb") as file:
+            return len({json.loads(line)["sample"] for line in file if line.endswith(b"\n")})
+
+
+class PlanLoader:
+    """This rank's batches from `position` on; iterating again goes on where it stopped."""
+
+    def __init__(self, data: PlanDataset, batch_size: int, rank: int, world_size: int, num_samples: int,
+                 options: Mapping[str, Any]) -> None:
+        if batch_size < 1 or not 0 <= rank < world_size:
+            raise DataError(f"batch size {batch_size}, rank {rank} of {world_size}: expected a batch and a rank of the world")
+        taken = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & options.keys()
+        if taken:
+            raise DataError(f"the plan decides {', '.join(sorted(taken))}", "leave it out of the loader's options")
+        self.data, self.batch_size, self.rank, self.world_size = data, batch_size, rank, world_size
+        self.num_samples, self._options = num_samples, dict(options)
+        self.position = 0  # samples that all ranks have read
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all ranks."""
+        return self.batch_size * self.world_size
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        return max(0, self.num_samples - self.position) // self.global_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches; the position counts a batch when it is handed out."""
+        loading = import_module("torch.utils.data")
+        options = {"generator": import_module("torch").Generator(), **self._options}  # torch's own one stays untouched
+        for batch in loading.DataLoader(self.data, batch_sampler=list(self._numbers()), **options):
+            self.position += self.global_batch
+            yield batch
+
+    def _numbers(self) -> Iterator[range]:
+        for step in range(len(self)):
+            first = self.position + step * self.global_batch + self.rank * self.batch_size
+            yield range(first, first + self.batch_size)
+
+    def skip(self, num_samples: int) -> None:
+        """Leave out the next samples of the sequence."""
+        if num_samples < 0:
+            raise DataError(f"skip of {num_samples} samples, expected 0 or more")
+        self.position += num_samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later launch needs: the plan, the samples read, the reshuffles."""
+        return {"v": STATE_VERSION, "plan": self.data.plan.to_json(), "plan_hash": self.data.plan.plan_hash,
+                "position": self.position, "segments": self.data.segments.to_json()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, on any number of ranks. Raises PlanChanged for another plan, naming what differs."""
+        if state.get("v") != STATE_VERSION:
+            raise DataError(f"data state has version {state.get('v')}, this program reads {STATE_VERSION}")
+        self.data.plan.require_same(state["plan"])
+        self.data.segments = Segments.from_json(state["segments"])
+        self.position = int(state["position"])
+
+
+def _ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return (rank, world size): of torch.distributed where it runs, else of the launcher's variables."""
+    running = sys.modules.get("torch.distributed")
+    if running is not None and running.is_available() and running.is_initialized():
+        return int(running.get_rank()), int(running.get_world_size())
+    rank, world_size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
+    return (int(rank), int(world_size)) if rank.isdigit() and world_size.isdigit() else (0, 1)

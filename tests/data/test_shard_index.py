@@ -1,0 +1,126 @@
+"""Shards that nobody here wrote: indexed as they are, read in any order, and found where they changed."""
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.elastic_data import write_foreign_tars
+from chronicle.data.shard_index import SourceReader, index_source, read_source_index, verify_index, write_source_index
+from chronicle.data.shards import ShardProblem
+from chronicle.errors import DataError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Two sources of tars: GNU and PAX headers, names above 100 characters, directories, three fields a sample."""
+    write_foreign_tars(tmp_path, shards=2, samples=40)
+    return tmp_path
+
+
+def plain(path: Path) -> list[dict[str, bytes]]:
+    """The samples of a tar, read in the plainest way."""
+    found: list[dict[str, bytes]] = []
+    with tarfile.open(path) as tar:
+        for member in tar:
+            if member.isreg():
+                base, _, field = member.name.rpartition("/")[2].partition(".")
+                key = f"{member.name.rpartition('/')[0]}/{base}"
+                if not found or found[-1]["__key__"] != key:
+                    found.append({"__key__": key})
+                found[-1][field] = tar.extractfile(member).read()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("source", ["web", "code"])
+def test_every_sample_of_a_foreign_tar_is_read_as_tarfile_and_webdataset_read_it(place, source):
+    index = index_source(source, place / source)
+    write_source_index(index, place / "x.index")
+    reader = SourceReader(read_source_index(place / "x.index"))
+    expected = [sample for path in sorted((place / source).glob("*.tar")) for sample in plain(path)]
+    found = [{name: value for name, value in reader.read(number).items() if name != "__source__"} for number in range(80)]
+    assert found == expected and index.num_samples == 80
+    webdataset = pytest.importorskip("webdataset")  # it leaves its tars to the garbage collector
+    paths = [str(path) for path in sorted((place / source).glob("*.tar"))]
+    theirs = [sample for sample in webdataset.WebDataset(paths, shardshuffle=False) if sample["__key__"]]
+    assert [sample["meta.json"] for sample in theirs] == [sample["meta.json"] for sample in found]
+
+
+def test_the_index_identifies_content_and_not_place(place):
+    first = index_source("web", place / "web")
+    (place / "web").rename(place / "moved")
+    again = index_source("web", place / "moved")
+    assert first.digest == again.digest and first.root != again.root
+    assert SourceReader(first, place / "moved").read(3) == SourceReader(again).read(3)
+
+
+@pytest.mark.parametrize("offset", [5, 600, 700, 1100])
+def test_a_flipped_byte_is_found_at_the_first_read_and_by_verify(place, offset):
+    index = index_source("web", place / "web")
+    path = place / "web/part.001.tar"
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+    reader = SourceReader(index)
+    with pytest.raises(ShardProblem, match=r"part\.001\.tar` has changed: bytes 0 to \d+ \(sample 0\)"):
+        reader.read(40)
+    assert reader.read(41) and reader.read(0)
+    assert list(verify_index(index)) == [f"shard `{path}` has changed: its sha256 is not the indexed "
+                                                      f"{index.shards[1].sha256[:12]}…"]
+
+
+def test_truncated_missing_and_new_shards_are_named(place):
+    index = index_source("web", place / "web")
+    one, two = place / "web/part.000.tar", place / "web/part.001.tar"
+    os.truncate(one, one.stat().st_size - 4096)
+    with pytest.raises(ShardProblem, match=r"part\.000\.tar` is truncated: [\d,]+ bytes, indexed with"):
+        SourceReader(index)
+    two.rename(place / "web/part.009.tar")
+    told = list(verify_index(index))
+    assert "is truncated" in told[0] and "cannot be found" in told[1] and "part.009.tar` is not in the index" in told[2]
+
+
+@pytest.mark.parametrize(("spoil", "words"), [
+    (lambda path: os.truncate(path, 3000), "is truncated: it ends at byte"),
+    (lambda path: path.write_bytes(b"x" * 4096), "cannot be read as a tar at byte 0"),
+    (lambda path: path.write_bytes(b""), "is truncated: it ends at byte 0"),
+    (lambda path: path.rename(path.with_suffix(".tar.gz")), "gzip has no random access"),
+    (lambda path: path.rename(path.with_suffix(".parquet")), "Parquet is not indexed yet"),
+], ids=["cut", "no tar", "empty", "gz", "parquet"])  # fmt: skip
+def test_what_cannot_be_indexed_is_one_sentence(place, spoil, words):
+    spoil(place / "web/part.000.tar")
+    with pytest.raises(DataError, match=words):
+        index_source("web", place / "web")
+
+
+def test_lines_and_texts_are_samples(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/a.jsonl").write_bytes(b'\n{"id": 1}\n\n{"id": 2}\r\n{"id": 3}')
+    (tmp_path / "b.txt").write_text("whole text\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    index = index_source("mixed", tmp_path)
+    reader = SourceReader(index)
+    samples = [reader.read(number) for number in range(index.num_samples)]
+    assert [json.loads(sample["json"])["id"] for sample in samples if "json" in sample] == [1, 2, 3]
+    assert [sample["txt"] for sample in samples if "txt" in sample] == [b"whole text\n"]
+    assert {sample["__key__"] for sample in samples} == {"b", "deep/a/0", "deep/a/1", "deep/a/2"}
+
+
+def test_nothing_to_index_and_a_damaged_index_are_one_sentence(tmp_path, place):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="holds no samples"):
+        index_source("none", tmp_path / "none")
+    with pytest.raises(DataError, match="is no directory"):
+        index_source("none", tmp_path / "absent")
+    path = tmp_path / "web.index"
+    write_source_index(index_source("web", place / "web"), path)
+    whole = path.read_bytes()
+    for content in (whole[:-20], whole.replace(b'"v":1', b'"v":9', 1), b"", whole.replace(b'"tar",', b'"file",', 1)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot be read|has version 9"):
+            read_source_index(path)
+    with pytest.raises(DataError, match="cannot be opened"):
+        read_source_index(tmp_path / "absent.index")
