@@ -236,7 +236,7 @@ class Job:
         }  # fmt: skip
 
 
-def _make(directory: Path) -> Path:
+def make_checkpoints(directory: Path) -> Path:
     """Real checkpoints that the trainer only has to copy."""
     import torch
 
@@ -257,7 +257,7 @@ def play_all(
     kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int = 1, first: int = 0
 ) -> list[dict[str, Any]]:
     """All kinds side by side, on as many clusters as they need."""
-    made = _make(base / "made")
+    made = make_checkpoints(base / "made")
     shared = [kind for kind in kinds if kind not in OWN_CLUSTER]
     groups = ([shared] if shared else []) + [[kind] for kind in kinds if kind in OWN_CLUSTER]
     clusters = []

@@ -371,6 +371,7 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     containment: str | None = None
     grace_seconds: float | None = None
     cgroup: str | None = None
+    lease: bool = False  # the supervisor holds the lock of `heartbeats/<host>.lease` while it lives
     base_lr: float | None = None
     start_step: int | None = None
     chain: str | None = None  # the unattended launches that follow one another: one SLURM job, or one `chronicle run`

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chronicle.credentials import redact_command
 from chronicle.errors import JournalError, Refusal
@@ -26,8 +26,8 @@ from chronicle.journal.events import Hardware, LaunchEnd, LaunchStart, events_of
 from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.containment import TOKEN_VARIABLE, ControlGroup, EndReport, end_processes, open_group
 from chronicle.launch.ending import LostSupervisor, judge_lost
-from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, read_heartbeats
-from chronicle.launch.keeper import Killed
+from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, lease_path, read_heartbeats
+from chronicle.launch.pods import ask_pod, is_free
 from chronicle.launch.processes import (
     Process,
     list_processes,
@@ -40,6 +40,9 @@ from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import JobStart, NodeWord, ask_job, ask_node, ask_past_state, is_over, start_of
 from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.disk.lock import Locked, hold_lock
+
+if TYPE_CHECKING:
+    from chronicle.launch.keeper import Killed
 
 __all__ = [
     "EXCLUDE",
@@ -82,6 +85,7 @@ class LaunchFacts:
     cgroup: str | None = None
     job: JobStart | None = None  # the start of a SLURM job that it belonged to
     started: float | None = None  # seconds since the epoch, by its own clock
+    lease: bool = False  # its supervisor holds a lock while it lives
 
     def supervisor_alive(self, boot_id: str) -> bool:
         """Return whether its supervisor runs on this machine: same boot, pid and start time."""
@@ -140,6 +144,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             cgroup=start.cgroup,
             job=start_of(start.environment),
             started=moments.get((number, host)),
+            lease=start.lease,
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), start in starts.items()
@@ -342,10 +347,10 @@ def close_lost_launches(
     `killed`: the supervisor of which the keeper saw how it ended.
     """
     closed = []
-    own, boot = start_of(os.environ), read_boot_id()
+    boot = read_boot_id()
     for facts in list_launches(journal.entries):
         here = facts.host == host_name()
-        if facts.ended or (here and facts.supervisor_alive(boot)) or not (here or is_over(facts.job, own, now=time.time())):
+        if facts.ended or (here and facts.supervisor_alive(boot)) or not (here or is_gone(paths, facts, now=time.time())):
             continue
         group = open_group(facts.cgroup) if here else None
         seen = killed if killed is not None and here and facts.pid == killed.pid and facts.boot_id == boot else None
@@ -359,6 +364,16 @@ def close_lost_launches(
     return closed
 
 
+def is_gone(paths: RunPaths, facts: LaunchFacts, *, now: float) -> bool:
+    """Whether the supervisor on another host is known to be gone: by SLURM, by the kernel that both share, by Kubernetes."""
+    if is_over(facts.job, start_of(os.environ), now=now):
+        return True
+    if facts.lease and facts.boot_id == read_boot_id() and is_free(lease_path(paths.heartbeats_dir, facts.host)):
+        return True
+    word = ask_pod(facts.host, os.environ)
+    return word is not None and word.over
+
+
 def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, here: bool) -> LostSupervisor:
     """What can still be seen of a launch whose supervisor wrote no end."""
     state, node, restarted = None, NodeWord(), False
@@ -368,7 +383,9 @@ def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, he
         restarted = word is not None and word.restarts > facts.job.restart
         state = state or (word.state if word is not None and not restarted else None)
         node = ask_node(facts.host)
+    pod = None if here else ask_pod(facts.host, os.environ)
     return LostSupervisor(
+        pod="" if pod is None else pod.reason,
         host=facts.host,
         other_boot=here and bool(facts.boot_id) and facts.boot_id != boot,
         oom_kills=None if group is None else group.oom_kills(),
@@ -398,8 +415,8 @@ def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], no
         beat = beats.get((facts.number, facts.host))
         if facts.ended or facts.host == host_name() or beat is None or beat.age(now) >= FRESH_SECONDS:
             continue
-        if is_over(facts.job, start_of(os.environ), now=now):
-            continue  # the scheduler's word outranks a heartbeat that nobody could take back
+        if is_gone(paths, facts, now=now):
+            continue  # that word outranks a heartbeat that nobody could take back
         raise LaunchRefused(
             f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {beat.age(now):.0f} s old",
             f'wait until the heartbeat is {FRESH_SECONDS:.0f} s old, or pass `--force "why it is not alive"`',

@@ -187,13 +187,29 @@ class LostSupervisor(NamedTuple):
     node_state: str | None = None
     node_restarted: bool = False  # its slurmd was started after the launch began
     restarted: bool = False  # the scheduler has started the job again since
+    pod: str = ""  # what Kubernetes says of its pod
     killed: str = ""  # the signal that ended it, by its keeper's word
+
+
+PODS: Mapping[str, EndCause] = {
+    "OOMKilled": EndCause.OUT_OF_MEMORY,
+    "Evicted": EndCause.PREEMPTED,
+    "Preempting": EndCause.PREEMPTED,
+    "NodeLost": EndCause.NODE_LOST,
+    "NodeShutdown": EndCause.NODE_LOST,
+    "Terminated": EndCause.NODE_LOST,  # by a node that shuts down
+    "the pod is gone": EndCause.NODE_LOST,  # removed with its node, or by a person
+    "DeadlineExceeded": EndCause.TIME_LIMIT,
+}
 
 
 def judge_lost(seen: LostSupervisor) -> Ending:
     """The cause of an end that nobody saw. Pure."""
     if seen.scheduler and (said := _cause_of_state(seen.scheduler)) is not None:
         return Ending(said, f"the supervisor on {seen.host} wrote no end; SLURM says {seen.scheduler}")
+    if seen.pod:
+        word = f"the supervisor wrote no end; Kubernetes says of pod {seen.host}: {seen.pod}"
+        return Ending(PODS.get(seen.pod, EndCause.UNKNOWN), word)
     if seen.node_state and ("DOWN" in seen.node_state or "NOT_RESPONDING" in seen.node_state or "FAIL" in seen.node_state):
         return Ending(EndCause.NODE_LOST, f"SLURM says that node {seen.host} is {seen.node_state}")
     if seen.restarted and seen.node_restarted:

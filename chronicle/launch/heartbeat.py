@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["FRESH_SECONDS", "INTERVAL_SECONDS", "Heartbeat", "read_heartbeats", "remove_heartbeat", "write_heartbeat"]
+__all__ = [
+    "FRESH_SECONDS",
+    "INTERVAL_SECONDS",
+    "Heartbeat",
+    "lease_path",
+    "read_heartbeats",
+    "remove_heartbeat",
+    "write_heartbeat",
+]
 
 INTERVAL_SECONDS = 30.0
 FRESH_SECONDS = 180.0
@@ -94,6 +102,11 @@ def remove_heartbeat(directory: Path, beat: Heartbeat) -> None:
             path.unlink()
     except OSError:
         pass  # it counts as stale after three minutes
+
+
+def lease_path(directory: Path, host: str) -> Path:
+    """The file that a supervisor on `host` keeps locked while it lives."""
+    return directory / f"{host}.lease"
 
 
 def read_heartbeats(directory: Path) -> list[Heartbeat]:

@@ -43,6 +43,7 @@ from chronicle.launch.heartbeat import (
     FRESH_SECONDS,
     INTERVAL_SECONDS,
     Heartbeat,
+    lease_path,
     read_heartbeats,
     remove_heartbeat,
     write_heartbeat,
@@ -57,6 +58,7 @@ from chronicle.launch.live_metrics import (
     read_start_step,
 )
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
+from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.pulse import make_pulses_dir, remove_pulses_dir
 from chronicle.launch.ranks import RankDeath, RankWatch
@@ -138,6 +140,7 @@ class Launch:
         self._said: set[str] = set()
         self._group: ControlGroup | None = None
         self._containment = ""
+        self._lease: int | None = None
         self._oom_kills = count_oom_kills()
         self._attempts: list[tuple[int, float]] = []  # each further start of the ranks by their launcher, and when
         self._start_step: int | None = None
@@ -187,6 +190,9 @@ class Launch:
             self._start |= {"force": request.force, "overrode": list(request.overrode)}
         self._start |= request.recorded
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
+        beats = self._request.paths.heartbeats_dir
+        self._lease = take_lease(lease_path(beats, self._start["host"]))
+        self._start["lease"] = self._lease is not None
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
         self._contained("code", self._store_patch)
@@ -440,6 +446,8 @@ class Launch:
         self._devices.close()
         self._record.writer.close()
         self._selector.close()
+        if self._lease is not None:
+            os.close(self._lease)
 
     def _open_watch(self, live_watch: Callable[..., LiveDetector] | None, writer: JournalWriter) -> LiveDetector | None:
         request = self._request

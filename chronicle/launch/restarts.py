@@ -17,6 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,6 +108,7 @@ RULES: Mapping[EndCause, Rule] = {
 REQUEUED = Rule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since")  # `scontrol requeue`: a TERM, and then another start
 DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
 DEFAULT_CRASHES = 3
+TOLD_TO_END = 143  # a trainer that saves on TERM and returns 0 has not finished, and a Kubernetes Job must not take it for that
 DEFAULT_PAUSE_SECONDS = 10.0
 
 
@@ -541,9 +543,10 @@ def keep_going(
             return end  # its entries could not be written: nothing is known, so nothing is repeated
         decision = settled.decision
         if decision.verdict is not Verdict.HERE:
-            if decision.verdict is not Verdict.FINISHED:
-                say(f"{decision.verdict.value}: {decision.reason}")
-            return end
+            if decision.verdict is Verdict.FINISHED:
+                return end
+            say(f"{decision.verdict.value}: {decision.reason}")
+            return replace(end, exit_code=end.exit_code or TOLD_TO_END)
         say(f"again in {decision.pause_seconds:.0f} s: {decision.reason}")
         sleep(decision.pause_seconds)
 

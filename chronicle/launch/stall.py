@@ -115,6 +115,7 @@ class StallWatch:
         self._start = float(start) if isinstance(start, int | float) else 0.0
         self._silences = Silences(known.get("silences"))
         now = clock()
+        self._last_tick = now
         self._of_launch = Rhythm(now, self._start)
         self._of_ranks: dict[int, Rhythm] = {}
         self._counts: dict[int, tuple[int, int, int]] = {}  # rank -> pid, steps, signs
@@ -159,13 +160,14 @@ class StallWatch:
         self._seen_signs = signs
         for pulse in read_pulses(self._pulses) if self._pulses is not None else ():
             pid, steps, worked = self._counts.get(pulse.rank, (0, 0, 0))
-            if pid != pulse.pid:
-                self._of_ranks[pulse.rank] = Rhythm(now, self._start)
+            if pid != pulse.pid:  # its first steps were done since the last look
+                self._of_ranks[pulse.rank] = Rhythm(self._last_tick if pulse.steps else now, self._start)
                 steps = worked = 0
             self._counts[pulse.rank] = (pulse.pid, pulse.steps, pulse.signs)
             self._newest[pulse.rank] = pulse
             count = pulse.steps - steps or pulse.signs - worked
             self._of_ranks[pulse.rank].sign(min(now, max(pulse.stepped_at, pulse.signed_at)), count)
+        self._last_tick = now
         for rank in [rank for rank in self._of_ranks if not _exists(self._counts[rank][0])]:
             del self._of_ranks[rank]  # it has ended: the launcher knows
 

@@ -384,6 +384,20 @@ def test_a_launch_that_logs_nothing_yet_has_longer(tmp_path, children, pulses):
     assert watched.pass_seconds(30)
 
 
+def test_a_rank_that_stops_soon_after_its_first_steps_has_a_rhythm_all_the_same(tmp_path, children, pulses):
+    """They were done before the first look at its pulse: 120 s passed as if it had never begun."""
+    child = start(children, pulses, WAITS)
+    watched = Watched(tmp_path, pulses, {0: child.pid})
+    watched.pass_seconds(20)
+    writer = PulseWriter(0, {PULSES_VARIABLE: str(pulses)})
+    for step in range(40):
+        writer.step(lambda step=step: watched.now + 0.02 * step)
+    watched.now += 1.0
+    watched.watch.tick()
+    rhythm = watched.watch._of_ranks[0]
+    assert rhythm.started and rhythm.p99 is not None and rhythm.p99 < 0.1 and rhythm.limit < 15
+
+
 def test_another_node_that_works_is_waited_for(tmp_path, children, pulses):
     child = start(children, pulses, WAITS)
     elsewhere = ["node n2: steps"]

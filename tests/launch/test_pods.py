@@ -1,0 +1,153 @@
+"""A replaced pod takes over at once: by the lock that its predecessor's kernel has let go, or by the word of Kubernetes."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import LaunchEnd, LaunchStart
+from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
+from chronicle.launch.heartbeat import Heartbeat, lease_path, write_heartbeat
+from chronicle.launch.pods import ask_pod, is_free, read_pod, take_lease
+from chronicle.launch.processes import read_boot_id
+from tests.launch.driver import ROOT
+
+OLD = "train-abc12"
+
+
+@pytest.fixture
+def left(driver):
+    """A launch of another pod on this machine: no end, a young heartbeat. Returns what starts it with or without a lease."""
+
+    def start(*, lease, boot=None):
+        boot = boot or read_boot_id()
+        with JournalWriter(driver.paths) as writer:
+            writer.write(LaunchStart(host=OLD, pid=7, start_ticks=1, boot_id=boot, lease=lease), launch=1)
+        beat = Heartbeat(host=OLD, launch=1, pid=7, start_ticks=1, boot_id=boot, uid=0, time=time.time(), processes=())
+        assert write_heartbeat(driver.paths.heartbeats_dir, beat) is None
+        return lease_path(driver.paths.heartbeats_dir, OLD)
+
+    return start
+
+
+def startable(driver):
+    try:
+        ensure_startable(driver.paths, read_journal(driver.paths), now=time.time())
+    except LaunchRefused:
+        return False
+    return True
+
+
+def test_a_lease_says_at_once_that_a_supervisor_on_the_same_kernel_is_gone(driver, left):
+    path = left(lease=True)
+    held = take_lease(path)
+    assert not is_free(path) and not startable(driver)
+    os.close(held)
+    assert startable(driver)
+    with JournalWriter(driver.paths) as writer:
+        assert close_lost_launches(driver.paths, read_journal(driver.paths), writer) == [1]
+
+
+def test_the_kernel_lets_go_of_a_lease_when_its_holder_is_killed(tmp_path):
+    code = "import sys, time; from chronicle.launch.pods import take_lease; from pathlib import Path\n" \
+           "assert take_lease(Path(sys.argv[1])) is not None; print('held', flush=True); time.sleep(60)"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x.lease")], env=environ, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    assert not is_free(tmp_path / "x.lease")
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    assert is_free(tmp_path / "x.lease")
+
+
+@pytest.mark.parametrize("told", [{"lease": False}, {"lease": True, "boot": "another machine"}])
+def test_a_lock_that_tells_nothing_lets_nobody_in(driver, left, told):
+    """Never taken, or taken on another machine, whose locks may not be seen here."""
+    path = left(**told)
+    path.touch()
+    assert is_free(path) and not startable(driver)
+
+
+POD = {"status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}}
+ENDED = {"status": {"phase": "Running", "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled"}}}]}}
+
+
+@pytest.mark.parametrize(
+    "pod, over, reason",
+    [
+        (POD, False, "Running"),
+        (ENDED, True, "OOMKilled"),
+        ({"status": {"phase": "Failed", "reason": "Evicted"}}, True, "Evicted"),
+        ({"status": {"phase": "Pending"}}, False, "Pending"),
+    ],
+)
+def test_what_the_api_server_says_of_a_pod(pod, over, reason):
+    assert read_pod(pod) == (over, reason)
+    assert read_pod({"kind": "Status"}) is None and read_pod([]) is None
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    """An API server on loopback; `answers` says what it knows of which pod."""
+    answers = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            code, pod = answers.get(self.path.rsplit("/", 1)[1], (404, {}))
+            code = code if self.headers["Authorization"] == "Bearer secret" else 401
+            body = json.dumps(pod).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text("secret\n")
+    (account / "namespace").write_text("ml")
+    for name, value in (("HOST", "127.0.0.1"), ("PORT", str(server.server_port))):
+        monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
+    monkeypatch.setenv("CHRONICLE_KUBERNETES_SCHEME", "http")
+    monkeypatch.setattr("chronicle.launch.admission.ask_pod", lambda name, environ: ask_pod(name, environ, account=account))
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_kubernetes_outranks_a_young_heartbeat_and_gives_the_cause(driver, left, api):
+    left(lease=False, boot="another machine")
+    api[OLD] = (200, POD)
+    assert not startable(driver)
+    api[OLD] = (403, {})
+    assert not startable(driver)  # it may not be asked: nothing is concluded
+    api[OLD] = (200, ENDED)
+    assert startable(driver)
+    with JournalWriter(driver.paths) as writer:
+        close_lost_launches(driver.paths, read_journal(driver.paths), writer)
+    end = LaunchEnd.of(driver.entries("launch.end")[0])
+    assert end.cause == "out of memory" and OLD in end.because
+
+
+def test_the_example_manifest_replaces_only_what_was_killed_from_outside():
+    job = next(yaml.safe_load_all(Path(ROOT, "examples/kubernetes/job.yaml").read_text()))
+    spec = job["spec"]
+    failed = next(rule for rule in spec["podFailurePolicy"]["rules"] if rule["action"] == "FailJob")["onExitCodes"]
+    assert failed["operator"] == "NotIn" and {137, 138, 143} <= set(failed["values"]) and 78 not in failed["values"]
+    container = spec["template"]["spec"]["containers"][0]
+    grace = int(container["command"][container["command"].index("--grace") + 1])
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > grace + 3 + 5
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
