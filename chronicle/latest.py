@@ -46,7 +46,7 @@ from rollback.transaction.cleanup import (
     refuse_mount_points,
 )
 
-__all__ = ["Latest", "PassedOver", "Why", "find_latest", "find_remnants", "rolled_back_in_store", "set_aside"]
+__all__ = ["Latest", "PassedOver", "Why", "find_latest", "find_remnants", "pointers_to", "rolled_back_in_store", "set_aside"]
 
 
 class Why(Enum):
@@ -220,7 +220,7 @@ def set_aside(root: Path, names: Sequence[str], newest: Checkpoint | None, write
     if not moves:
         return None
     refuse_mount_points(root)
-    pointers = tuple(_pointers(root, set(names), newest))
+    pointers = tuple(pointers_to(root, set(names), newest))
     event = Quarantined(
         root=str(root),
         moves=tuple(move.to_json() for move in moves),
@@ -233,7 +233,8 @@ def set_aside(root: Path, names: Sequence[str], newest: Checkpoint | None, write
     return entry
 
 
-def _pointers(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterator[PointerMove]:
+def pointers_to(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterator[PointerMove]:
+    """The pointers below `root` that name one of these entries, with what they say when they name `newest`."""
     if newest is None:
         return
     for name in sorted({*POINTER_NAMES, *(path.name for path in root.iterdir() if path.is_symlink())} - gone):

@@ -55,6 +55,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
+        "replay": ("chronicle.cli.replay:replay_step", "Take a recorded step again, and name what differs."),
         "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),
     },
     "Operate": {

@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,10 +24,20 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.journal import Journal
-from chronicle.journal.events import EndCause, GuardFault, GuardVerdict, Restarted, RollbackReceipt, Verified, events_of
+from chronicle.journal.events import (
+    EndCause,
+    GuardFault,
+    GuardVerdict,
+    Replayed,
+    Restarted,
+    RollbackReceipt,
+    Verified,
+    events_of,
+)
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
+from chronicle.settings import Settings
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_brief_story
@@ -83,7 +93,9 @@ def show_status(
     beats = read_heartbeats(settings.paths.heartbeats_dir) if story.last_launch is not None and story.last_launch.alive else []
     seen = _newest_on_disk(settings.checkpoints_dir, story) if story.last_checkpoint is None else ""
     said = [Row("DAMAGED:", plain(describe_damage(settings.paths, damage)), LOUD), Row("", DAMAGED_HINT)] if damage else []
-    text = _drawn([*said, *_screen(story, lr, verdict, seen, beats, time.time())])
+    concerned = {matter.entry.launch for matter in story.open_matters}
+    printed = {launch for launch in concerned if launch is not None and _has_prints(settings, launch)}
+    text = _drawn([*said, *_screen(story, lr, verdict, seen, beats, time.time(), printed)])
     data = summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]}
     return CommandResult(text=text, data=data | {"progress": {beat.host: beat.progress for beat in beats if beat.progress}})
 
@@ -143,7 +155,13 @@ def _on_terminal() -> bool:
 
 
 def _screen(
-    story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, seen: str, beats: Sequence[Heartbeat], now: float
+    story: Story,
+    lr: LrCheck,
+    verdict: CheckpointVerdict | None,
+    seen: str,
+    beats: Sequence[Heartbeat],
+    now: float,
+    printed: Set[int | None] = frozenset(),
 ) -> Iterator[Row]:
     yield from _where(story, now)
     yield from _progress(story, beats, now)
@@ -159,7 +177,7 @@ def _screen(
         words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
         yield Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
     yield from _guard(story)
-    yield from _open(story)
+    yield from _open(story, printed)
     if story.problems:
         yield Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
 
@@ -334,12 +352,33 @@ def _guard(story: Story) -> Iterator[Row]:
                 yield Row("guard fault", plain(words), WARN)
 
 
-def _open(story: Story) -> Iterator[Row]:
+def _has_prints(settings: Settings, launch: int) -> bool:
+    """Whether a launch has step prints to compare a replay with."""
+    return (settings.paths.launch_dir(launch) / "prints-0.ring").exists()
+
+
+def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[Row]:
+    """What a replay found out about an incident, or the line that asks for one."""
+    onset, launch = matter.onset, matter.entry.launch
+    if onset is None or onset < 1 or launch not in printed:
+        return
+    found = [
+        event for entry, event in events_of(story.entries, Replayed)
+        if entry.launch == launch and entry.step is not None and entry.step <= onset <= (event.until or entry.step)
+    ]  # fmt: skip
+    if found:
+        yield Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
+    else:
+        yield Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
+
+
+def _open(story: Story, printed: Set[int | None]) -> Iterator[Row]:
     if story.intent is not None:
         yield Row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`", LOUD)
     matters = story.open_matters
     for matter in matters[-SHOWN:]:
         yield Row("open", f"{_short(matter.first_id)} {_matter(matter)}", LOUD)
+        yield from _cause(story, matter, printed)
     waiting = [x for x in story.interventions if x.open]
     for intervention in waiting[-SHOWN:]:
         words = plain(intervention.entry.title) + _answered(story, intervention)

@@ -57,6 +57,7 @@ class EntryKind(StrEnum):
     PRUNE = "prune"
     INCIDENT = "incident"
     PROPOSAL = "proposal"
+    REPLAY = "replay"
     AUTOPILOT = "autopilot"
     ROLLBACK_INTENT = "rollback.intent"
     ROLLBACK_RECEIPT = "rollback.receipt"
@@ -707,6 +708,22 @@ class Proposed(JournalEvent, kind=EntryKind.PROPOSAL):
     command: str | None = None
     by_hand: str = ""  # what a person must change too, because the command cannot
     withdrawn: bool = False
+
+
+class Replayed(JournalEvent, kind=EntryKind.REPLAY):
+    """Recorded steps were taken again in a sandbox and compared print by print; nothing of the run was changed."""
+
+    verdict: str  # as in `chronicle.replay.verdict`
+    why: str = ""
+    evidence: tuple[str, ...] = ()
+    until: int | None = None
+    start: int | None = None  # steps completed where the replay began
+    checkpoint: str | None = None
+    identity: Mapping[str, Any] = NOTHING  # of that checkpoint, as it carries it
+    compared: int | None = None  # steps
+    parts: tuple[str, ...] = ()  # of a step that were compared
+    replays: int | None = None
+    seconds: float | None = None
 
 
 class Autopilot(JournalEvent, kind=EntryKind.AUTOPILOT):

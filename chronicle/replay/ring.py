@@ -8,7 +8,7 @@ newest print takes the place of the oldest. A print holds:
     flags      which of the fields below were seen (`Seen`), and whether this print begins a launch or follows a load
     batches    micro-batches of the step, at most 255
     check      checksum of the print: a place that was cut by a crash is no print
-    batch      digest of the micro-batches that entered the model, in their order
+    batch      digest of all bits of the micro-batches that entered the model, in their order
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
     torch      torch's generators (those of devices too) when the first micro-batch entered
@@ -69,6 +69,7 @@ class Seen(IntFlag):
     GENERATORS = 16
     OPTIONS = 32
     LOSS = 64
+    TARGETS = 128  # the batch is known with what the loss is computed from: labels too
 
 
 NOTHING = Seen(0)

@@ -42,6 +42,7 @@ MARKS: dict[str, str] = {
     EntryKind.CLOSE: "=",
     EntryKind.HARDWARE: "#",
     EntryKind.PROPOSAL: "?",
+    EntryKind.REPLAY: "p",
     EntryKind.GUARD_VERDICT: "g",
     EntryKind.RUN_FORK: "Y",
 }

@@ -11,6 +11,7 @@ import hashlib
 import math
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,11 +20,23 @@ from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_cal
 from chronicle.resume.faults import shield
 from chronicle.resume.feed import Shapes
 
-__all__ = ["BatchWitness", "Places", "batch_digest", "digest_of", "sample_batch", "watch_loaders"]
+__all__ = [
+    "BatchWitness",
+    "Places",
+    "batch_digest",
+    "digest_of",
+    "is_call",
+    "keep_yielded",
+    "leaves_of",
+    "sample_batch",
+    "watch_loaders",
+    "yielded_lately",
+]
 
 SAMPLES = 64  # elements per tensor
 NUM_SHAPES = 3
 NUM_TENSORS = 16  # of one batch
+NUM_YIELDED = 3
 NUM_DEFERRED = 256  # batches on a device whose samples wait to be read
 DEPTH = 6
 
@@ -46,11 +59,10 @@ class BatchWitness:
         self._handle: Any = None
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
-        self.num_taken = 0  # batches of this process that `see` was, or will be, told of
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
-        self.enters: Callable[[], None] = lambda: None  # before every batch
+        self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[], None] = lambda: None  # one in training mode without gradients comes before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
@@ -91,7 +103,7 @@ class BatchWitness:
         self.works()
         if self._gave_up:
             return
-        self.enters()
+        self.enters(batch)
         if not self._begun:
             self._begun = True
             self._first()
@@ -103,9 +115,8 @@ class BatchWitness:
             self.shapes.see(batch)
         if self._looks_left:
             self._looks_left -= 1
-            self.look(*batch) if _is_call(batch) else self.look((batch,), {})
+            self.look(*batch) if is_call(batch) else self.look((batch,), {})
         place, step = self._places.next(), self._step()
-        self.num_taken += 1
         if self._deferred or any(not isinstance(sample, bytes) for sample in samples):
             self._deferred.append((samples, place, step))
             if len(self._deferred) >= NUM_DEFERRED:
@@ -184,7 +195,7 @@ def batch_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return f"{_digest(list(_samples((args, kwargs)))):016x}"
 
 
-def _is_call(batch: Any) -> bool:
+def is_call(batch: Any) -> bool:
     """Whether this is what a hook hands over: the positional and the named inputs of a call."""
     return isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], tuple) and isinstance(batch[1], dict)
 
@@ -256,6 +267,11 @@ def _head(shape: tuple[int, ...], dtype: Any) -> tuple[bytes, int]:
     return f"{tuple(shape)}{dtype}".encode(), stride
 
 
+def leaves_of(thing: Any) -> Iterator[Any]:
+    """Tensors, arrays and texts inside a batch of any form, in a fixed order."""
+    return _leaves(thing, 0)
+
+
 def _leaves(thing: Any, depth: int) -> Iterator[Any]:
     """Tensors, arrays and texts inside a batch of any form."""
     if isinstance(thing, str | bytes) or (hasattr(thing, "dtype") and hasattr(thing, "shape")):
@@ -300,6 +316,18 @@ class _Read:
 
     latest = (0, 0)
     passes = 0
+    yielded: deque[Any] | None = None  # the last batches themselves, where somebody asked for them
+
+
+def keep_yielded() -> None:
+    """From now on the last batches that loaders yield are kept."""
+    if _Read.yielded is None:
+        _Read.yielded = deque(maxlen=NUM_YIELDED)
+
+
+def yielded_lately() -> tuple[Any, ...]:
+    """The last batches that loaders of this process yielded, oldest first; a prepared loader reads one ahead."""
+    return tuple(_Read.yielded or ())
 
 
 def watch_loaders() -> None:
@@ -323,6 +351,8 @@ def _noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 _Read.passes = number = _Read.passes + 1
                 self._chronicle_pass = number
             _Read.latest = (id(self._dataset), number)
+            if _Read.yielded is not None:
+                _Read.yielded.append(batch)
         except Exception:  # noqa: BLE001 a loader of another kind: its passes are not known
             _Read.latest = (0, 0)
         return batch

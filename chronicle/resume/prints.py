@@ -3,7 +3,7 @@
 A print (`chronicle/replay/ring.py` lists its fields) is put together while a step is taken:
 
     first micro-batch enters    the generators
-    every micro-batch           its digest, as `batches.py` makes it
+    every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from
     the optimizer steps         a sample of the gradients, learning rates and options of the groups
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss
@@ -19,10 +19,12 @@ process runs, versions of packages, the environment and how the arithmetic was s
 
 import atexit
 import ctypes
+import functools
 import hashlib
 import math
 import os
 import random
+import re
 import struct
 import sys
 import time
@@ -37,6 +39,7 @@ from typing import Any
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import write_facts
 from chronicle.replay.ring import RingWriter, Seen, ring_path
+from chronicle.resume.batches import is_call, keep_yielded, leaves_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
@@ -51,12 +54,15 @@ FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 ELEMENTS, TENSORS = 32, 8  # of one sample
 MOST_GROUPS = 8
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
+LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
+EXACT = (1 << 52) - 1  # what a double holds
+TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WORD = struct.Struct("<Q")
 PLAIN = (int, float, bool)
 
 
 BEGINS, BATCH, GRADIENT, WEIGHTS = map(int, (Seen.BEGINS, Seen.BATCH, Seen.GRADIENT, Seen.WEIGHTS))
-GENERATORS, OPTIONS, LOSS = map(int, (Seen.GENERATORS, Seen.OPTIONS, Seen.LOSS))  # flags cost a microsecond each
+GENERATORS, OPTIONS, LOSS, TARGETS = map(int, (Seen.GENERATORS, Seen.OPTIONS, Seen.LOSS, Seen.TARGETS))  # 1 µs as flags
 
 
 @dataclass(slots=True)
@@ -65,9 +71,7 @@ class _Step:
 
     step: int
     seen: int = 0
-    taken: int = 0  # micro-batches of the launch that had entered when it was over
-    batches: int = 0
-    batch: int = 0
+    batches: "list[list[Any]]" = field(default_factory=list)  # what each micro-batch holds, as checksums
     gradient: "list[Any] | None" = None
     weights: "list[Any] | None" = None
     torch: int = 0
@@ -79,17 +83,13 @@ class _Step:
 
 
 class StepPrints:
-    """The prints of one rank. `launch_dir` None: nothing is done.
-
-    `num_taken()`: micro-batches that have entered the model so far in this launch, of which `batch` has told or will tell.
-    """
+    """The prints of one rank. `launch_dir` None: nothing is done."""
 
     def __init__(
         self,
         launch_dir: Path | None,
         rank: Callable[[], int],
         num_ranks: Callable[[], int],
-        num_taken: Callable[[], int],
         *,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.perf_counter,
@@ -97,13 +97,13 @@ class StepPrints:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
-        self._num_taken, self._clock = num_taken, clock
+        self._clock = clock
         self._writer: RingWriter | None = None
         self._params: list[Any] = []
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
-        self._digests: deque[int] = deque()  # of micro-batches that belong to no print yet
-        self._told = self._given = 0  # micro-batches that were told of, and given to a print or dropped
+        self._batches: list[list[Any]] = []  # micro-batches since the step before
+        self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
         self._entered: tuple[int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
         self._begins = True  # the next step is the first one of the launch, or after a load
@@ -115,6 +115,7 @@ class StepPrints:
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         if self._launch_dir is not None:
             heard.append(self._hears)
+            keep_yielded()
             atexit.register(_finish, weakref.ref(self))
 
     @property
@@ -137,27 +138,24 @@ class StepPrints:
         """Another state is in memory."""
         if self.on:
             self._close(self._now)
-            self._waiting.append(_Step(0, taken=self._num_taken(), over=True))  # what entered before belongs to no step
+            self._batches, self._with_targets = [], True
             self._begins, self._now, self._entered, self._skip = True, None, None, 0
 
-    def enters(self) -> None:
+    def enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return
         if self._now is not None and not self._inside:
             self._close(self._now)
-        if self._entered is None and self._skip <= 0:
-            begun = self._clock()
+        if self._skip > 0:
+            return
+        begun = self._clock()
+        if self._entered is None:
             self._entered = _generators()
-            self._spent += self._clock() - begun
-
-    def batch(self, digest: int) -> None:
-        """The digest of a micro-batch, in their order."""
-        if self._launch_dir is not None:
-            self._told += 1
-            self._digests.append(digest)
-            if self._waiting and self._waiting[0].taken <= self._told:
-                self._settle()
+        found, with_targets = _contents(batch)
+        self._batches.append(found)
+        self._with_targets = self._with_targets and with_targets
+        self._spent += self._clock() - begun
 
     def stepping(self, step: int | None, optimizer: Any, models: Sequence[Any], *, gradient: bool = True) -> None:
         """The guarded optimizer is about to take this step (optimizer steps completed when it is over); None: an engine.
@@ -222,7 +220,7 @@ class StepPrints:
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
                 write_facts(self._launch_dir, arithmetic(device))
-        first = _Step(max(0, step), BEGINS | WEIGHTS, taken=self._given, over=True)
+        first = _Step(max(0, step), BEGINS | WEIGHTS, over=True)
         first.weights = _sample(_chosen(self._params, first.step), first.step)
         self._waiting.append(first)
 
@@ -232,18 +230,17 @@ class StepPrints:
         if now is None:
             return
         entered, self._entered = self._entered, None
+        batches, self._batches = self._batches, []
+        with_targets, self._with_targets = self._with_targets, True
         if now.over:  # not printed
-            if self._waiting:
-                self._waiting.append(_Step(0, taken=self._num_taken(), over=True))
-            elif self._told == self._num_taken():
-                self._digests.clear()
-                self._given = self._told
             return
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
             (now.torch, now.others), now.seen = entered, now.seen | GENERATORS
         now.weights, now.seen = _sample(_chosen(self._params, now.step), now.step), now.seen | WEIGHTS
-        now.over, now.taken = True, self._num_taken()
+        now.over = True
+        if batches:
+            now.batches, now.seen = batches, now.seen | BATCH | (TARGETS if with_targets else 0)
         self._waiting.append(now)
         self._settle()
         self._spent += self._clock() - begun
@@ -269,23 +266,16 @@ class StepPrints:
             self._write(waiting.popleft())
 
     def _is_complete(self, one: _Step, wait: bool) -> bool:
-        if wait:
-            return True
-        return one.taken <= self._told and all(_is_ready(part) for part in (one.gradient, one.weights))
+        return wait or all(_is_ready(part) for part in (one.gradient, one.weights, *one.batches))
 
     def _write(self, one: _Step) -> None:
-        num = max(0, min(one.taken, self._told) - self._given)
-        digests = [self._digests.popleft() for _ in range(min(num, len(self._digests)))]
-        self._given += num
-        if not one.seen or self._writer is None:
+        if self._writer is None:
             return
-        if digests and one.taken <= self._told:
-            one.batches, one.batch, one.seen = len(digests), _chain(digests), one.seen | BATCH
         self._writer.add(
             one.step,
             one.seen,
-            one.batches,
-            one.batch,
+            len(one.batches),
+            _digest([part for batch in one.batches for part in (*batch, b"|")] if one.batches else None),
             _digest(one.gradient),
             _digest(one.weights),
             one.torch,
@@ -297,7 +287,7 @@ class StepPrints:
 
     def _logged(self, step: int, values: Mapping[str, Any]) -> None:
         """The script logged numbers of a step."""
-        for one in reversed(self._waiting):
+        for one in (*([self._now] if self._now is not None and not self._now.over else ()), *reversed(self._waiting)):
             if one.step == step and one.seen and not one.seen & BEGINS:
                 name = find_channel(values, Role.LOSS)
                 if name is not None and isinstance(values[name], float):
@@ -408,12 +398,58 @@ def _digest(sample: "list[Any] | None") -> int:
     return int(WORD.unpack(digest.digest())[0])
 
 
-def _chain(digests: Sequence[int]) -> int:
-    """One digest of all; of a single one that one, so that it is found in the record of batches."""
-    if len(digests) == 1:
-        return digests[0]
-    blob = b"".join(WORD.pack(one) for one in digests)
-    return int(WORD.unpack(hashlib.blake2b(blob, digest_size=8).digest())[0])
+# ---- a batch as a whole ------------------------------------------------------------------------------------------------
+
+
+def _contents(batch: Any) -> tuple[list[Any], bool]:
+    """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
+
+    That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
+    in the memory of a batch that a `DataLoader` yielded: then the rest of that batch counts, too.
+    """
+    leaves = [thing for thing in leaves_of(batch) if hasattr(thing, "untyped_storage")]
+    found = [_checksum(tensor) for tensor in leaves]
+    if not is_call(batch) or any(TARGET.search(name) for name in batch[1]):
+        return found, bool(found)
+    places = {tensor.untyped_storage().data_ptr() for tensor in leaves if tensor.is_cpu}
+    for yielded in reversed(yielded_lately()):
+        own = [thing for thing in leaves_of(yielded) if hasattr(thing, "untyped_storage")]
+        if any(tensor.is_cpu and tensor.untyped_storage().data_ptr() in places for tensor in own):
+            return [*found, *(_checksum(tensor) for tensor in own)], True
+    return found, False
+
+
+def _checksum(tensor: Any) -> Any:
+    """A number for each row of a tensor, made from all of its bits: bytes, or on a device a copy on its way."""
+    torch = sys.modules["torch"]
+    own = own_shard(tensor).detach()
+    if own.is_sparse or own.is_meta or own.numel() == 0:
+        return b"-"
+    size = own.element_size()
+    own = own.contiguous()
+    own = own.view(torch.float32) if own.is_complex() and size == 8 else own
+    own = own.view(_kinds(torch)[min(8, own.element_size())])
+    rows = own.reshape(own.shape[0], -1) if own.dim() > 1 else own.reshape(1, -1)
+    if own.is_cpu:
+        values = rows.numpy()
+        if values.size <= LARGEST_WEIGHTED:
+            values = values * _odd(values.shape[1])
+        return str((tuple(tensor.shape), str(tensor.dtype))).encode() + values.sum(1, dtype="int64").tobytes()
+    if rows.numel() <= LARGEST_WEIGHTED:
+        rows = rows.long() * torch.arange(1, 2 * rows.shape[1], 2, device=rows.device)
+    return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)
+
+
+@functools.lru_cache(maxsize=64)
+def _odd(columns: int) -> Any:
+    """1, 3, 5, …: so that two values that change places are another row."""
+    return sys.modules["numpy"].arange(1, 2 * columns, 2)
+
+
+@functools.lru_cache(maxsize=1)
+def _kinds(torch: Any) -> dict[int, Any]:
+    """Whole numbers by their size in bytes."""
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _generators() -> tuple[int, int]:

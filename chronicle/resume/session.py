@@ -87,7 +87,6 @@ class GuardSession:
             Path(launch_dir) if launch_dir and not self.off else None,
             lambda: self.ranks.rank,
             lambda: self.ranks.world_size,
-            lambda: self.batches.num_taken,
             environ=environ,
         )
         self.prints.failed = self._prints_failed
@@ -118,7 +117,7 @@ class GuardSession:
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
-        self.batches.enters, self.data.told = self._enters, self._told
+        self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
@@ -187,17 +186,11 @@ class GuardSession:
         """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
         return self.faults.contained(where)
 
-    def _enters(self) -> None:
+    def _enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model."""
         self.first_gradient.enters()
         with self._printing:
-            self.prints.enters()
-
-    def _told(self, digest: int) -> None:
-        """The digest of a micro-batch, in their order."""
-        self.first_gradient.batch(digest)
-        with self._printing:
-            self.prints.batch(digest)
+            self.prints.enters(batch)
 
     def _prints_failed(self, problem: Exception) -> None:
         """An error of the prints: it is recorded once, and no more steps are printed."""

@@ -44,6 +44,7 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.GUARD_ATTACHED,
     EntryKind.GUARD_FAULT,
     EntryKind.GUARD_FIRST_BATCH,
+    EntryKind.REPLAY,
     EntryKind.CHECKPOINT_SEEN,
     EntryKind.KEEP,
     EntryKind.KEEP_UNDONE,

@@ -22,7 +22,7 @@ from chronicle.replay.ring import (
     ring_path,
     rings_of,
 )
-from chronicle.resume.prints import PRINTS_VARIABLE, StepPrints
+from chronicle.resume.prints import PRINTS_VARIABLE
 
 FIELDS = ("torch", "batch", "options", "gradient", "weights")
 
@@ -204,21 +204,47 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> No
         rings_of(tmp_path)
 
 
-def test_a_batch_that_is_read_late_belongs_to_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device the digests of batches come many steps later."""
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    taken = [0]
-    environ = {PRINTS_VARIABLE: "every"}
-    prints = StepPrints(tmp_path, lambda: 0, lambda: 1, lambda: taken[0], environ=environ)
-    for step in range(1, 5):
-        for _ in range(step):  # as many micro-batches as its number
-            prints.enters()
-            taken[0] += 1
-        prints.stepping(step, optimizer, [model])
-    for digest in range(1, taken[0] + 1):
-        prints.batch(digest)
-    prints.finish()
-    ring = read_ring(ring_path(tmp_path, 0))
-    assert [(one.step, one.batches) for one in ring.steps().values()] == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    assert ring.steps()[1].batch == 1
+def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels enter the loss and not the model: a print that does not know them says so."""
+
+    def train(directory: Path, labels: torch.Tensor, *, by_loader: bool) -> Ring:
+        monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
+        monkeypatch.setenv(PRINTS_VARIABLE, "every")
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = chronicle.attach(directory / "run", model, optimizer)
+        rows = torch.arange(32.0).view(8, 4)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, labels), batch_size=2)
+        pairs = iter(loader) if by_loader else ((rows[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2))
+        for x, y in pairs:
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        run.session.prints.finish()
+        return read_ring(ring_path(directory / "launch", 0))
+
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    other = labels.clone()
+    other[5] = 0  # of the third step
+    clean, changed_label = train(tmp_path / "a", labels, by_loader=True), train(tmp_path / "b", other, by_loader=True)
+    assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"])
+    assert all(Seen.TARGETS in one.seen for one in clean.steps().values())
+    unseen = train(tmp_path / "c", labels, by_loader=False)
+    assert not any(Seen.TARGETS in one.seen for one in unseen.steps().values())
+
+
+def test_one_value_of_a_large_batch_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = (torch.tensor([3]), torch.tensor([7]))
+    clean = Loop(tmp_path / "a", monkeypatch).train(5).ring()
+    loop = Loop(tmp_path / "b", monkeypatch)
+    loop.data = lambda step, x: x.index_put(place, torch.tensor([7.0])) if step == 4 else x
+    assert first_difference(clean, loop.train(5).ring())[0] == 4
+
+
+def test_two_rows_that_change_places_are_another_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = Loop(tmp_path / "a", monkeypatch).train(5).ring()
+    loop = Loop(tmp_path / "b", monkeypatch)
+    loop.data = lambda step, x: x[[1, 0, 2, 3]] if step == 4 else x
+    step, fields = first_difference(clean, loop.train(5).ring())
+    assert (step, fields[0]) == (4, "batch")

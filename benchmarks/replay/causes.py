@@ -1,0 +1,258 @@
+"""Planted causes: a small training whose recorded step is another one, or whose replay is, and what the verdict names.
+
+A plain torch script that nobody here guards in a special way: labels of its own, dropout, a loader without workers, one file a
+checkpoint. What is planted in the record is gone when it is replayed (hardware, race, random numbers, LR, another order);
+what is planted afterwards was not there when it was recorded (code, packages, environment, data on disk).
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chronicle.replay.verdict import Verdict
+
+TRAIN = '''
+import json, os, struct, sys
+from pathlib import Path
+import torch
+import chronicle
+from objective import loss_of
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+fault = json.loads(Path("fault.json").read_text()) if Path("fault.json").exists() else {}
+kind, at, place = fault.get("kind", ""), fault.get("step", -1), fault.get("place", 0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+run = chronicle.attach(None, model, optimizer)
+rows, labels = torch.load("data.pt")
+root, step = Path("checkpoints"), 0
+root.mkdir(exist_ok=True)
+newest = sorted(root.glob("step-*.pt"), key=lambda path: int(path.stem[5:]))
+if newest:
+    state = torch.load(newest[-1], weights_only=False)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    step = state["step"]
+
+
+class Order(torch.utils.data.Sampler):
+    def __iter__(self):
+        for number in range(step, 10_000):
+            if kind == "swapped" and number + 1 in (at, at + 1):
+                number = 2 * at - 1 - number
+            if kind == "duplicated" and number + 1 == at:
+                number -= 1
+            for row in range(4):
+                yield (4 * number + row) * 7 % 400
+
+
+def flip(tensor, bit):
+    flat = tensor.detach().view(-1).view(torch.int32)
+    flat[place % flat.numel()] ^= 1 << bit
+
+
+loader = torch.utils.data.DataLoader(
+    torch.utils.data.TensorDataset(rows, labels), batch_size=4, sampler=Order(), generator=torch.Generator()
+)
+last = int(sys.argv[1])
+for x, y in loader:
+    step += 1
+    if kind == "batch" and step == at:
+        flip(x, 28)
+    if kind == "weights" and step == at:
+        flip(model[2].weight, 22)
+    if kind == "poison" and at <= step < at + 20:
+        model[0].weight.data.view(-1)[place % 256] *= 1.001
+    if kind == "reseeded" and step == at:
+        torch.manual_seed(123)
+    if kind == "lr" and step >= at:
+        optimizer.param_groups[0]["lr"] = 2e-2
+    loss = loss_of(model(x), y)
+    loss.backward()
+    if kind == "gradient" and step == at:
+        flip(model[2].weight.grad, 25)
+    if kind == "kernel":
+        noise = struct.unpack("<H", os.urandom(2))[0] / 65536
+        model[0].weight.grad.view(-1)[place % 256] += 1e-3 * noise
+    optimizer.step()
+    optimizer.zero_grad()
+    run.log(loss=loss.item())
+    if step % 10 == 0:
+        path = root / f"step-{step}.pt"
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+        if kind == "saved" and step == at:
+            saved["2.bias"] += 1e-3
+        state = {"model": saved, "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state(), "step": step}
+        torch.save(state, path)
+        run.saved(path)
+    if step >= last:
+        break
+'''
+OBJECTIVE = '''
+import os
+
+import torch
+
+import helpers
+
+SCALE = float(os.environ.get("OBJECTIVE_SCALE", "1"))
+
+
+def loss_of(logits, labels):
+    return helpers.factor() * SCALE * torch.nn.functional.cross_entropy(logits, labels)
+'''
+HELPERS = '''
+__version__ = "1.0.0"
+
+
+def factor():
+    return 1.0
+'''
+STEPS, ASKED = 45, 38
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One planted cause. `fault`: in the record. `later`: done between record and replay. `expected`: the right name."""
+
+    name: str
+    expected: Verdict
+    fault: dict[str, Any] = field(default_factory=dict)
+    later: Callable[[Path, dict[str, str]], None] = lambda directory, environ: None
+    stays: bool = False  # the fault is there in the replay, too
+
+
+def causes() -> Iterator[Cause]:
+    """All of them; places and steps differ."""
+    scaled = _edit("train.py", "loss.backward()", "(loss * 1.01).backward()")
+    newer = _edit("helpers.py", '"1.0.0"', '"1.1.0"', "return 1.0", "return 0.9")
+    yield Cause(name="nothing planted", expected=Verdict.REPRODUCED)
+    yield Cause(name="slow poison over 20 steps", expected=Verdict.HARDWARE, fault=_fault("poison", 12, 7))
+    yield Cause(name="a kernel that is not repeatable", expected=Verdict.RANDOM, fault=_fault("kernel", 0, 3), stays=True)
+    yield Cause(name="the checkpoint holds other weights", expected=Verdict.STATE, fault=_fault("saved", 30))
+    yield Cause(name="a line of the script", expected=Verdict.CODE, later=scaled)
+    yield Cause(name="a line of another file", expected=Verdict.CODE, later=_edit("helpers.py", "return 1.0", "return 1.001"))
+    yield Cause(name="another version of a package", expected=Verdict.CODE, later=newer)
+    yield Cause(name="another environment variable", expected=Verdict.CODE, later=_set_variable)
+    for step in (32, 36):
+        yield Cause(name=f"batches swapped, step {step}", expected=Verdict.DATA, fault=_fault("swapped", step))
+        yield Cause(name=f"batch taken twice, step {step}", expected=Verdict.DATA, fault=_fault("duplicated", step))
+        yield Cause(name=f"generators seeded anew, step {step}", expected=Verdict.STATE, fault=_fault("reseeded", step))
+        yield Cause(name=f"another LR from step {step}", expected=Verdict.STATE, fault=_fault("lr", step))
+        yield Cause(name=f"a value of the data changed, step {step}", expected=Verdict.DATA, later=_change_data(step, 0))
+        yield Cause(name=f"a label changed, step {step}", expected=Verdict.DATA, later=_change_data(step, 1))
+    for step, place in ((33, 1), (35, 40), (37, 77)):
+        yield Cause(name=f"bit of a gradient, step {step}", expected=Verdict.HARDWARE, fault=_fault("gradient", step, place))
+        yield Cause(name=f"bit of a weight, step {step}", expected=Verdict.HARDWARE, fault=_fault("weights", step, place))
+        yield Cause(name=f"bit of a batch, step {step}", expected=Verdict.DATA, fault=_fault("batch", step, place))
+    yield Cause(name="slow poison, later", expected=Verdict.HARDWARE, fault=_fault("poison", 25, 100))
+
+
+def _fault(kind: str, step: int, place: int = 0) -> dict[str, Any]:
+    return {"kind": kind, "step": step, "place": place}
+
+
+def _edit(name: str, *pairs: str) -> Callable[[Path, dict[str, str]], None]:
+    def later(directory: Path, environ: dict[str, str]) -> None:
+        text = (directory / name).read_text()
+        for before, after in zip(pairs[::2], pairs[1::2], strict=True):
+            assert before in text
+            text = text.replace(before, after)
+        (directory / name).write_text(text)
+
+    return later
+
+
+def _set_variable(directory: Path, environ: dict[str, str]) -> None:
+    environ["OBJECTIVE_SCALE"] = "1.02"
+
+
+def _change_data(step: int, which: int) -> Callable[[Path, dict[str, str]], None]:
+    def later(directory: Path, environ: dict[str, str]) -> None:
+        import torch
+
+        tensors = list(torch.load(directory / "data.pt"))
+        row = (4 * (step - 1) + 2) * 7 % 400
+        if which:
+            tensors[1][row] = (tensors[1][row] + 1) % 3
+        else:
+            tensors[0][row, 3] += 0.5
+        torch.save(tuple(tensors), directory / "data.pt")
+
+    return later
+
+
+# ---- playing -----------------------------------------------------------------------------------------------------------
+
+
+def play(cause: Cause, directory: Path) -> tuple[str, str, bool]:
+    """Record, change what is to be changed, replay. Returns the verdict, its reason, and whether every byte is as it was."""
+    import torch
+
+    for name, text in (("train.py", TRAIN), ("objective.py", OBJECTIVE), ("helpers.py", HELPERS)):
+        (directory / name).write_text(text)
+    generator = torch.Generator().manual_seed(5)
+    rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
+    torch.save((rows, labels), directory / "data.pt")
+    if cause.fault:
+        (directory / "fault.json").write_text(json.dumps(cause.fault))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    environ |= {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
+    run = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
+    _chronicle(directory, environ, "run", *run, "--", sys.executable, "train.py", str(STEPS))
+    if not cause.stays:
+        (directory / "fault.json").unlink(missing_ok=True)
+    cause.later(directory, environ)
+    before = digests(directory)
+    out = _chronicle(directory, environ, "replay", str(ASKED), *run, "--json", check=False)
+    found = json.loads(out) if out.startswith("{") else {"verdict": "failed", "why": out[-300:]}
+    after = digests(directory)
+    return found["verdict"], found["why"], all(after.get(path) == digest for path, digest in before.items())
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """Every file below a directory with the digest of its bytes; without Python's caches and the list of the journal's ends.
+
+    A replay writes one journal file of its own, whose end is noted in that list.
+    """
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "journal-ends"
+    }
+
+
+def _chronicle(directory: Path, environ: dict[str, str], *words: str, check: bool = True) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "chronicle_ml", *words],
+        cwd=directory, env=environ, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise RuntimeError(f"chronicle {words[0]} ended with {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def show(only: str = "") -> int:
+    """Print the table; returns how many were named wrong."""
+    named = wrong = accused = touched = 0
+    for cause in causes():
+        if only not in cause.name:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            verdict, why, whole = play(cause, Path(directory).resolve())
+        right = verdict == cause.expected
+        named, wrong = named + right, wrong + (not right)
+        accused += verdict == Verdict.HARDWARE and not right
+        touched += not whole
+        print(f"  {'ok   ' if right else 'WRONG'} {cause.name:42} {verdict}: {why[:110]}", flush=True)
+    print(f"named right: {named} of {named + wrong}; hardware named that was not: {accused}; runs that changed: {touched}")
+    return wrong

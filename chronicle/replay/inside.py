@@ -1,0 +1,189 @@
+"""The part of a replay that runs in the sandbox: rewinds what it sees to the checkpoint, and launches the recorded command.
+
+Started by `replay.py` as `python -m chronicle.replay.inside SPEC`. In its private view (`sandbox.py`) later checkpoints are
+removed, pointers name the one to begin with, and an abandoned one lies where a loader looks. Then it is a launch of the run
+like any other, supervised until every rank has a print of the last step. Its prints and entries go to `<sandbox>/result`.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.journal import read_journal
+from chronicle.latest import find_remnants, pointers_to
+from chronicle.launch.launching import LaunchRequest, launch
+from chronicle.paths import RunPaths
+from chronicle.replay.ring import Ring, rings_of
+from chronicle.replay.sandbox import BIND, SandboxRefused, die_with_parent, enter, mount, run_inside
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.transaction.cleanup import point_elsewhere
+
+__all__ = ["Spec", "main"]
+
+GRACE_SECONDS = 10.0
+REFUSED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a replay starts: all that the process inside needs, as JSON."""
+
+    run_dir: str
+    roots: tuple[str, ...]
+    checkpoint: str  # "": from the beginning
+    name: str  # of the checkpoint in its root
+    start: int
+    until: int
+    ranks: tuple[int, ...]
+    command: tuple[str, ...]
+    cwd: str
+    environ: Mapping[str, str]
+    overlaid: tuple[str, ...]
+    sandbox: str
+    launch: int
+
+    @classmethod
+    def read(cls, path: Path) -> "Spec":
+        """The spec in this file."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("roots", "ranks", "command", "overlaid"):
+            found[name] = tuple(found[name])
+        return cls(**found)
+
+
+def main() -> int:
+    """Play the spec; returns the launch's code, 3 where the sandbox is refused. What happened is in `result/end.json`."""
+    die_with_parent()
+    spec = Spec.read(Path(sys.argv[1]))
+    result = Path(spec.sandbox) / "result"
+    result.mkdir(exist_ok=True)
+    try:
+        left = enter([Path(path) for path in spec.overlaid], Path(spec.sandbox))
+    except SandboxRefused as problem:
+        _say_end(result, {"refused": problem.message, "remedy": problem.remedy})
+        return REFUSED
+    return run_inside(lambda: _play(spec, result, left))
+
+
+def _play(spec: Spec, result: Path, left: list[str]) -> int:
+    paths = RunPaths(Path(spec.run_dir))
+    try:
+        for root in spec.roots:
+            rewind(Path(root), spec)
+        os.chdir(spec.cwd)
+        request = LaunchRequest(
+            command=spec.command,
+            paths=paths,
+            checkpoints_dir=Path(spec.roots[0]) if spec.roots else None,
+            cwd=Path(spec.cwd),
+            environ=spec.environ,
+            grace_seconds=GRACE_SECONDS,
+            stop_on_proposal=True,
+            force=f"a replay of launch {spec.launch} in a sandbox",
+            recorded={"purpose": "replay", "part": f"steps {spec.start + 1} to {spec.until} of launch {spec.launch}"},
+        )
+        end = launch(request, live_watch=lambda paths, number, *_, **__: Played(paths.launch_dir(number), spec))
+    except (ChronicleError, OSError) as problem:
+        _say_end(result, {"refused": getattr(problem, "message", str(problem)), "remedy": getattr(problem, "remedy", None)})
+        return 1
+    unwanted = shutil.ignore_patterns("evidence")
+    shutil.copytree(paths.launch_dir(end.launch), result / "launch", dirs_exist_ok=True, ignore=unwanted)
+    entries = [entry for entry in read_journal(paths).entries if entry.launch == end.launch]
+    _copy_batches(paths, result, end.launch)
+    verdicts = [dict(entry.data) for entry in entries if str(entry.kind) == "guard.verdict"]
+    _say_end(result, {"launch": end.launch, "end": dict(end.data), "verdicts": verdicts, "writable": left})
+    return 0
+
+
+def rewind(root: Path, spec: Spec) -> None:
+    """Make a checkpoint root look as if the checkpoint to begin with were the newest; only what this view writes changes."""
+    listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
+    kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
+    others = (one for one in listed if one is not kept)
+    gone = {one.path.name for one in others if one.step is None or one.step >= spec.start or not spec.checkpoint}
+    if kept is not None:
+        gone |= set(find_remnants(root, kept))
+    elif spec.checkpoint and root == Path(spec.roots[0]):
+        kept = _bring_back(root, spec)
+        gone.discard(spec.name)
+    moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
+    point_elsewhere(root, moves)
+    for name in sorted(gone):
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _bring_back(root: Path, spec: Spec) -> Checkpoint | None:
+    """A checkpoint that lies elsewhere (abandoned) appears in the root under its name: the same files, not a copy."""
+    source, place = Path(spec.checkpoint), root / spec.name
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    if source.is_dir():
+        place.mkdir(parents=True)
+    else:
+        place.touch()
+    mount(str(source), str(place), None, BIND)
+    return next((one for one in list_checkpoints(root, include_abandoned=False) if one.path.name == spec.name), None)
+
+
+def _copy_batches(paths: RunPaths, result: Path, number: int) -> None:
+    """The record of batches of this launch."""
+    for path in paths.batches_dir.glob("*") if paths.batches_dir.is_dir() else ():
+        with path.open("rb") as file:
+            try:
+                header = json.loads(file.readline())
+            except ValueError:
+                continue
+        if isinstance(header, dict) and header.get("launch") == number:
+            (result / "batches").mkdir(exist_ok=True)
+            shutil.copy(path, result / "batches" / path.name)
+
+
+def _say_end(result: Path, words: Mapping[str, Any]) -> None:
+    (result / "end.json").write_text(json.dumps(words, default=str), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """The event that ends the replay; its tier asks for a stop."""
+
+    title: str = "the last step to be compared has its prints"
+    tier: str = "propose"
+
+
+class Played:
+    """A live watch that asks for a stop once every rank has a print of the last step."""
+
+    def __init__(self, launch_dir: Path, spec: Spec) -> None:
+        self._launch_dir, self._spec = launch_dir, spec
+
+    def poll(self) -> Iterable[Enough]:
+        """One event when it is done."""
+        try:
+            rings = rings_of(self._launch_dir)
+        except ChronicleError:
+            return ()
+        done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
+        return (Enough(),) if done else ()
+
+    finish = poll
+
+
+def _reached(ring: Ring, until: int) -> bool:
+    return any(step >= until for step in ring.steps())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

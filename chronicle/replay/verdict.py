@@ -1,0 +1,291 @@
+"""What a replay proves: the first step that is another one, in which part of it, and so who is to blame.
+
+Prints are compared step by step and rank by rank, in the order in which a step is taken: options, generators, batch, gradient,
+loss, weights. The first part that differs decides:
+
+    all equal                     reproduced: what happened is in the data and the weights
+    the weights it began with     state differs: the checkpoint does not hold what the training had
+    code, packages, environment   code or packages differ, where one of them is known to have changed
+    generators, options           state differs: random numbers, learning rate
+    batch                         data differ
+    gradient, loss, weights       equal input, another result: a second replay tells. Two replays that agree with each other and
+                                  not with the record: hardware or race. Two that disagree: not deterministic
+
+Hardware is named only where everything else that could be the cause was compared and is equal. Else the verdict is "not told",
+with what is missing.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from chronicle.replay.ring import Print, Seen
+
+__all__ = ["Comparison", "Difference", "Judged", "Verdict", "agree", "compare", "judge"]
+
+Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
+
+
+class Verdict(StrEnum):
+    """The verdicts of a replay."""
+
+    REPRODUCED = "reproduced"
+    DATA = "data differ"
+    CODE = "code or packages differ"
+    STATE = "state differs"
+    HARDWARE = "hardware or race"
+    RANDOM = "not deterministic"
+    NOT_TOLD = "not told"
+    NOT_COMPARED = "not compared"
+
+
+# field of a print -> what says that it was seen, and its name in words; in the order in which a step is taken
+PARTS: Mapping[str, tuple[Seen, str]] = {
+    "options": (Seen.OPTIONS, "LR or options of the optimizer"),
+    "torch": (Seen.GENERATORS, "torch's generators"),
+    "others": (Seen.GENERATORS, "Python's or NumPy's generators"),
+    "batch": (Seen.BATCH, "batch"),
+    "gradient": (Seen.GRADIENT, "gradient"),
+    "loss": (Seen.LOSS, "loss"),
+    "weights": (Seen.WEIGHTS, "weights"),
+}
+RESULT = ("gradient", "loss", "weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first step that is another one: which parts of it on which ranks, and both prints of the first of these ranks."""
+
+    step: int
+    parts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    record: Print
+    other: Print
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        named = ", ".join(PARTS[part][1] for part in self.parts)
+        ranks = ", ".join(map(str, self.ranks))
+        return f"step {self.step}, rank {ranks}: {named}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One replay against the record."""
+
+    steps: tuple[int, ...] = ()  # of which a print of every rank was compared
+    parts: frozenset[str] = frozenset()  # that were compared in each of these steps
+    missing: tuple[int, ...] = ()  # steps of the record that the replay lacks
+    unprinted: tuple[int, ...] = ()  # steps that were asked for, and that the record lacks
+    begins_equal: bool | None = None  # the weights it began with; None: the record lacks them
+    first: Difference | None = None
+    gap: int = 0  # steps without a print right before the first difference
+    unrestored: bool = False  # Python's or NumPy's generators stood elsewhere from the first step on: nobody restores them
+
+
+def compare(
+    record: Prints, replay: Prints, *, start: int, until: int, begins: Mapping[int, Print]
+) -> Comparison:
+    """Compare the steps after `start` up to `until`. `begins`: the replay's prints of the weights that it began with.
+
+    The record's weights after step `start` are among its own prints of that step, or are those that it began with.
+    """
+    steps: list[int] = []
+    missing: list[int] = []
+    unprinted: list[int] = []
+    parts = frozenset(PARTS)
+    first: Difference | None = None
+    last = start
+    gap = 0
+    left_out: tuple[str, ...] = ()
+    for step in range(start + 1, until + 1):
+        rows = [(rank, record[rank].get(step), replay.get(rank, {}).get(step)) for rank in sorted(record)]
+        if any(own is None for _, own, _ in rows):
+            unprinted.append(step)
+            continue
+        if any(other is None for _, _, other in rows):
+            missing.append(step)
+            continue
+        pairs = [(rank, own, other) for rank, own, other in rows if own is not None and other is not None]
+        for _, own, other in pairs:
+            parts &= frozenset(part for part, (seen, _) in PARTS.items() if seen in own.seen and seen in other.seen)
+        if not steps and any("others" in _differing(own, other) for _, own, other in pairs):
+            left_out = ("others",)
+        found = [(rank, own, other, tuple(_differing(own, other, left_out))) for rank, own, other in pairs]
+        wrong = [row for row in found if row[3]]
+        if wrong:
+            at = min(wrong, key=lambda row: tuple(PARTS).index(row[3][0]))
+            ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
+            first = Difference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
+            gap = step - last - 1
+            steps.append(step)
+            break
+        steps.append(step)
+        last = step
+    return Comparison(
+        steps=tuple(steps),
+        parts=parts - set(left_out) if steps else frozenset(),
+        unrestored=bool(left_out),
+        missing=tuple(missing),
+        unprinted=tuple(unprinted),
+        begins_equal=_begins_equal(record, begins, start),
+        first=first,
+        gap=gap,
+    )
+
+
+def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:
+    """Parts that differ; one that only one side has seen is not compared."""
+    if own.batches != other.batches and Seen.BATCH in own.seen and Seen.BATCH in other.seen:
+        yield "batch"
+    for part, (seen, _) in PARTS.items():
+        if part in left_out or seen not in own.seen or seen not in other.seen:
+            continue
+        a, b = getattr(own, part), getattr(other, part)
+        if part == "batch" and own.batches != other.batches:
+            continue  # told already
+        if part == "batch" and (Seen.TARGETS in own.seen) != (Seen.TARGETS in other.seen):
+            continue  # one of them holds the labels, too
+        if a != b and not (isinstance(a, float) and math.isnan(a) and math.isnan(b)):
+            yield part
+
+
+def _begins_equal(record: Prints, begins: Mapping[int, Print], start: int) -> bool | None:
+    found = []
+    for rank, other in begins.items():
+        own = record.get(rank, {}).get(start)
+        if own is not None and Seen.WEIGHTS in own.seen and Seen.WEIGHTS in other.seen and other.step == start:
+            found.append(own.weights == other.weights)
+    return all(found) if found and len(found) == len(record) else None
+
+
+# ---- the verdict -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdict, why, and the evidence, one sentence each. `again`: a second replay is needed to tell."""
+
+    verdict: Verdict
+    why: str
+    evidence: tuple[str, ...] = field(default=())
+    again: bool = False
+
+
+def judge(
+    one: Comparison,
+    two: Comparison | None,
+    replays_agree: bool | None,
+    *,
+    changed: Sequence[tuple[str, str]],
+    facts_known: bool,
+) -> Judged:
+    """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.Changed` names it.
+
+    `two`, `replays_agree`: a second replay and whether its prints are those of the first; None where there was none.
+    `facts_known`: both launches said what they were made by.
+    """
+    words = tuple(f"{kind}: {text}" for kind, text in changed)
+    if not one.steps:
+        return Judged(verdict=Verdict.NOT_COMPARED, why=_why_not(one), evidence=words)
+    if one.first is None:
+        return _all_equal(one, words)
+    evidence = (f"first difference: {one.first.words}", *words)
+    if one.begins_equal is False:
+        why = "the checkpoint does not hold the weights that the training had at this step"
+        return Judged(verdict=Verdict.STATE, why=why, evidence=evidence)
+    parts, first = one.first.parts, one.first
+    code = [text for kind, text in changed if kind in ("code", "package")]
+    if code:
+        return Judged(verdict=Verdict.CODE, why="; ".join(code[:4]), evidence=evidence)
+    if parts[0] == "options":
+        lrs = f": LR {first.record.lr:g} in the record, {first.other.lr:g} in the replay"
+        lrs = lrs if first.record.lr != first.other.lr else ""
+        return Judged(verdict=Verdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
+    if parts[0] in ("torch", "others"):
+        why = f"{PARTS[parts[0]][1]} stand elsewhere from step {first.step} on"
+        return Judged(verdict=Verdict.STATE, why=why, evidence=evidence)
+    if parts[0] == "batch":
+        same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
+        return Judged(verdict=Verdict.DATA, why=f"another batch at step {first.step}{same}", evidence=evidence)
+    other = [text for kind, text in changed if kind in ("environment", "arithmetic")]
+    if other:
+        return Judged(verdict=Verdict.CODE, why="; ".join(other[:4]), evidence=evidence)
+    return _another_result(one, two, replays_agree, evidence, facts_known)
+
+
+def _another_result(
+    one: Comparison, two: Comparison | None, replays_agree: bool | None, evidence: tuple[str, ...], facts_known: bool
+) -> Judged:
+    """Equal input as far as it was compared, and another result."""
+    assert one.first is not None
+    if replays_agree is False:
+        why = "two replays from one checkpoint disagree: the arithmetic itself is not repeatable"
+        return Judged(verdict=Verdict.RANDOM, why=why, evidence=evidence)
+    if two is None or replays_agree is None:
+        why = "equal input and another result: a second replay would tell"
+        return Judged(verdict=Verdict.NOT_TOLD, why=why, evidence=evidence, again=True)
+    missing = list(_not_ruled_out(one, facts_known))
+    if missing:
+        why = f"two replays agree, and it is not ruled out: {'; '.join(missing)}"
+        return Judged(verdict=Verdict.NOT_TOLD, why=why, evidence=evidence)
+    ranks = ", ".join(map(str, one.first.ranks))
+    why = f"equal input, and two replays agree with each other and not with the record: step {one.first.step}, rank {ranks}"
+    return Judged(verdict=Verdict.HARDWARE, why=why, evidence=evidence)
+
+
+def _not_ruled_out(one: Comparison, facts_known: bool) -> Iterator[str]:
+    """What may be the cause as well, because it was not compared."""
+    assert one.first is not None
+    if one.begins_equal is None:
+        yield "the checkpoint may hold other weights than the training had (no print of them in the record)"
+    if one.gap:
+        yield f"{one.gap} steps before it have no print (`CHRONICLE_PRINTS=every`)"
+    if not facts_known:
+        yield "the code may have changed (no `prints.json` of the launch)"
+    for part in ("options", "torch", "batch"):
+        if part not in one.parts:
+            yield f"{PARTS[part][1]}: not in the prints"
+    if "batch" in one.parts and not (Seen.TARGETS in one.first.record.seen and Seen.TARGETS in one.first.other.seen):
+        yield "labels, which do not enter the model, may be others"
+
+
+def _all_equal(one: Comparison, words: tuple[str, ...]) -> Judged:
+    if not one.parts & {"gradient", "weights", "loss"}:
+        return Judged(verdict=Verdict.NOT_COMPARED, why="the prints hold no gradient, loss or weights", evidence=words)
+    if one.missing:
+        why = f"the replay has no print of step {one.missing[0]}, of which the record has one"
+        return Judged(verdict=Verdict.NOT_COMPARED, why=why, evidence=words)
+    named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
+    why = f"{len(one.steps)} steps, every print equal: {named}"
+    more: tuple[str, ...] = ()
+    if one.unprinted:
+        more = (f"{len(one.unprinted)} steps between them have no print in the record",)
+    if one.unrestored:
+        more += ("Python's or NumPy's generators are not those of the record: nobody restores them; no effect is seen",)
+    return Judged(verdict=Verdict.REPRODUCED, why=why, evidence=(*more, *words))
+
+
+def _why_not(one: Comparison) -> str:
+    if one.missing:
+        return f"the replay took no step that the record has a print of (the first is {one.missing[0]})"
+    return "the record has no print of these steps"
+
+
+def agree(one: Prints, other: Prints, steps: Iterable[int]) -> bool | None:
+    """Whether two replays have equal prints in these steps; None where nothing could be compared.
+
+    Python's and NumPy's generators do not count: where they differ and the rest agrees, they have no effect.
+    """
+    compared = False
+    for step in steps:
+        for rank in one:
+            a, b = one[rank].get(step), other.get(rank, {}).get(step)
+            if a is None or b is None:
+                return None
+            compared = True
+            if any(_differing(a, b, ("others",))):
+                return False
+    return True if compared else None

@@ -1,0 +1,138 @@
+"""A real launch of a plain script is replayed in a sandbox; nothing of the run changes, whatever ends the replay."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE = """
+import sys
+from pathlib import Path
+from chronicle.replay.sandbox import enter
+enter([Path(sys.argv[1])], Path(sys.argv[2]))
+"""
+Chronicle = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environ() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    return kept | {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every", "PYTHONPATH": str(ROOT)}
+
+
+def words(*more: str) -> list[str]:
+    run = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
+    return [sys.executable, "-m", "chronicle_ml", more[0], *run, *more[1:]]
+
+
+def chronicle(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = words(*more)
+    return subprocess.run(command, cwd=directory, env=environ(), capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 24 steps with checkpoints at 10 and 20."""
+    import torch
+
+    directory = tmp_path_factory.mktemp("replay").resolve()
+    probe = [tmp_path_factory.mktemp("seen"), tmp_path_factory.mktemp("kept")]
+    trial = [sys.executable, "-c", PROBE, *map(str, probe)]
+    tried = subprocess.run(trial, env=environ(), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no private mount namespace here: {tried.stderr.strip().splitlines()[-1]}")
+    for name, text in (("train.py", TRAIN), ("objective.py", OBJECTIVE), ("helpers.py", HELPERS)):
+        (directory / name).write_text(text)
+    generator = torch.Generator().manual_seed(5)
+    rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
+    torch.save((rows, labels), directory / "data.pt")
+    done = chronicle(directory, "run", "--", sys.executable, "train.py", "24")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return directory
+
+
+def test_recorded_steps_are_reproduced_and_nothing_of_the_run_changes(recorded: Path) -> None:
+    before = digests(recorded)
+    done = chronicle(recorded, "replay", "22", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["start"], found["compared"]) == ("reproduced", 20, 2)
+    assert {"batch", "gradient", "weights", "torch", "options", "loss"} <= set(found["parts"])
+    after = digests(recorded)
+    assert {path: after.get(path) for path in before} == before
+    assert all("/journal" in path or path.endswith("run.json") for path in after.keys() - before.keys())
+    (entry,) = read_journal(RunPaths(recorded / "logs" / "small")).of_kind("replay")
+    assert (entry.launch, entry.step, entry.data["verdict"]) == (1, 22, "reproduced")
+
+
+@pytest.mark.slow
+def test_a_replay_that_is_killed_leaves_no_process_and_no_byte(recorded: Path) -> None:
+    before = digests(recorded)
+    command = words("replay", "18")
+    process = subprocess.Popen(command, cwd=recorded, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not _trainers(recorded):
+        time.sleep(0.05)
+    assert _trainers(recorded), "the trainer never began"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and _trainers(recorded):
+        time.sleep(0.1)
+    assert _trainers(recorded) == []
+    after = digests(recorded)
+    assert {path: after.get(path) for path in before} == before
+
+
+def _trainers(directory: Path) -> list[int]:
+    """Living processes of this test's trainer, by their working directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            is_trainer = b"train.py" in (entry / "cmdline").read_bytes().split(b"\0")
+            if entry.name.isdigit() and is_trainer and os.path.realpath(entry / "cwd") == str(directory):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_what_cannot_be_replayed_names_the_missing_piece(recorded: Path) -> None:
+    missing = chronicle(recorded, "replay", "99")
+    assert missing.returncode == 3 and "no prints of step 99" in missing.stderr
+    wrong = chronicle(recorded, "replay", "0")
+    assert wrong.returncode == 2 and "expected 1 or more" in wrong.stderr
+    inside = chronicle(recorded, "replay", "22", "--sandbox", str(recorded / "here"))
+    assert inside.returncode == 3 and "--sandbox" in inside.stderr
+
+
+@pytest.mark.slow
+def test_a_step_before_the_first_checkpoint_is_played_from_the_beginning(recorded: Path) -> None:
+    done = chronicle(recorded, "replay", "3", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["start"] == 0 and not json.loads(done.stdout).get("checkpoint")
+
+
+@pytest.mark.slow
+def test_a_changed_line_is_named(recorded: Path) -> None:
+    script = recorded / "helpers.py"
+    text = script.read_text()
+    script.write_text(text.replace("return 1.0", "return 1.01"))
+    try:
+        done = chronicle(recorded, "replay", "22", "--json")
+    finally:
+        script.write_text(text)
+    assert done.returncode == 5
+    assert json.loads(done.stdout)["verdict"] == "code or packages differ"
+    assert "helpers.py" in json.loads(done.stdout)["why"]
