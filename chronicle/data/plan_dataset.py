@@ -70,6 +70,10 @@ class PlanDataset:
         """The samples of all sources: as many as one reading of each holds. Numbers beyond it are the next epochs."""
         return sum(source.num_samples for source in self.plan.sources)
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield as many samples as `len` says; numbers have no end by themselves."""
+        return (self[number] for number in range(len(self)))
+
     def ids(self, first: int, count: int) -> SampleIds:
         """Return (source number, sample number) of `count` samples of the sequence, shape (count, 2)."""
         found = []

@@ -40,6 +40,7 @@ NOT_YET = {
     ".parquet": "Parquet is not indexed yet: write it as `.jsonl` or `.tar`",
     ".arrow": "Arrow is not indexed yet: write it as `.jsonl` or `.tar`",
 }
+MOST_OPEN = 128  # shards at a time in a process: limits of 1,024 are usual, and there may be 10,000 shards
 _BLOCK = 512
 Sample = dict[str, Any]
 
@@ -167,7 +168,7 @@ class SourceReader:
             problem = _differs(place / shard.name, shard)
             if problem:
                 raise ShardProblem(problem, "bring the indexed file back, or index the shards again: then the plan is another")
-        self._readers = [ShardReader(str(place / shard.name)) for shard in index.shards]
+        self._place, self._open = place, dict[int, ShardReader]()  # the last one used is the last one in it
         counts = np.array([shard.num_samples for shard in index.shards], dtype=np.int64)
         self._samples_before = np.concatenate([[0], np.cumsum(counts)])
         ends = np.cumsum(index.sizes)
@@ -178,9 +179,9 @@ class SourceReader:
         """Return sample `number`: `__key__`, `__source__`, and its fields as bytes. Raises ShardProblem for changed bytes."""
         shard = int(np.searchsorted(self._samples_before, number, "right")) - 1
         start, size = int(self._starts[number]), int(self.index.sizes[number])
-        content, known = self._readers[shard].read(start, size), self.index.shards[shard]
+        content, known = self._reader(shard).read(start, size), self.index.shards[shard]
         if zlib.crc32(content) != int(self.index.checksums[number]):
-            raise ShardProblem(f"shard `{self._readers[shard].shard}` has changed: bytes {start} to {start + size} (sample "
+            raise ShardProblem(f"shard `{self._place / known.name}` has changed: bytes {start} to {start + size} (sample "
                                f"{number - int(self._samples_before[shard])}) are not what was indexed",
                                "`chronicle data verify` lists every changed shard; bring the indexed file back")
         name = known.name.rpartition(".")[0]
@@ -191,6 +192,14 @@ class SourceReader:
         else:
             sample = {"__key__": name, known.name.rpartition(".")[2]: content}
         return {**sample, "__source__": self.index.source}
+
+    def _reader(self, shard: int) -> ShardReader:
+        """Return the open shard; of many shards the one that was not used for longest is closed."""
+        reader = self._open.pop(shard, None) or ShardReader(str(self._place / self.index.shards[shard].name))
+        self._open[shard] = reader
+        if len(self._open) > MOST_OPEN:
+            self._open.pop(next(iter(self._open))).close()
+        return reader
 
 
 # --- One shard

@@ -168,6 +168,12 @@ class ShardReader:
                                "the file was truncated during training: run `chronicle data verify`")
         return content
 
+    def close(self) -> None:
+        """Close the descriptor of this process; a later read opens another."""
+        if self._descriptor >= 0 and self._process == os.getpid():
+            os.close(self._descriptor)
+        self._descriptor = -1
+
 
 def _reason(problem: OSError) -> str:
     """Return the system's message. fsspec reports every failure as "not found" and keeps the real error as the cause."""

@@ -150,7 +150,7 @@ def test_an_hf_trainer_and_lightning_read_the_plans_order(indexes):
     torch = pytest.importorskip("torch")
     data = dataset(indexes)
     names = [name for batch in torch.utils.data.DataLoader(data, batch_size=5, collate_fn=plain) for name in batch]
-    assert names == [data[number] for number in range(160)] and len(data) == 160
+    assert names == [data[number] for number in range(160)] == list(data) and len(data) == 160
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.elastic_data import write_foreign_tars
+from chronicle.data import shard_index
 from chronicle.data.shard_index import SourceReader, index_source, read_source_index, verify_index, write_source_index
 from chronicle.data.shards import ShardProblem
 from chronicle.errors import DataError
@@ -107,6 +108,16 @@ def test_lines_and_texts_are_samples(tmp_path):
     assert [json.loads(sample["json"])["id"] for sample in samples if "json" in sample] == [1, 2, 3]
     assert [sample["txt"] for sample in samples if "txt" in sample] == [b"whole text\n"]
     assert {sample["__key__"] for sample in samples} == {"b", "deep/a/0", "deep/a/1", "deep/a/2"}
+
+
+def test_of_many_shards_few_are_open_at_a_time(tmp_path, monkeypatch):
+    for number in range(40):
+        (tmp_path / f"{number:02d}.txt").write_text(str(number))
+    monkeypatch.setattr(shard_index, "MOST_OPEN", 3)
+    reader = SourceReader(index_source("texts", tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    assert [int(reader.read(number)["txt"]) for number in (*range(40), *range(40))] == [*range(40), *range(40)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
 
 
 def test_nothing_to_index_and_a_damaged_index_are_one_sentence(tmp_path, place):
