@@ -4,7 +4,7 @@ import json as json_module
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import LaunchSeries, read_parent, read_series
+
+if TYPE_CHECKING:
+    from chronicle.report.index import ServedIndex
 
 __all__ = [
     "render",
@@ -157,20 +160,20 @@ def serve(
 ) -> CommandResult:
     """Serve the run's page on 127.0.0.1 until Ctrl-C.
 
+    Where no run is named and the logs directory holds several, it serves an index of all of them, with a page of each.
     The page is loaded once; new points and entries are sent to it, and zoom and choices stay. From another machine use
     `ssh -L 8765:127.0.0.1:8765 host`.
 
     Example: chronicle serve --port 8765
     """
-    from chronicle.report.server import LiveServer
+    from chronicle.report.server import LiveServer, Makers
 
-    settings = need_run(settings_from(run, logs))
-    paths, script = settings.paths, plotly_script()
+    makers, script, many = Makers(_page, _state, _status), plotly_script(), _many_runs(run, logs)
     try:
-        server = LiveServer(
-            paths, port, script=script, status=lambda: _status(paths),
-            page=lambda mark, where: _page(paths, mark, where), state=lambda mark: _state(paths, mark),
-        )  # fmt: skip
+        if many is not None:
+            server = LiveServer(many.runs, port, makers=makers, script=script, index=many.page)
+        else:
+            server = LiveServer(need_run(settings_from(run, logs)).paths, port, makers=makers, script=script)
     except OSError as problem:
         raise ChronicleError(
             f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
@@ -184,6 +187,22 @@ def serve(
         server.stopping.set()
         server.server_close()
     return CommandResult()
+
+
+def _many_runs(run: str | None, logs: Path | None) -> "ServedIndex | None":
+    """The index of all runs, where none is named and there are several; else None."""
+    from chronicle.report.index import ServedIndex
+    from chronicle.report.server import fingerprint, mark_of
+    from chronicle.settings import load_settings
+
+    try:
+        load_settings(Path.cwd(), os.environ, run=run, logs=logs)
+        return None  # a run is named, here or in the settings, or there is one only
+    except UsageProblem:
+        index = ServedIndex(
+            load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir, lambda paths: mark_of(fingerprint(paths))
+        )
+    return index if run is None and len(index.runs()) > 1 else None
 
 
 def _page(paths: RunPaths, mark: str, script: str) -> str:

@@ -7,6 +7,7 @@ once, between its 1st and 99th percentile.
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -23,8 +24,9 @@ from chronicle.story.plain import format_age, format_number
 from chronicle.story.read import read_story
 from rollback.channels import Role, find_channel
 
-__all__ = ["render_index", "sparkline", "write_site"]
+__all__ = ["ServedIndex", "render_index", "sparkline", "write_site"]
 
+AGAIN_SECONDS = 30
 WIDTH, HEIGHT, BUCKETS = 160, 30, 80
 HEADS = ("run", "state", "step", "loss", "", "LR", "launches", "steps abandoned", "open", "last sign", "tags")
 NUMERIC = (2, 3, 5, 6, 7, 8)
@@ -32,9 +34,17 @@ BROKEN = ("failed", "unreadable", "crash", "hang", "out of memory", "node lost",
 
 
 def render_index(
-    rows: Sequence[Mapping[str, Any]], sparks: Mapping[str, str], *, link: Callable[[str], str], now: float
+    rows: Sequence[Mapping[str, Any]],
+    sparks: Mapping[str, str],
+    *,
+    link: Callable[[str], str],
+    now: float,
+    again_seconds: int | None = None,
 ) -> str:
-    """The page. `rows` as of `chronicle runs`, `sparks` by name, `link(name)` is where a run's page lies."""
+    """The page. `rows` as of `chronicle runs`, `sparks` by name, `link(name)` is where a run's page lies.
+
+    `again_seconds`: a served page is loaded again after so long.
+    """
     ordered = sorted(rows, key=lambda row: (row["status"] != "running", not row.get("incidents"), -_sign(row), row["name"]))
     running = sum(row["status"] == "running" for row in rows)
     opened = sum(bool(row.get("incidents")) for row in rows)
@@ -43,6 +53,7 @@ def render_index(
     cells = "".join(_row(row, sparks.get(row["name"], ""), link, now) for row in ordered)
     titles = "".join(f'<th scope="col"{_kind(i)}>{title}</th>' for i, title in enumerate(HEADS))
     parts = {
+        "AGAIN": "" if again_seconds is None else f'<meta http-equiv="refresh" content="{again_seconds}">',
         "CSS": files("chronicle.report").joinpath("page.css").read_text(encoding="utf-8"),
         "HEAD": f'<ul class="facts">{head}</ul>',
         "TITLES": titles,
@@ -126,6 +137,37 @@ def _drawn(values: Sequence[float]) -> str:
     label = f"loss from {format_number(values[0])} to {format_number(values[-1])}, {len(values)} points"
     line = f'<path d="M{" L".join(places)}"/>'
     return f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html_text(label)}">{line}</svg>'
+
+
+class ServedIndex:
+    """The index that `chronicle serve` gives: a line is drawn again only when its run has grown."""
+
+    def __init__(self, logs: Path, mark: Callable[[RunPaths], str]) -> None:
+        self._logs, self._mark = logs, mark
+        self._known: dict[str, tuple[str, str]] = {}  # run -> its mark and its line
+        self._lock = threading.Lock()
+
+    def runs(self) -> list[RunPaths]:
+        """The runs of the directory as they are now."""
+        return list_runs(self._logs)
+
+    def page(self) -> str:
+        """The index as it is now."""
+        with self._lock:
+            found = [self._row(paths) for paths in self.runs()]
+        rows, sparks = [row for row, _ in found], {str(row["name"]): spark for row, spark in found}
+        now = datetime.now(UTC).timestamp()
+        return render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}/", now=now, again_seconds=AGAIN_SECONDS)
+
+    def _row(self, paths: RunPaths) -> tuple[dict[str, Any], str]:
+        mark, known = self._mark(paths), self._known.get(paths.run)
+        try:
+            row = summarize_run(paths)  # whether it is alive is asked every time
+            spark = known[1] if known is not None and known[0] == mark else sparkline(paths)
+        except (ChronicleError, OSError, ValueError) as problem:
+            row, spark = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
+        self._known[paths.run] = (mark, spark)
+        return row, spark
 
 
 def write_site(logs: Path, out: Path, *, script: str, page: Callable[[RunPaths, str], str]) -> list[dict[str, Any]]:

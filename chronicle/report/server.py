@@ -20,19 +20,21 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
+from urllib.parse import unquote
 
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 from chronicle.report.prometheus import CONTENT_TYPE, exposition
 
-__all__ = ["LiveServer", "fingerprint", "mark_of"]
+__all__ = ["LiveServer", "Makers", "fingerprint", "mark_of"]
 
 ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
 ALWAYS_NEW = ("/metrics",)  # whether a launch lives changes without a line in any file
+OF_A_RUN = re.compile(r"/runs/([^/]+)(/.*)")
 DIGEST = re.compile(r"/objects/([0-9a-f]{2})/([0-9a-f]{64})")
 STREAMS = 32  # open event streams; further ones get 503
 MOST_BYTES = 10_000  # of one event with points: of more points every nth is sent
@@ -119,42 +121,27 @@ def _short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-class LiveServer(ThreadingHTTPServer):
-    """Serves `/` (the page), `/state.json` (what of it changes), `/status.json`, `/metrics`, `/events`, Plotly, attachments."""
+class Makers(NamedTuple):
+    """What makes the served texts of a run: its page (with the mark and the script's path), its state, its status."""
 
-    daemon_threads = True
-    allow_reuse_address = True
+    page: Callable[[RunPaths, str, str], str]
+    state: Callable[[RunPaths, str], str]
+    status: Callable[[RunPaths], str]
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        port: int,
-        *,
-        page: Callable[[str, str], str],
-        state: Callable[[str], str],
-        status: Callable[[], str],
-        script: str,
-        poll: float = POLL_SECONDS,
-    ) -> None:
-        """`page(mark, script's path)` and `state(mark)` make what is served; `script` is Plotly's."""
-        super().__init__((ADDRESS, port), _Handler)
+
+class RunSite:
+    """What is served of one run, below its own path: `/`, `/state.json`, `/status.json`, `/metrics`, `/events`, attachments."""
+
+    def __init__(self, paths: RunPaths, makers: Makers, script_path: str) -> None:
         self.paths = paths
-        self.poll = poll
-        self.stopping = threading.Event()
-        self.streams = threading.BoundedSemaphore(STREAMS)
-        self.script = script.encode()
-        self.script_path = f"/plotly-{hashlib.sha256(self.script).hexdigest()[:12]}.js"
         self._make: dict[str, Callable[[str], str]] = {
-            "/": lambda mark: page(mark, self.script_path), "/state.json": state, "/status.json": lambda mark: status(),
-            "/metrics": lambda mark: exposition(json.loads(status())),
+            "/": lambda mark: makers.page(paths, mark, script_path),
+            "/state.json": lambda mark: makers.state(paths, mark),
+            "/status.json": lambda mark: makers.status(paths),
+            "/metrics": lambda mark: exposition(json.loads(makers.status(paths))),
         }
         self._made: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def body(self, name: str) -> bytes | None:
         """The page, state or status, made again if the run has changed; None for another name."""
@@ -166,6 +153,57 @@ class LiveServer(ThreadingHTTPServer):
             if known is None or known[0] != mark or name in ALWAYS_NEW:
                 known = self._made[name] = (mark, self._make[name](mark).encode("utf-8"))
             return known[1]
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves one run at `/`; or of many an index at `/`, and each run below `/runs/NAME/`."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(
+        self,
+        runs: RunPaths | Callable[[], Sequence[RunPaths]],
+        port: int,
+        *,
+        makers: Makers,
+        script: str,
+        index: Callable[[], str] | None = None,
+        poll: float = POLL_SECONDS,
+    ) -> None:
+        """`runs`: the one run, or what lists them, and `index` makes their page; `script` is Plotly's."""
+        super().__init__((ADDRESS, port), _Handler)
+        self.poll = poll
+        self.stopping = threading.Event()
+        self.streams = threading.BoundedSemaphore(STREAMS)
+        self.script = script.encode()
+        self.script_path = f"/plotly-{hashlib.sha256(self.script).hexdigest()[:12]}.js"
+        self.index = index
+        self._makers = makers
+        self._list = runs if callable(runs) else None
+        self._sites = {} if callable(runs) else {"": RunSite(runs, makers, self.script_path)}
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+    def find(self, path: str) -> tuple[RunSite, str] | None:
+        """The run that a path belongs to, and the rest of the path; None where it belongs to none."""
+        if self._list is None:
+            return self._sites[""], path
+        found = OF_A_RUN.fullmatch(path)
+        if found is None:
+            return None
+        name = unquote(found[1])
+        with self._lock:
+            if name not in self._sites:  # only what the directory lists: a path of a request leads nowhere else
+                known = {one.run: one for one in self._list()}
+                if name not in known:
+                    return None
+                self._sites[name] = RunSite(known[name], self._makers, self.script_path)
+            return self._sites[name], found[2]
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore connections that the browser closed; report other errors."""
@@ -185,24 +223,32 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer a request for the page, the status, the event stream or an attachment."""
+        """Answer a request for the index, a page, the status, the event stream or an attachment."""
         if not self._asked_by_our_name():
             return
         path = self.path.partition("?")[0]
-        if path == "/events":
-            self._events()
-            return
         if path == self.server.script_path:
             self._send(HTTPStatus.OK, self.server.script, "text/javascript; charset=utf-8", keep=SCRIPT_AGE)
             return
-        body = self.server.body(path)
+        if path == "/" and self.server.index is not None:
+            self._send(HTTPStatus.OK, self.server.index().encode(), "text/html; charset=utf-8")
+            return
+        found = self.server.find(path)
+        if found is None:
+            self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8")
+            return
+        site, path = found
+        if path == "/events":
+            self._events(site)
+            return
+        body = site.body(path)
         if body is not None:
             kind = "application/json" if path.endswith(".json") else "text/html"
             self._send(HTTPStatus.OK, body, CONTENT_TYPE if path == "/metrics" else f"{kind}; charset=utf-8")
             return
         stored = DIGEST.fullmatch(path)
         if stored and stored[2].startswith(stored[1]):
-            self._object(self.server.paths.objects_dir / stored[1] / stored[2])
+            self._object(site.paths.objects_dir / stored[1] / stored[2])
             return
         self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8")
 
@@ -210,7 +256,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer as GET, without the body."""
         if not self._asked_by_our_name():
             return
-        body = self.server.body(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        if path == "/" and self.server.index is not None:
+            body: bytes | None = self.server.index().encode()
+        else:
+            found = self.server.find(path)
+            body = None if found is None else found[0].body(found[1])
         self._send(HTTPStatus.OK if body is not None else HTTPStatus.NOT_FOUND, body or b"", "text/html; charset=utf-8")
 
     def _asked_by_our_name(self) -> bool:
@@ -246,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _events(self) -> None:
+    def _events(self, site: RunSite) -> None:
         if not self.server.streams.acquire(blocking=False):
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"too many listeners\n", "text/plain; charset=utf-8")
             return
@@ -257,14 +308,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
-            self._watch()
+            self._watch(site)
         except OSError:
             pass  # the browser closed the connection
         finally:
             self.server.streams.release()
 
-    def _watch(self) -> None:
-        growth, quiet = Growth(self.server.paths), time.monotonic()
+    def _watch(self, site: RunSite) -> None:
+        growth, quiet = Growth(site.paths), time.monotonic()
         self._say(f"event: here\ndata: {json.dumps({'mark': mark_of(growth.seen)})}\n\n")
         while not self.server.stopping.wait(self.server.poll):
             found = growth.look()

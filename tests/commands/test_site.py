@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chronicle.cli.report import _many_runs
 from chronicle.journal.events import Incident
 from chronicle.report.index import _drawn, render_index
 from tests.builders.story_runs import StoryRun, toy_run
@@ -111,3 +112,16 @@ def test_the_index_is_searched_by_the_keyboard(tmp_path: Path, chronicle: Cli) -
         tab.until("document.documentElement.dataset.ready === 'yes'")
         tab.until("document.querySelector('#plot-lineage[data-drawn] .trace') !== null")
         assert tab.console == []
+
+
+def test_serve_takes_the_index_only_where_no_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CHRONICLE_RUN", raising=False)
+    make(tmp_path, "alpha")
+    assert _many_runs(None, None) is None
+    make(tmp_path, "beta")
+    found = _many_runs(None, None)
+    assert found is not None and [paths.run for paths in found.runs()] == ["alpha", "beta"]
+    assert _many_runs("beta", None) is None and _many_runs("nobody", None) is None
+    monkeypatch.setenv("CHRONICLE_RUN", "beta")
+    assert _many_runs(None, None) is None

@@ -19,8 +19,9 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
 from chronicle.report.html import plotly_script
+from chronicle.report.index import ServedIndex
 from chronicle.report.prometheus import CONTENT_TYPE, GAUGES, exposition
-from chronicle.report.server import MOST_BYTES, LiveServer
+from chronicle.report.server import MOST_BYTES, LiveServer, Makers, fingerprint, mark_of
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser
 from tests.report.devtools import browser
@@ -33,17 +34,19 @@ def story(tmp_path: Path) -> StoryRun:
 
 @pytest.fixture
 def server(story: StoryRun) -> Iterator[LiveServer]:
-    with serving(story, "/* plotly */") as running:
-        yield running
+    with serving(story, "/* plotly */") as found:
+        yield found
 
 
 @contextmanager
 def serving(story: StoryRun, script: str) -> Iterator[LiveServer]:
-    paths = story.paths
-    server = LiveServer(
-        paths, 0, script=script, status=lambda: _status(paths), poll=0.01,
-        page=lambda mark, where: _page(paths, mark, where), state=lambda mark: _state(paths, mark),
-    )  # fmt: skip
+    server = LiveServer(story.paths, 0, makers=Makers(_page, _state, _status), script=script, poll=0.01)
+    with running(server):
+        yield server
+
+
+@contextmanager
+def running(server: LiveServer) -> Iterator[LiveServer]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -163,8 +166,8 @@ def test_it_listens_on_this_machine_only(server: LiveServer) -> None:
 def test_two_tabs_show_what_was_added_while_they_looked_and_keep_their_view(story: StoryRun, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     script = plotly_script()
-    with serving(story, script) as server, browser(tmp_path / "profile") as running:
-        tabs = [running.open(server.url), running.open(server.url)]
+    with serving(story, script) as server, browser(tmp_path / "profile") as chromium:
+        tabs = [chromium.open(server.url), chromium.open(server.url)]
         for tab in tabs:
             tab.until("document.getElementById('live')?.textContent === 'live'")
         tabs[0].ask("Page.bringToFront")  # a tab behind another draws nothing until it is seen
@@ -237,3 +240,49 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"chronicle_\w+", query)}
     assert asked and asked <= GAUGES.keys()
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Iterator[LiveServer]:
+    """An index of two runs; one of them is the toy run."""
+    toy_run(tmp_path)
+    other = StoryRun(tmp_path, "other")
+    other.start(1, 0)
+    index = ServedIndex(tmp_path / "logs", lambda paths: mark_of(fingerprint(paths)))
+    makers = Makers(_page, _state, _status)
+    server = LiveServer(index.runs, 0, makers=makers, script="/* plotly */", index=index.page, poll=0.01)
+    with running(server):
+        yield server
+
+
+def test_of_many_runs_an_index_leads_to_each(many: LiveServer, tmp_path: Path) -> None:
+    page = ask(many, "/").body.decode()
+    links = re.findall(r'href="(runs/[^"]*)"', page)
+    assert sorted(links) == ["runs/other/", "runs/toy/"] and "loss from 9.9 to 8.2" in page
+    assert 'http-equiv="refresh"' in page
+    assert "toy: chronicle" in ask(many, "/runs/toy/").body.decode()
+    assert json.loads(ask(many, "/runs/toy/status.json").body)["loss"] == 8.2
+    assert ask(many, many.script_path).status == 200 and ask(many, "/runs/toy/", "HEAD").status == 200
+    late = StoryRun(tmp_path, "late")
+    late.start(1, 0)
+    assert "runs/late/" in ask(many, "/").body.decode() and ask(many, "/runs/late/").status == 200
+    with opened(many, "/runs/late/events") as stream:
+        event(stream)
+        late.add("note", title="hello")
+        assert event(stream)[0] == "story"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/runs/none/", "/runs/../", "/runs/%2e%2e/", "/runs/toy/../other/", "/runs//", "/runs/toy%2f..%2fother/"),
+        *("/status.json", "/events"),
+    ],
+)
+def test_below_an_index_nothing_else_can_be_read(path: str, many: LiveServer) -> None:
+    assert ask(many, path).status == 404
+
+
+def test_a_rebound_name_gets_no_index(many: LiveServer) -> None:
+    answer = ask(many, "/", Host="evil.example")
+    assert answer.status == 403 and b"toy" not in answer.body
