@@ -145,9 +145,9 @@ class StepPrints:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return
-        if self._now is not None and not self._inside:
+        if self._now is not None and not self._inside and not _is_captured():
             self._close(self._now)
-        if self._skip > 0:
+        if self._skip > 0 or _is_captured():
             return
         begun = self._clock()
         if self._entered is None:
@@ -163,6 +163,8 @@ class StepPrints:
         `gradient` False: the backward pass runs inside the step, and `gradient_ready` follows.
         """
         if self._launch_dir is None or step is None:
+            return
+        if _is_captured():
             return
         self._close(self._now)
         self._steps += 1
@@ -440,7 +442,7 @@ def _checksum(tensor: Any) -> Any:
     return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
 def _odd(columns: int) -> Any:
     """1, 3, 5, …: so that two values that change places are another row."""
     return sys.modules["numpy"].arange(1, 2 * columns, 2)
@@ -464,6 +466,12 @@ def _generators() -> tuple[int, int]:
     if numpy is not None:
         others = zlib.crc32(_numpy_state(numpy), others)
     return found, others
+
+
+def _is_captured() -> bool:
+    """Whether a CUDA graph is being captured: nothing may be read from the device then, and no generator."""
+    torch = sys.modules["torch"]
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _numpy_state(numpy: Any) -> bytes:

@@ -248,3 +248,14 @@ def test_two_rows_that_change_places_are_another_batch(tmp_path: Path, monkeypat
     loop.data = lambda step, x: x[[1, 0, 2, 3]] if step == 4 else x
     step, fields = first_difference(clean, loop.train(5).ring())
     assert (step, fields[0]) == (4, "batch")
+
+
+def test_steps_of_a_graph_that_is_captured_have_no_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a CUDA graph is captured nothing may be read; it is no error of the guard."""
+    loop = Loop(tmp_path, monkeypatch).train(3)
+    monkeypatch.setattr("chronicle.resume.prints._is_captured", lambda: True)
+    loop.train(2)
+    monkeypatch.setattr("chronicle.resume.prints._is_captured", lambda: False)
+    ring = loop.train(3).ring()
+    assert {1, 2, 7, 8} <= ring.steps().keys() and not {4, 5} & ring.steps().keys()
+    assert loop.run.session.faults.found == []
