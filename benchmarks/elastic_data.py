@@ -43,7 +43,7 @@ steps, global_batch = int(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 4000), nn.ReLU(), nn.Linear(4000, 1)))
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 150_000), nn.ReLU(), nn.Linear(150_000, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 data = PlanDataset({"data/web.index": 7, "data/code.index": 3}, seed=5, decode=decode)
 loader = data.loader(global_batch // world, num_workers=1, num_samples=steps * global_batch)
@@ -127,25 +127,28 @@ def drill(place: Path, kills: int, steps: int, seed: int) -> int:
     draw = random.Random(seed)
     with open(place / "out.log", "wb") as out:
         run = subprocess.Popen(words, cwd=place, env=environ, stdout=out, stderr=subprocess.STDOUT)
-    killed = in_saves = 0
+    killed = in_saves = cut = 0
     aimed = _aim(draw, killed)
+    pids: list[int] = []
+    looked = 0.0
     while run.poll() is None:
         time.sleep(0.0005)
-        if killed < kills and _is_due(place, aimed):
-            pids = _ranks(place)
-            if pids:
-                os.kill(draw.choice(pids) if not aimed["save"] else pids[0], signal.SIGKILL)
-                killed, in_saves = killed + 1, in_saves + bool(aimed["save"])
-                where = "in a save" if aimed["save"] else "between"
-                print(f"kill {killed}: {where}, {len(_lines(place))} steps of ranks done", flush=True)
-                aimed = _aim(draw, killed)
-                while _ranks(place) and run.poll() is None:
-                    time.sleep(0.05)
-                aimed["from"] = len(_lines(place))
+        if not pids and time.monotonic() - looked > 0.3:  # looked up before it is time, so that a kill comes at once
+            pids, looked = _ranks(place), time.monotonic()
+        if killed < kills and pids and _is_due(place, aimed):
+            os.kill(draw.choice(pids) if not aimed["save"] else pids[0], signal.SIGKILL)
+            killed, in_saves, pids = killed + 1, in_saves + bool(aimed["save"]), []
+            cut += _is_cut(place)
+            where = "at a save" if aimed["save"] else "between"
+            print(f"kill {killed}: {where}, {len(_lines(place))} steps of ranks done", flush=True)
+            aimed = _aim(draw, killed)
+            while _ranks(place) and run.poll() is None:
+                time.sleep(0.05)
+            aimed["from"] = len(_lines(place))
     lost, repeated, moved = _compare(place, steps)
     launches = len({one[0] for one in _lines(place)})
-    print(f"exit code {run.returncode}, {killed} kills ({in_saves} in saves), {launches} launches that took steps; "
-          f"of {steps * GLOBAL_BATCH} samples {lost} lost, {repeated} repeated, {moved} at another step")
+    print(f"exit code {run.returncode}, {killed} kills ({in_saves} aimed at saves, {cut} cut one), {launches} launches took "
+          f"steps; of {steps * GLOBAL_BATCH} samples {lost} lost, {repeated} repeated, {moved} at another step")
     return int(bool(run.returncode or lost or repeated or moved or killed < kills))
 
 
@@ -159,6 +162,13 @@ def _is_due(place: Path, aimed: dict[str, int | bool | list[str]]) -> bool:
         return len(_lines(place)) >= int(aimed["from"]) + int(aimed["after"])
     newest = max((place / "ck").glob("step-*.pt"), key=lambda path: path.stat().st_mtime_ns, default=None)
     return newest is not None and time.time() - newest.stat().st_mtime < 0.002
+
+
+def _is_cut(place: Path) -> bool:
+    """Whether the newest checkpoint is shorter than the largest: all but counters have one size."""
+    time.sleep(0.2)
+    found = sorted((path.stat() for path in (place / "ck").glob("step-*.pt")), key=lambda one: one.st_mtime_ns)
+    return len(found) > 1 and found[-1].st_size < 0.99 * max(one.st_size for one in found)
 
 
 def _ranks(place: Path) -> list[int]:
