@@ -50,6 +50,8 @@ SHELLS = (
     "ChronicleCallback.setup.<locals>.save_checkpoint",
     "_wrap.<locals>.method",
     "hook_engine_steps.<locals>.step",
+    "_saving.<locals>.save_checkpoint",
+    "_loading.<locals>.load_checkpoint",
 )
 NO_FUNCTIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>", "__getattr__")  # the last: an import
 WORDS = "injected by the benchmark"
