@@ -49,7 +49,7 @@ LONGEST_SECONDS = 420.0
 class Job:
     """One job of one kind."""
 
-    def __init__(self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int) -> None:
+    def __init__(self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int, *, nodes: int = 0) -> None:
         self.kind, self.cluster, self.directory, self.chance = kind, cluster, directory, random.Random(f"{kind}{seed}")
         directory.mkdir(parents=True)
         shutil.copy(TRAIN, directory / "train.py")
@@ -64,7 +64,7 @@ class Job:
             if not key.startswith(("CHRONICLE_", "PYTHONDONTWRITE"))
         }
         self.environ = own | {"PYTHONPATH": str(ROOT), "PATH": f"{wrapper.parent}:{own['PATH']}"}
-        words = ["chronicle", "run", "--sbatch", str(cluster.count), "--run", "demo", "--grace", f"{GRACE}",
+        words = ["chronicle", "run", "--sbatch", str(nodes or cluster.count), "--run", "demo", "--grace", f"{GRACE}",
                  "--on-stall", "stop",
                  "--restart-pause", "1", "--checkpoints", "checkpoints", "--", sys.executable, "train.py"]  # fmt: skip
         done = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True)

@@ -88,9 +88,19 @@ def _decide(settings: Settings, policy: Policy, entries: Sequence[Entry]) -> Com
     decision = settled.decision
     if decision.verdict is Verdict.HERE and not settled.fresh:
         return _without_a_launch(f"no launch has begun since launch {settled.launch}", entries)
+    if decision.verdict is Verdict.HERE and (bad := _excluded_here(entries)):
+        return _answer(Verdict.NEW_JOB, f"{bad} of this job is excluded")
     if decision.verdict is Verdict.HERE:
         time.sleep(decision.pause_seconds)
     return _answer(decision.verdict, f"launch {settled.launch}: {decision.reason}")
+
+
+def _excluded_here(entries: Sequence[Entry]) -> str:
+    """The nodes of this job that are excluded from the run; "" where none is, and where SLURM does not say which it has."""
+    excluded = find_excluded(entries)
+    if not excluded:
+        return ""
+    return ", ".join(sorted(set(expand_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))) & set(excluded)))
 
 
 def _without_a_launch(what: str, entries: Sequence[Entry]) -> CommandResult:
@@ -98,9 +108,8 @@ def _without_a_launch(what: str, entries: Sequence[Entry]) -> CommandResult:
 
     Else something refused the start.
     """
-    nodes = expand_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
-    bad = sorted(set(nodes) & set(find_excluded(entries)))
-    reason = f"{', '.join(bad)} of this job is excluded" if bad else requeued_before_a_launch(os.environ)
+    bad = _excluded_here(entries)
+    reason = f"{bad} of this job is excluded" if bad else requeued_before_a_launch(os.environ)
     return _answer(Verdict.NEW_JOB, reason) if reason else _answer(Verdict.STOP, what)
 
 

@@ -175,6 +175,8 @@ def ask_node(node: str, *, ask: Ask = _ask) -> NodeWord:
 
 # --- Nodes that a job must not get
 
+REQUEUE_TRIES = 15  # seconds: SLURM ends the script half a minute after the requeue
+
 
 def expand_nodes(listed: str, *, ask: Ask = _ask) -> tuple[str, ...]:
     """The names in a list such as `n[1-3]`; () for an empty one, and where SLURM cannot be asked."""
@@ -193,7 +195,7 @@ def exclude_from_job(job: str, excluded: Sequence[str], known: Sequence[str], *,
     if answer is None or answer[0] != 0:
         return "SLURM does not answer" if answer is None else answer[1].strip()
     fields = dict(FIELD.findall(answer[1]))
-    if fields.get("JobState") != "PENDING":
+    if fields.get("JobState") == "RUNNING":  # COMPLETING right after its requeue, and it may be changed then
         return f"job {job} is {fields.get('JobState', 'not known')}: its nodes are chosen already"
     theirs = [node for node in expand_nodes(fields.get("ExcNodeList", ""), ask=ask) if node not in known]
     wanted = list(dict.fromkeys([*theirs, *excluded]))
@@ -201,12 +203,25 @@ def exclude_from_job(job: str, excluded: Sequence[str], known: Sequence[str], *,
     return "" if answer is not None and answer[0] == 0 else "SLURM does not answer" if answer is None else answer[1].strip()
 
 
-def requeue_job(job: str, excluded: Sequence[str], known: Sequence[str], *, ask: Ask = _ask) -> str:
+def requeue_job(
+    job: str,
+    excluded: Sequence[str],
+    known: Sequence[str],
+    *,
+    ask: Ask = _ask,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
     """Put the job back into the queue, away from the excluded nodes; "" when that is done, else what SLURM says."""
     answer = ask(("scontrol", "requeue", job))
     if answer is None or answer[0] != 0:
         return "SLURM does not answer" if answer is None else answer[1].strip()
-    return exclude_from_job(job, excluded, known, ask=ask) if known else ""
+    problem = exclude_from_job(job, excluded, known, ask=ask) if known else ""
+    for _ in range(REQUEUE_TRIES):
+        if not problem:
+            break
+        sleep(1.0)
+        problem = exclude_from_job(job, excluded, known, ask=ask)
+    return problem
 
 
 # --- Several nodes of one launch

@@ -203,6 +203,15 @@ def test_a_requeue_leaves_excluded_nodes_out_and_asks_nothing_where_none_ever_wa
     assert asked[0] == "scontrol requeue 7" and asked[-1] == "scontrol update JobId=7 ExcNodeList=n2"
     ask, asked = scheduler()
     assert requeue_job("7", (), (), ask=ask) == "" and asked == ["scontrol requeue 7"]
+    words = ["JobId=7 JobState=RUNNING", "JobId=7 JobState=COMPLETING ExcNodeList=(null)"]
+    asked = []
+
+    def slow(command):  # the requeue is not seen at once
+        asked.append(" ".join(command))
+        return 0, words.pop(0) if command[:3] == ("scontrol", "show", "job") else ""
+
+    assert requeue_job("7", ("n2",), ("n2",), ask=slow, sleep=lambda seconds: None) == ""
+    assert asked[-1] == "scontrol update JobId=7 ExcNodeList=n2"
     said = requeue_job("7", (), (), ask=lambda words: (1, "slurm_requeue error: Job is held\n"))
     assert said == "slurm_requeue error: Job is held"
 

@@ -1,0 +1,50 @@
+"""A real SLURM in namespaces: three interruptions, and an excluded node. All ten kinds: `python -m benchmarks.slurm`."""
+
+import subprocess
+
+import pytest
+
+from benchmarks.slurm.__main__ import Job, make_checkpoints, play_all
+from benchmarks.slurm.cluster import Cluster, why_not
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+
+def test_a_save_a_supervisor_and_a_node_are_interrupted_and_the_run_goes_on(tmp_path):
+    """From the last whole save each time, with the true cause."""
+    rows = play_all(("usr1_in_a_save", "supervisor_killed", "node_death"), 1, tmp_path, nodes=2, first=6)
+    for row in rows:
+        assert (row["went_on"], row["cut_saves"], row["wrong_resumes"], row["false_causes"]) == (1, 0, [], []), row
+        assert row["completed"], row
+
+
+def test_an_excluded_node_is_left_at_the_next_requeue_and_comes_back_by_command(tmp_path):
+    cluster = Cluster(tmp_path / "cluster", number=8, nodes=3)
+    try:
+        cluster.up()
+        job = Job("usr1", cluster, tmp_path / "run", make_checkpoints(tmp_path / "made"), 1, nodes=2)
+        assert job.until(lambda: job.steps_since(0) > 3)
+        used = fields(cluster, job)["NodeList"]
+        assert "n[1-2]" in used
+        bad = f"{cluster.name}n2"
+        hardware(job, "--exclude", bad, "--reason", "Xid 64")
+        cluster.ask("scancel", "--signal=USR1", job.id)
+        assert job.until(lambda: fields(cluster, job).get("Restarts") == "1" and bad in fields(cluster, job)["ExcNodeList"])
+        assert job.until(lambda: any(one["launch"] == 2 and one["event"] == "step" for one in job.truth()))
+        assert "n[1,3]" in fields(cluster, job)["NodeList"]
+        hardware(job, "--readmit", bad)
+        cluster.ask("scancel", "--signal=USR1", job.id)
+        assert job.until(lambda: any(one["launch"] == 3 and one["event"] == "step" for one in job.truth()))
+        assert fields(cluster, job)["ExcNodeList"] == "(null)"
+    finally:
+        cluster.down()
+
+
+def fields(cluster, job):
+    words = cluster.ask("scontrol", "show", "job", "--oneliner", job.id).split()
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def hardware(job, *words):
+    command = ["chronicle", "hardware", *words, "--run", "demo"]
+    subprocess.run(command, cwd=job.directory, env=job.environ, check=True, capture_output=True)
