@@ -3,6 +3,7 @@
     python -m benchmarks.authorities               every case whose library is installed
     python -m benchmarks.authorities timm torch    only cases whose name holds one of these words
     python -m benchmarks.authorities others        the writers of `others.py`, which the command was not written for
+    python -m benchmarks.authorities strangers     frameworks with configs, Hydra, overrides and "auto" (`strangers.py`)
 
 Every case trains 20 steps, saves, and goes on for 50: the control. The checkpoint is then edited with
 `chronicle rollback --lr-scale 0.5` and resumed for 50 steps by the writer's own loader. Three answers are possible:
@@ -27,10 +28,13 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.authorities.writers import CASES, LATER_STEPS, SAVED_AT, Case, NotInstalled
 from chronicle.cli.main import run
+from chronicle.journal import JournalWriter
+from chronicle.paths import RunPaths
 
 SCALE = 0.5
 OPTION = re.compile(r"--?([A-Za-z_.\-]+)[= ]([-+0-9.e]+)(?: → --?[A-Za-z_.\-]+[= ]([-+0-9.e]+))?")
@@ -46,6 +50,12 @@ def main() -> int:
 
         words.remove("others")
         cases = OTHERS
+    if "strangers" in words:
+        from benchmarks.authorities.frameworks import FRAMEWORKS
+        from benchmarks.authorities.strangers import STRANGERS
+
+        words.remove("strangers")
+        cases = [*STRANGERS, *FRAMEWORKS]
     counts: Counter[str] = Counter()
     absent: set[str] = set()
     for case in cases:
@@ -73,6 +83,12 @@ def judge(case: Case) -> tuple[str, str]:
         root = top / "checkpoints"
         root.mkdir()
         config = dict(case.config)
+        for name, content in case.files.items():
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(content)
+        if case.argv:
+            config["argv"] = list(case.argv)
+            record_launch(top, case.argv)
         control = case.train(root, config)
         assert len(control) == LATER_STEPS, f"{case.name}: {len(control)} steps in the control"
         wanted = [tuple(lr * SCALE for lr in row) for row in control]
@@ -99,6 +115,13 @@ def judge(case: Case) -> tuple[str, str]:
         if not same(used, wanted):
             return "wrong line", first_difference(used, wanted) + " after " + shown
         return "refused, right line", shown.partition("hint:")[2][:90]
+
+
+def record_launch(top: Path, argv: Sequence[str]) -> None:
+    """As `chronicle run` records a launch that has ended."""
+    with JournalWriter(RunPaths(top / "logs" / "r")) as writer:
+        writer.append("launch.start", launch=1, data={"argv": list(argv), "cwd": str(top)})
+        writer.append("launch.end", launch=1, data={"exit_code": 0})
 
 
 def command(top: Path, root: Path, *words: str) -> tuple[int, str]:

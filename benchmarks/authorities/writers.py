@@ -47,6 +47,8 @@ class Case:
     by_name: str = ""
     shown: bool = True  # whether the checkpoint shows that its scheduler decides; False: the script saves one and ignores it
     free: bool = False  # any honest answer counts: nobody says here what a refusal must name
+    argv: tuple[str, ...] = ()  # the command of its launch, recorded before the rollback; `config["argv"]` of the loop
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> text, beside the checkpoints
 
     def train(self, root: Path, config: Config) -> Lrs:
         """The control: 20 steps, a save, 50 steps."""
@@ -58,7 +60,7 @@ class Case:
 
     def apply(self, config: Config, text: str, scale: float) -> Config | None:
         """The config with the change that `text` asks for; None where it does not name one."""
-        return (self.line or options_in)(config, text, scale)
+        return (self.line or (launch_in if self.argv else options_in))(config, text, scale)
 
     def _quiet(self, root: Path, config: Config, resumed: bool) -> Lrs:
         torch.manual_seed(0)
@@ -76,6 +78,41 @@ def options_in(config: Config, text: str, scale: float) -> Config | None:
         if key in config:
             changed[key], found = float(value), True
     return changed if found else None
+
+
+def launch_in(config: Config, text: str, scale: float) -> Config | None:
+    """Apply the arguments, fields and lines of a refusal to the recorded command and its files, as a person would.
+
+    Of several that are offered with "perhaps", all are changed.
+    """
+    import yaml
+
+    words, found = list(config["argv"]), False
+    for before, after in re.findall(r"`([^`]*)` → `([^`]*)`", text):
+        old, new = before.split(" "), after.split(" ")
+        at = next((i for i in range(len(words)) if words[i : i + len(old)] == old), None)
+        if at is not None:
+            words[at : at + len(old)], found = new, True
+    for path, line, before, after in re.findall(r"`(/[^`]+)` line (\d+), `([^`]*)` → `([^`]*)`", text):
+        rows = Path(path).read_text().splitlines(keepends=True)
+        assert before in rows[int(line) - 1], (before, rows[int(line) - 1])
+        rows[int(line) - 1] = rows[int(line) - 1].replace(before, after)
+        Path(path).write_text("".join(rows))
+        found = True
+    for path, keys, before, after in re.findall(r"`(/[^`:]+):([^`]+)` ([-+0-9.e]+) → ([-+0-9.e]+)", text):
+        rows = Path(path).read_text().splitlines(keepends=True)
+        last = [key for key in keys.split(".") if not key.isdigit()][-1]
+        for index, row in enumerate(rows):
+            match = re.search(rf"[\"']?{re.escape(last)}[\"']?\s*[:=]\s*[\[\"']*([-+0-9.eE]+)", row)
+            if match and float(match[1]) == float(before):
+                number = repr(float(after))
+                number = number if "." in number else number.replace("e-", ".0e-")
+                rows[index] = row[: match.start(1)] + number + row[match.end(1) :]
+                found = True
+        Path(path).write_text("".join(rows))
+        if path.endswith(("yaml", "yml")):
+            yaml.safe_load(Path(path).read_text())
+    return {**config, "argv": words} if found else None
 
 
 def by_factor(config: Config, text: str, scale: float) -> Config | None:
@@ -115,12 +152,18 @@ class _Anything(types.ModuleType):
 def _stub_torchvision() -> None:
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
         return
+    if importlib.util.find_spec("torchaudio") is None:
+        sys.modules["torchaudio"] = _Anything("torchaudio")
+        sys.modules["torchaudio"].__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+        sys.modules["torchaudio"].__path__ = []
     names = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets", ".models", ".utils",
-             ".models.feature_extraction", ".transforms.v2")  # fmt: skip
+             ".models.feature_extraction", ".models.resnet", ".models.segmentation", ".models.detection", ".transforms.v2",
+             ".transforms.v2.functional")  # fmt: skip
     for name in names:
         full = f"torchvision{name}"
         module = _Anything(full)
         module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(full, None), []
+        module.__version__ = "0.28.0"
         sys.modules[full] = module
         if name:
             setattr(sys.modules[full.rpartition(".")[0]], full.rpartition(".")[2], module)

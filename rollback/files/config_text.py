@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
+from rollback.files.hydra import composed_files
 from rollback.files.json_file import Keys
 
 MAX_CHARACTERS = 1 << 20
@@ -41,6 +42,7 @@ class ConfigFile:
     path: str  # absolute
     text: str
     origin: str
+    package: Keys = ()  # the key path below which a composed config has the fields of this file
 
     @classmethod
     def read(cls, path: Path, origin: str) -> ConfigFile:
@@ -54,31 +56,41 @@ class ConfigFile:
             raise NotPlainConfig("it is not text") from None
 
 
-_ENDS = (".yaml", ".yml", ".toml", ".json", ".py")
-_HYDRA_FOLDERS = ("--config-dir", "--config-path", "-cd", "-cp")  # hydra/_internal/utils.py `get_args_parser`
-_HYDRA_NAMES = ("--config-name", "-cn")
+_SHELL = (".sh", ".bash", ".sbatch", ".slurm")
+_ENDS = (".yaml", ".yml", ".toml", ".json", ".py", *_SHELL)
+_INCLUDED = re.compile(
+    r"""[:\-,\[][ \t]*["']?(?P<path>[\w./\-]+\.(?:ya?ml|toml|json))["']?[ \t]*(?=[,\]}#\r\n]|$)""", re.MULTILINE
+)
+_MOST_INCLUDED = 8
 
 
 def files_named_by(argv: Sequence[str], cwd: Path, origin: str) -> tuple[ConfigFile, ...]:
-    """The configs and scripts that a command names, Hydra's `--config-dir` and `--config-name` included; nothing else."""
+    """The configs and scripts that a command names, what Hydra composes for it, and the configs that one of these names."""
     words = list(map(str, argv))
-    named = [text for word in words for text in (word, word.partition("=")[2]) if text.endswith(_ENDS)]
-    folders, names = _values_of(words, _HYDRA_FOLDERS), _values_of(words, _HYDRA_NAMES)
-    named += [f"{folder}/{name}.yaml" for folder in folders for name in names if not name.endswith(".yaml")]
     found: dict[str, ConfigFile] = {}
-    for text in named:
+
+    def take(path: Path, package: Keys = ()) -> None:
         try:
-            file = ConfigFile.read(cwd / text, origin)
+            file = ConfigFile.read(path, origin)
         except (OSError, ValueError):
-            continue  # whatever it is, no person wrote it as a config
-        found.setdefault(file.path, file)
+            return  # whatever it is, no person wrote it as a config
+        found.setdefault(file.path, replace(file, package=package))
+
+    for text in (text for word in words for text in (word, word.partition("=")[2]) if text.endswith(_ENDS)):
+        take(cwd / text)
+    scripts = [Path(file.path) for file in found.values() if file.path.endswith(".py")]
+    for path, package in composed_files(words, cwd, scripts):
+        take(path, package)
+    for file in [file for file in found.values() if kind_of(file.path)]:
+        for match in list(_INCLUDED.finditer(file.text))[:_MOST_INCLUDED]:
+            beside = Path(file.path).parent / match["path"]
+            take(beside if beside.is_file() else cwd / match["path"])
     return tuple(found.values())
 
 
-def _values_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    split = ((word.partition("="), following) for word, following in pairs)
-    return [value if equals else following for (name, equals, value), following in split if name in options]
+def is_shell(path: str) -> bool:
+    """Whether a file is a shell script by the end of its name."""
+    return path.endswith(_SHELL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ Each writer below is cited by the line of its loader that decides.
 from __future__ import annotations
 
 import math
-import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +20,7 @@ from typing import Any
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
 from rollback.files.config_text import ConfigFile
 from rollback.lr.effect import FieldEdit, Keys, of_first_rank
+from rollback.lr.launch_command import changed_command
 from rollback.lr.launch_config import LaunchConfig, Wanted, leaves_of
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
@@ -95,6 +94,27 @@ def settle_by_config(doubts: Sequence[Doubt], evidence: Evidence) -> tuple[tuple
             continue
         edits.update(dict.fromkeys(answer.edits))
     return tuple(edits), tuple(left)
+
+
+def filled_by_trainer(
+    filled: Mapping[str, tuple[float, float]], path: str, scale: float, evidence: Evidence
+) -> tuple[Doubt, ...]:
+    """A doubt for the fields of a DeepSpeed config that are "auto": they take the trainer's own argument.
+
+    transformers/integrations/deepspeed.py `trainer_config_process`: `learning_rate`; Accelerate takes the optimizer's `lr`.
+    """
+    if not filled:
+        return ()
+    before, after = next(iter(filled.values()))
+    named = ", ".join(f"`{name}`" for name in filled)
+    return (
+        Doubt(
+            seen=f'{named} in `{path}` {"is" if len(filled) == 1 else "are"} "auto": the trainer fills in its own argument',
+            change=_in_command(evidence, scale, {"learning_rate": after, "lr": after})
+            or f"give the trainer {_number(after)} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
+            wanted=(Wanted(places=(("learning_rate",),), before=before, after=after),),
+        ),
+    )
 
 
 def seen_by_guard(state: CheckpointState, memory: Mapping[str, Any] | None) -> bool:
@@ -191,7 +211,7 @@ def _of_scheduler(scheduler: SchedulerState, state: CheckpointState, scale: floa
         where = _place(scheduler.file, scheduler.prefix)
         yield Doubt(
             seen=f"no known scheduler class has exactly the fields of `{where}`: {fields}",
-            change="multiply the LRs that the script gives this scheduler",
+            change=_elsewhere(evidence, scale) or "multiply the LRs that the script gives this scheduler",
         )
     elif name is SchedulerClass.MEGATRON:
         yield from _of_megatron(scheduler, state, scale, evidence)
@@ -385,11 +405,13 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
 def _elsewhere(evidence: Evidence, scale: float) -> str:
     """Where a launch of an unknown writer may take its LR from: command, configs, scripts; "" where none names one."""
     command = _in_command(evidence, scale)
-    if command:
-        return command
-    fields, lines = evidence.config.fields(scale, names_lr), evidence.config.constants(scale, {}, names_lr)
+    given = changed_command(evidence.argv, scale, {}).names | evidence.config.in_shell(scale, {})[1]
+    fields = evidence.config.fields(scale, names_lr, given)
+    lines = "" if command else evidence.config.constants(scale, {}, names_lr)
     named = [f"{fields} (`--lr-in FILE:key.path` edits it together with the checkpoint)" if fields else "", lines]
     found = "; ".join(part for part in named if part)
+    if command:
+        return f"{command}; and perhaps {found}" if found else command
     return f"where the launch takes its LR from, perhaps {found}" if found else ""
 
 
@@ -444,53 +466,14 @@ def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
 
 
 def _in_command(evidence: Evidence, scale: float, known: Mapping[str, float] | None = None) -> str:
-    """The LR arguments of the newest launch's command and what they must become; empty where it names none.
+    """The LRs of the newest launch's command and its shell scripts, and what they must become; empty where it names none.
 
     `known` are the new values of the arguments of a known writer. Any other LR is multiplied, also by what was changed since
     that command.
     """
-    changes = []
-    words = list(evidence.argv)
-    after = list(evidence.argv)
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        value = value if equals else (words[index + 1] if index + 1 < len(words) else "")
-        bare = name.lstrip("+-").rpartition(".")[2].replace("-", "_")
-        if not bare or not (equals or name.startswith("-")) or not names_lr(bare):
-            continue
-        changed = _scaled_text(value, scale * evidence.pending)
-        if changed is not None and known and bare in known and _as_number(value) is not None:
-            changed = _number(known[bare])
-        if changed is not None:
-            joint = "=" if equals else " "
-            changes.append(f"`{name}{joint}{value}` → `{name}{joint}{changed}`")
-            if equals:
-                after[index] = f"{name}={changed}"
-            else:
-                after[index + 1] = changed
-    if not changes:
-        return ""
-    typed = shlex.join(after)
-    whole = f": `{typed}`" if len(typed) <= _LONGEST_COMMAND and "***" not in typed else ""
-    return f"in the command of the next launch, {', '.join(changes)}{whole}"
-
-
-_LONGEST_COMMAND = 400
-_NUMBER = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
-
-
-def _scaled_text(text: str, scale: float) -> str | None:
-    """A number, or a list of numbers such as `[0.001,0.0005]`, times `scale`; None for anything else, or nothing above 0."""
-    if re.sub(r"[\s\[\](),]", "", _NUMBER.sub("", text)) or not any(float(n) > 0 for n in _NUMBER.findall(text)):
-        return None
-    return _NUMBER.sub(lambda found: _number(float(found[0]) * scale), text)
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    command = changed_command(evidence.argv, scale * evidence.pending, known or {})
+    lines, _ = evidence.config.in_shell(scale * evidence.pending, known or {})
+    return "; ".join(part for part in (command.sentence(), lines) if part)
 
 
 def _first_number(value: object) -> object:

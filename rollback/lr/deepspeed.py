@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rollback.errors import PlanRefused
@@ -188,10 +188,15 @@ _OPTION = "--deepspeed-config FILE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigPlan:
-    """The edits of the file, and notes for the user."""
+    """The edits of the file, and notes for the user; `filled` are the fields that the trainer fills in ("auto"), by their path.
+
+    Their values are (before, after) the edit; `path` is the file.
+    """
 
     edits: tuple[FieldEdit, ...] = ()
     notes: tuple[str, ...] = ()
+    filled: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    path: str = ""
 
 
 def plan_config(file: ConfigFile | None, recorded: Mapping[str, Any], scale: float) -> ConfigPlan:
@@ -220,8 +225,14 @@ def plan_config(file: ConfigFile | None, recorded: Mapping[str, Any], scale: flo
             f"but the checkpoint was made with {kind}",
             remedy=f"name the config of the next launch with {_OPTION}",
         )
-    edits = tuple(_edit(file, config, keys, after) for keys, (_, after) in wanted.items())
-    return ConfigPlan(edits=tuple(e for e in edits if e.after != e.before), notes=tuple(_notes(file, config, recorded)))
+    filled = {keys: pair for keys, pair in wanted.items() if _value_at(config, keys) == "auto"}
+    edits = tuple(_edit(file, config, keys, after) for keys, (_, after) in wanted.items() if keys not in filled)
+    return ConfigPlan(
+        edits=tuple(e for e in edits if e.after != e.before),
+        notes=tuple(_notes(file, config, recorded)),
+        filled={_dotted(keys): pair for keys, pair in filled.items()},
+        path=file.path,
+    )
 
 
 def config_notes(file: ConfigFile | None, recorded: Mapping[str, Any]) -> tuple[str, ...]:
@@ -276,25 +287,27 @@ def _parsed(file: ConfigFile) -> dict[str, Any]:
 
 
 def _edit(file: ConfigFile, config: Mapping[str, Any], keys: Keys, after: float) -> FieldEdit:
-    value: Any = config
-    for key in keys:
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):
-            raise PlanRefused(
-                f"`{file.path}` ({file.origin}) does not contain `{_dotted(keys)}`, from which the next launch takes its LR",
-                remedy=f"write `{_dotted(keys)}` with {after:.10g} into it, or name another file with {_OPTION}",
-            ) from None
-    if value == "auto":
+    value = _value_at(config, keys)
+    if value is None:
         raise PlanRefused(
-            f"`{_dotted(keys)}` in `{file.path}` is \"auto\": the trainer fills it in from its own argument",
-            remedy=f"give the trainer {after:.10g} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
+            f"`{file.path}` ({file.origin}) does not contain `{_dotted(keys)}`, from which the next launch takes its LR",
+            remedy=f"write `{_dotted(keys)}` with {after:.10g} into it, or name another file with {_OPTION}",
         )
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanRefused(
             f"`{_dotted(keys)}` in `{file.path}` is {value!r}, expected a number", remedy="write the LR as a number"
         )
     return FieldEdit(file=file.path, keys=keys, before=value, after=after)
+
+
+def _value_at(config: Mapping[str, Any], keys: Keys) -> Any:
+    value: Any = config
+    for key in keys:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _notes(file: ConfigFile, config: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[str]:

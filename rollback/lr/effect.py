@@ -12,6 +12,7 @@ Where the LRs can be computed, both states are also simulated and compared row b
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -67,7 +68,15 @@ def _lr_fields(state: Mapping[str, Any]) -> tuple[str, ...]:
     name = infer_scheduler_class(state)
     if name is SchedulerClass.TIMM:  # without a warm-up `warmup_steps` are placeholders that nothing reads
         return _TIMM_FIELDS if state.get("warmup_t") else tuple(f for f in _TIMM_FIELDS if f != "warmup_steps")
+    if name is None:  # edited only where a person accepts it
+        own = (field for field in state if isinstance(field, str) and _LR_FIELD.fullmatch(field))
+        return tuple(dict.fromkeys((*_SCHEDULER_FIELDS, *own)))
     return _OWN_FIELDS.get(name, _SCHEDULER_FIELDS)
+
+
+# an LR by its name, and no factor of one (`lr_ratio`, `lr_mult`, `lr_decay`)
+_LR_FIELD = re.compile(r"(?:(?:max|min|base|peak|init|initial|start|end|final|warmup|warmup_init|constant|target)_)?"
+                       r"(?:lrs?|learning_rates?)(?:_(?:max|min|init|start|end|final|initial|list))?")  # fmt: skip
 
 
 def group_lr_leaves(optimizer: OptimizerState) -> Iterator[tuple[Keys, Any]]:

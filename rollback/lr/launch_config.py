@@ -11,21 +11,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rollback.errors import PlanRefused
-from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, kind_of, numbers
+from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, is_shell, kind_of, numbers
 from rollback.files.edits import dotted
 from rollback.lr.effect import FieldEdit, Keys
+from rollback.lr.launch_command import changed_script
 
 _SAME = 1e-9
 _CONSTANT = re.compile(
     r"^[ \t]*(?:self\.)?(?P<name>[A-Za-z_]\w*)[ \t]*(?::[ \t]*\w+[ \t]*)?="
     r"[ \t]*(?P<value>[0-9.][0-9.eE+\-]*)[ \t]*,?[ \t]*(?:#|$)",
     re.MULTILINE,
+)
+_VALUE = r"(?P<value>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])"
+_COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+# `AdamW(parameters, lr=1e-3)`, `dict(type="SGD", lr=0.01)`, `{"lr": 1e-3}`
+_ARGUMENT = re.compile(
+    rf"""(?:(?<=[(,\s])(?P<name>[A-Za-z_]\w*)[ \t]*=[ \t]*|["'](?P<key>[A-Za-z_]\w*)["'][ \t]*:[ \t]*){_VALUE}(?=\s*[,)}}])"""
+)
+_DEFAULT = re.compile(rf"""["']--?(?P<name>[A-Za-z][\w\-]*)["'][^()]*?\bdefault[ \t]*=[ \t]*{_VALUE}""")
+_ENVIRONMENT = re.compile(
+    rf"""(?:environ(?:\.get)?[ \t]*[\[(]|getenv[ \t]*\()[ \t]*["'](?P<name>\w+)["'](?:[ \t]*,[ \t]*["']?{_VALUE})?"""
 )
 _SETTER = re.compile(r"""\[\s*["']lr["']\s*\]\s*[*/+-]?=(?!=)|\.update\(\s*(?:lr\s*=|\{\s*["']lr["'])""")
 _MOST_LINES = 3
@@ -77,7 +88,13 @@ class LaunchConfig:
         edits: list[FieldEdit] = []
         missing: list[str] = []
         for one in wanted:
-            hits = [(file, keys, held[keys]) for file, held, _ in self.read if held for keys in one.places if keys in held]
+            hits = [
+                (file, keys, held[keys])
+                for file, held, _ in self.read
+                if held
+                for place in one.places
+                if (keys := _below(place, file.package)) in held
+            ]
             if len(hits) == 1 and math.isclose(hits[0][2].value, one.before, rel_tol=_SAME):
                 file, keys, number = hits[0]
                 edits.append(FieldEdit(file=file.path, keys=keys, before=number.value, after=one.after))
@@ -104,19 +121,39 @@ class LaunchConfig:
         """The lines of the command's scripts that set an LR, and what they must become; "" where there is none.
 
         `after` are the names a known writer uses, with their new values; where it is empty, `named(name)` tells which names
-        mean an LR, and their present values are multiplied.
+        mean an LR, and their present values are multiplied. Keyword arguments, dicts, defaults of options and variables of the
+        environment are named for an unknown writer alone.
         """
         lines = []
         for file in self.files:
             if not file.path.endswith(".py"):
                 continue
+            code = _COMMENT.sub(lambda found: " " * len(found[0]), file.text)
+            taken: set[int] = set()
             for match in _CONSTANT.finditer(file.text):
                 name, value = match["name"], _number(match["value"])
                 if value and (name in after if after else named(name)):
                     at = _line(file.text, match.start("name"))
+                    taken.add(at)
                     shown = match[0].strip().rstrip("#, \t")
                     lines.append(f"`{file.path}` line {at}, `{shown}` → `{name} = {after.get(name, value * scale):.10g}`")
+            for match in () if after else _ARGUMENT.finditer(code):
+                at, value = _line(code, match.start()), _number(match["value"])
+                if value and at not in taken and named(match["name"] or match["key"]):
+                    shown = match[0]
+                    changed = f"{shown[: match.start('value') - match.start()]}{value * scale:.10g}"
+                    lines.append(f"`{file.path}` line {at}, `{shown}` → `{changed}`")
+            lines += [] if after else [*_defaults_of(file, code, scale, named), *_variables_of(file, code, scale, named)]
         return "; ".join(lines[:_MOST_LINES])
+
+    def in_shell(self, scale: float, known: Mapping[str, float]) -> tuple[str, frozenset[str]]:
+        """The lines of the command's shell scripts that name an LR, and those names; ("", none) where there is none."""
+        lines, names = [], set[str]()
+        for file in self.files:
+            for number, line in changed_script(file.text, scale, known) if is_shell(file.path) else ():
+                lines.append(f"`{file.path}` line {number}, {', '.join(line.changes)}")
+                names |= line.names
+        return "; ".join(lines[:_MOST_LINES]), frozenset(names)
 
     def setters(self) -> str:
         """The lines of the command's scripts that set the LR of a parameter group themselves; "" where there is none."""
@@ -128,13 +165,16 @@ class LaunchConfig:
                         lines.append(f"`{file.path}` line {number}, `{line.strip()[:80]}`")
         return "; ".join(lines[:_MOST_LINES])
 
-    def fields(self, scale: float, named: Any) -> str:
-        """The LRs that the configs name, and what they become times `scale`; "" where there is none."""
+    def fields(self, scale: float, named: Any, given: Set[str] = frozenset()) -> str:
+        """The LRs that the configs name, and what they become times `scale`; "" where there is none.
+
+        A field that the command gives by its last name is left out: the command counts.
+        """
         found = [
             f"`{file.path}:{dotted(keys)}` {number.value:.10g} → {number.value * scale:.10g}"
             for file, held, _ in self.read
             for keys, number in (held or {}).items()
-            if named(_last_name(keys)) and number.value > 0
+            if named(_last_name(keys)) and number.value > 0 and _last_name(keys) not in given
         ]
         return ", ".join(found[:_MOST_LINES])
 
@@ -166,6 +206,34 @@ def _named_edit(text: str, files: Sequence[ConfigFile], scale: float) -> FieldEd
     if not number.value > 0:
         raise PlanRefused(f"--lr-in {text}: it is {number.value:g}: expected a positive number that a factor can change")
     return FieldEdit(file=file.path, keys=keys, before=number.value, after=number.value * scale)
+
+
+def _below(place: Keys, package: Keys) -> Keys:
+    """The key path of a field in a file whose fields stand below `package`; itself where they do not."""
+    return place[len(package) :] if place[: len(package)] == package else ("", *place)
+
+
+def _defaults_of(file: ConfigFile, code: str, scale: float, named: Any) -> Iterator[str]:
+    """Options that a script defines with an LR as their default: they are given on the next command."""
+    for match in _DEFAULT.finditer(code):
+        value = _number(match["value"])
+        if value and named(match["name"].replace("-", "_")):
+            yield (
+                f"give the next launch `--{match['name']} {value * scale:.10g}` "
+                f"(`{file.path}` line {_line(code, match.start())}: {value:.10g} where it is not given)"
+            )
+
+
+def _variables_of(file: ConfigFile, code: str, scale: float, named: Any) -> Iterator[str]:
+    """Variables of the environment from which a script takes an LR: their values are not recorded."""
+    for match in _ENVIRONMENT.finditer(code):
+        name, value = match["name"], _number(match["value"] or "")
+        if named(name.lower()):
+            unset = f"`{name}={value * scale:.10g}` where it was not set" if value else f"`{name}`"
+            yield (
+                f"multiply by {scale:.10g} the environment variable `{name}`, which `{file.path}` line "
+                f"{_line(code, match.start())} reads" + (f" ({unset})" if value else "")
+            )
 
 
 def leaves_of(value: object, keys: Keys = ()) -> Iterator[tuple[Keys, float]]:

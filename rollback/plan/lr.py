@@ -14,7 +14,7 @@ from typing import Any
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile
-from rollback.lr.authority import Doubt, Evidence, lr_doubts, seen_by_guard, settle_by_config
+from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_doubts, seen_by_guard, settle_by_config
 from rollback.lr.deepspeed import ConfigPlan, config_notes, deepspeed_lrs, plan_config
 from rollback.lr.effect import (
     Disproof,
@@ -74,7 +74,9 @@ def plan_lr_edits(
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
         ratio = None if request.sets else scale
-        in_configs, unproved = _settled(request, state, scale, replace(evidence or Evidence(), memory=memory))
+        known = replace(evidence or Evidence(), memory=memory)
+        filled = filled_by_trainer(configured.filled, configured.path, scale, known)
+        in_configs, unproved = _settled(request, state, scale, known, filled)
         configured = replace(configured, edits=(*configured.edits, *in_configs))
         _prove(state, scaled, scale, accepted=bool(unproved))
     edited = edited_state(state, edits)
@@ -115,7 +117,7 @@ def lr_elsewhere(state: CheckpointState, evidence: Evidence) -> str:
 
 
 def _settled(
-    request: RollbackRequest, state: CheckpointState, scale: float, evidence: Evidence
+    request: RollbackRequest, state: CheckpointState, scale: float, evidence: Evidence, filled: Sequence[Doubt] = ()
 ) -> tuple[tuple[FieldEdit, ...], tuple[str, ...]]:
     """The edits of the launch's configs, and what else may decide the LR, empty where the effect is proved.
 
@@ -125,7 +127,7 @@ def _settled(
     if not state.optimizers:
         return (), ()  # refused by `_prove`
     named = named_edits(request.lr_in, evidence.config.files, scale)
-    edits, doubts = settle_by_config(lr_doubts(state, scale, evidence), evidence)
+    edits, doubts = settle_by_config((*filled, *lr_doubts(state, scale, evidence)), evidence)
     edits = (*named, *(edit for edit in edits if (edit.file, edit.keys) not in {(e.file, e.keys) for e in named}))
     if named:
         return edits, (f"{', '.join(request.lr_in)} was named as the place of the LR", *(doubt.seen for doubt in doubts))

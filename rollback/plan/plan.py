@@ -34,6 +34,8 @@ from rollback.plan.request import (
 
 VERSION = 1
 TRACKER = "latest_checkpointed_iteration.txt"  # of Megatron-LM: the iteration, not a name (checkpointing.py `read_metadata`)
+# mmengine/hooks/checkpoint_hook.py: an absolute path; fvcore/common/checkpoint.py: a name
+LAST = "last_checkpoint"
 COMMENTS = ("notes", "cost")  # fields of a plan that change nothing on disk
 
 
@@ -260,6 +262,9 @@ def _displaces(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
 def _pointer_edits(entry: str, target: Checkpoint, pointers: Mapping[str, str]) -> tuple[PointerEdit, ...]:
     """Edits that replace the name in each pointer file; white space around it is kept."""
     named = {path: str(target.step) if path == TRACKER else entry for path in pointers}
+    if LAST in pointers:
+        present = PurePath(pointers[LAST].strip() or entry)
+        named[LAST] = str(present.with_name(entry)) if present.suffix == PurePath(entry).suffix else pointers[LAST].strip()
     return tuple(
         PointerEdit(path=path, before=text, after=text.replace(text.strip(), named[path]) if text.strip() else named[path])
         for path, text in sorted(pointers.items())

@@ -29,7 +29,7 @@ from rollback.files.state_file import plan_patch, read_state_file, write_edited_
 from rollback.files.torch_tree import Keys, Leaf, LeafKind, TorchFile
 from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit
-from rollback.plan.plan import TRACKER, Plan, compose_plan
+from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, PatchedFile, Receipt, is_patched
 from rollback.transaction.protocol import Record, apply_change, probe_path, remove_probes
@@ -38,7 +38,8 @@ from rollback.transaction.staging import StagedFile, Writer
 # A larger file is patched in place where its filesystem has no reflinks, and fingerprinted by size, time and inode:
 # gigabytes are neither copied nor read to change eight bytes.
 LARGE_BYTES = 128 << 20
-POINTER_NAMES = ("latest", "latest_universal", TRACKER)  # deepspeed/runtime/engine.py: a file naming a directory beside it
+# deepspeed/runtime/engine.py: a file naming a directory beside it
+POINTER_NAMES = ("latest", "latest_universal", TRACKER, LAST)
 
 
 def file_fingerprint(path: Path) -> str:

@@ -37,7 +37,8 @@ _EIGHT_BIT = "moments quantised by bitsandbytes (state1, absmax1, qmap1); the LR
 # of `accelerator.save_state` (accelerate/checkpointing.py) and of the Trainer (`_save_rng_state`)
 _RANDOM = ({"random_state", "torch_manual_seed"}, {"python", "numpy", "cpu"})
 _NO_STATE = ("state_dict", "loops", "callbacks")  # of Lightning: weights, counters, and what monitors
-_STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step")
+# `meta.iter`: mmengine/runner/runner.py `save_checkpoint`
+_STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step", "meta.iter")
 
 
 class LightningFormat(CheckpointFormat):
@@ -125,7 +126,9 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
     found = find_states(file.tree)
     optimizers = tuple(optimizer_state(name, p, value, owner="app") for p, value, kind in found if kind == "optimizer")
     schedulers = tuple(scheduler_state(name, p, value, owner="app") for p, value, kind in found if kind == "scheduler")
-    state = _state(checkpoint, optimizers, schedulers, counters_in(name, file.tree, levels=1), {})
+    counters = counters_in(name, file.tree, levels=1)
+    counters |= counters_in(name, {"meta": (as_mapping(file.tree) or {}).get("meta")})
+    state = _state(checkpoint, optimizers, schedulers, counters, {})
     if any(keys <= (as_mapping(file.tree) or {}).keys() for keys in _RANDOM):  # a random state alone, of one rank
         rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
         state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
