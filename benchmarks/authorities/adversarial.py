@@ -4,8 +4,8 @@
 
 No file tells that such a script ignores what it saved. Each case trains 40 steps, is rolled back to step 20 with
 `--lr-scale 0.5`, and goes on for 50. What counts: the rollback refused, or the launch is at half its old LRs, or the
-first LRs that it logs open an incident (`lr-not-as-promised`). Where the rollback refused, it is made again with `--accept-unproved`: then
-the log must tell too. It exits 1 when a launch trained at another LR and nothing said so.
+first LRs that it logs open an incident (`lr-not-as-promised`). Where the rollback refused, it is made again with
+`--accept-unproved`: then the log must tell too. It exits 1 when a launch trained at another LR and nothing said so.
 """
 
 from __future__ import annotations

@@ -96,6 +96,9 @@ def settle_by_config(doubts: Sequence[Doubt], evidence: Evidence) -> tuple[tuple
     return tuple(edits), tuple(left)
 
 
+_TRAINERS_LR = "learning_rate"  # transformers/training_args.py
+
+
 def filled_by_trainer(
     filled: Mapping[str, tuple[float, float]], path: str, scale: float, evidence: Evidence
 ) -> tuple[Doubt, ...]:
@@ -110,9 +113,9 @@ def filled_by_trainer(
     return (
         Doubt(
             seen=f'{named} in `{path}` {"is" if len(filled) == 1 else "are"} "auto": the trainer fills in its own argument',
-            change=_in_command(evidence, scale, {"learning_rate": after, "lr": after})
+            change=_in_command(evidence, scale, {_TRAINERS_LR: after})
             or f"give the trainer {_number(after)} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
-            wanted=(Wanted(places=(("learning_rate",),), before=before, after=after),),
+            wanted=(Wanted(places=((_TRAINERS_LR,),), before=before, after=after),),
         ),
     )
 
