@@ -66,3 +66,22 @@ def test_the_old_lr_after_a_rollback_that_changed_it_is_seen(ratio: float) -> No
     checks = check_log(BEFORE, curve(201, 260, lr=1e-3), resume_step=200, lr_ratio=ratio)
     assert [(check.code, check.name) for check in checks] == [("L1", "logged learning rate")]
     assert check_log(BEFORE, curve(201, 260, lr=1e-3 * ratio), resume_step=200, lr_ratio=ratio) == []
+
+
+@pytest.mark.parametrize(("ratio", "at"), [(0.5, 202), (0.1, 230), (2.0, 202)])
+def test_an_lr_that_goes_back_after_a_right_first_step_is_told(ratio: float, at: int) -> None:
+    """The optimizer was loaded, its scheduler was not: the first step is as promised, the second is the old one."""
+    rows = [(step, {**values, "lr": 1e-3 * (ratio if step < at else 1.0)}) for step, values in curve(201, 260, lr=1e-3)]
+    (check,) = check_log(BEFORE, rows, resume_step=200, lr_ratio=ratio)
+    assert check.code == "L1" and "went back by the factor of the rollback" in check.cause
+    assert check_log(BEFORE, rows[: at - 201], resume_step=200, lr_ratio=ratio) == []
+    assert check_log(BEFORE, rows, resume_step=200, lr_ratio=1.0) != check_log(BEFORE, rows, resume_step=200, lr_ratio=ratio)
+
+
+def test_a_schedule_that_moves_by_itself_is_not_told() -> None:
+    """A warm restart rises by another factor; a steep warm-up by nearly the same one in each step."""
+    restart = [(s, {**v, "lr": 5e-4 if s < 230 else 5e-3}) for s, v in curve(201, 260, lr=1e-3)]
+    assert check_log(BEFORE, restart, resume_step=200, lr_ratio=0.5) == []
+    steep = [(s, {**v, "lr": 1e-9 * 1.5 ** (s - 180)}) for s, v in curve(181, 200, lr=1e-3)]
+    after = [(s, {**v, "lr": 0.5e-9 * 1.5 ** (s - 180) * (2 if s > 205 else 1)}) for s, v in curve(201, 230, lr=1e-3)]
+    assert check_log(steep, after, resume_step=200, lr_ratio=0.5) == []

@@ -252,6 +252,8 @@ def _lr(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow], ratio: float) 
             cause = "the LR is far below its last value and rises: the schedule started again"
         elif index == 0 and (fell or last * bound < now):
             cause = "the LR was not restored, or the script set it again"
+        elif index and ratio != 1.0 and _goes_back(last, now, ratio, steady):
+            cause = "the LR went back by the factor of the rollback: the scheduler was not loaded, or the script set it again"
         else:
             continue
         return [
@@ -260,6 +262,17 @@ def _lr(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow], ratio: float) 
             )
         ]
     return []
+
+
+def _goes_back(last: float, now: float, ratio: float, steady: float) -> bool:
+    """Whether an LR jumps by what the rollback took away, give or take twice the schedule's own largest step.
+
+    Where the schedule itself moves nearly as far in one step, nothing is said.
+    """
+    drift = 1.02 * steady**2
+    if min(last, now) <= 0 or drift**2 >= max(ratio, 1 / ratio):
+        return False
+    return 1 / drift <= now * ratio / last <= drift
 
 
 def _loss(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow]) -> list[Check]:
