@@ -189,7 +189,7 @@ def test_auto_in_a_deepspeed_config_is_the_trainers_own_argument(tmp_path: Path)
     with pytest.raises(PlanRefused) as caught:
         deepspeed(tmp_path, "deepspeed t.py --learning_rate 2e-4", ())
     assert "`--learning_rate 2e-4` → `--learning_rate 0.0001`" in (caught.value.remedy or "")
-    with pytest.raises(PlanRefused, match='warmup_max_lr` in `/ds.json` is "auto": the trainer fills in its own') as caught:
+    with pytest.raises(PlanRefused, match=r'warmup_max_lr` in `/ds.json` is "auto": the trainer fills in its own') as caught:
         deepspeed(tmp_path, "deepspeed t.py", ())
     assert "give the trainer 0.0001" in (caught.value.remedy or "")
 
