@@ -30,6 +30,7 @@ HALF = RollbackRequest(step=10, lr_scale=0.5)
         ("python t.py --learning-rate=1e-3", "python t.py --learning-rate=0.0005"),
         ("python t.py ++optim.lr=1e-3 optim=sgd", "python t.py ++optim.lr=0.0005 optim=sgd"),
         ("python t.py --override=optim.lr=1e-3", "python t.py --override=optim.lr=0.0005"),
+        ("python t.py --override=lr=1e-3", "python t.py --override=lr=0.0005"),
         ("python t.py SOLVER.BASE_LR 0.02 SOLVER.STEPS 5", "python t.py SOLVER.BASE_LR 0.01 SOLVER.STEPS 5"),
         ("""t.py --optimizer '{"type":"adam","lr": 1e-3}'""", """t.py --optimizer '{"type":"adam","lr": 0.0005}'"""),
         ("env LR=1e-3 python t.py", "env LR=0.0005 python t.py"),
