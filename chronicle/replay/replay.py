@@ -327,10 +327,9 @@ def _make_writable(function: Callable[..., Any], path: str, _: Any) -> None:
     """The kernel's own directory of an overlay has no permissions."""
     try:
         os.chmod(path, 0o700)
-        function(path)
-        shutil.rmtree(path, ignore_errors=True)
     except OSError:
         return
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _start(plan: Plan, directory: Path) -> Path:
