@@ -22,13 +22,14 @@ from chronicle.report.markup import html_text, write_page
 from chronicle.runs import list_runs, summarize_run
 from chronicle.story.plain import format_age, format_number
 from chronicle.story.read import read_story
-from rollback.channels import Role, find_channel
+from rollback.channels import Role, canonical_of, find_channel
 
 __all__ = ["ServedIndex", "render_index", "sparkline", "write_site"]
 
 AGAIN_SECONDS = 30
 WIDTH, HEIGHT, BUCKETS = 160, 30, 80
-HEADS = ("run", "state", "step", "loss", "", "LR", "launches", "steps abandoned", "open", "last sign", "tags")
+VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
+HEADS = ("run", "state", "step", VALUES[0], "", VALUES[1].upper(), "launches", "steps abandoned", "open", "last sign", "tags")
 NUMERIC = (2, 3, 5, 6, 7, 8)
 BROKEN = ("failed", "unreadable", "crash", "hang", "out of memory", "node lost", "disk full", "refused")  # of the word `status`
 
@@ -73,9 +74,9 @@ def _row(row: Mapping[str, Any], spark: str, link: Callable[[str], str], now: fl
         linked,
         f'<span class="state {tone}"{title}>{html_text(status)}</span>',
         _text(row.get("step")),
-        html_text(format_number(row.get("loss"))),
+        html_text(format_number(row.get(VALUES[0]))),
         spark,
-        html_text(format_number(row.get("lr"))),
+        html_text(format_number(row.get(VALUES[1]))),
         _text(row.get("launches")),
         _text(row.get("abandoned") or None),
         _text(row.get("incidents") or None),

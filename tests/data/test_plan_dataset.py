@@ -145,7 +145,7 @@ def test_options_that_would_break_the_order_are_refused(indexes):
     assert [next(stream) for _ in range(4)] == [data[number] for number in (4, 6, 8, 10)]
 
 
-def test_an_hf_trainer_and_lightning_read_the_plans_order(indexes):
+def test_loaders_with_workers_read_the_plans_order(indexes):
     """Map-style: a loader that does not shuffle reads sample after sample."""
     torch = pytest.importorskip("torch")
     data = dataset(indexes)
