@@ -146,9 +146,11 @@ def play_kills(count: int) -> bool:
         kills, until = 0, time.monotonic() + PATIENCE_SECONDS
         while len({key for key, _ in receiver.taken}) < wanted and time.monotonic() < until:
             process = subprocess.Popen(words, cwd=place, env=here(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            enough = min(wanted, len(receiver.taken) + 40)
+            enough = len(receiver.taken) + 40
             while len(receiver.taken) < enough and time.monotonic() < until:
-                time.sleep(0.002)
+                if len({key for key, _ in receiver.taken}) == wanted:
+                    break
+                time.sleep(0.005)
             process.kill()
             kills += 1
             assert process.stdin is not None
