@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -287,8 +287,8 @@ class Autopsy(NamedTuple):
     because: str
 
 
-def judge_stands(stands: Sequence[Stand]) -> Autopsy:
-    """Group ranks by equal places and name the one that the others wait for. Pure.
+def judge_stands(stands: Sequence[Stand], stepping: Collection[int] = ()) -> Autopsy:
+    """Group ranks by equal places and name the one that the others wait for; it is none of those that are `stepping`. Pure.
 
     In this order: a rank that ended or is stopped; one that does not wait for other ranks while all others do; the
     smallest group where all wait, but in different collectives; the one behind in steps.
@@ -297,13 +297,14 @@ def judge_stands(stands: Sequence[Stand]) -> Autopsy:
     for stand in stands:
         groups.setdefault(_key(stand), []).append(stand.rank)
     told = tuple((key, tuple(ranks)) for key, ranks in sorted(groups.items(), key=lambda one: (-len(one[1]), one[1])))
-    culprits, because = _find_culprits(stands, told)
+    standing = [stand for stand in stands if stand.rank not in stepping]
+    culprits, because = _find_culprits(standing or stands, told)
     return Autopsy(told, culprits, because)
 
 
 def _find_culprits(stands: Sequence[Stand], groups: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[int, ...], str]:
     if len(stands) == 1:
-        return (stands[0].rank,), "the only rank"
+        return (stands[0].rank,), "the only rank that stands"
     for what, odd in (
         ("ended", [one.rank for one in stands if one.ended]),
         ("is stopped", [one.rank for one in stands if one.state in ("T", "t")]),

@@ -352,7 +352,9 @@ class StallWatch:
         if not concerned or ((working or elsewhere) and age < longest) or age < patience:
             self._leave_alone(now, stands, working, elsewhere)
             return False
-        self._tell(now, age, stands, places, look)
+        stepped = {rank: pulse.stepped_at for rank, pulse in self._newest.items()}
+        on = [rank for rank in pids if silent and rank not in silent and now - stepped.get(rank, 0.0) < age / 2]
+        self._tell(now, age, stands, places, look, on)
         return True
 
     def _leave_alone(
@@ -383,10 +385,13 @@ class StallWatch:
             ended="" if last.state else "its process is gone",
         )
 
-    def _tell(self, now: float, age: float, stands: Sequence[Stand], places: frozenset[str], look: _Look) -> None:
-        found = judge_stands(stands)
+    def _tell(
+        self, now: float, age: float, stands: Sequence[Stand], places: frozenset[str], look: _Look, on: Sequence[int]
+    ) -> None:
+        """`on`: the ranks that take steps all the same."""
+        found = judge_stands(stands, on)
         usual = self._rhythm().p99
-        self.words = describe_silence(age, usual, stands, found, self._host)
+        self.words = describe_silence(age, usual, stands, found, self._host, on)
         self.state, self._look, self._num_told = "stands", None, self._num_told + 1
         evidence = self._write_dumps(look, stands, found)
         recorder = self._flight_recorders()
@@ -476,8 +481,10 @@ class StallWatch:
 # --- words
 
 
-def describe_silence(age: float, usual: float | None, stands: Sequence[Stand], found: Autopsy, host: str) -> str:
-    """One sentence: since when, which rank differs and where it stands."""
+def describe_silence(
+    age: float, usual: float | None, stands: Sequence[Stand], found: Autopsy, host: str, on: Sequence[int] = ()
+) -> str:
+    """One sentence: since when, which rank differs and where it stands. `on`: ranks that take steps all the same."""
     known = "" if usual is None else f" (99 % of them come within {_age_text(usual)})"
     said = f"no step for {_age_text(age)}{known}"
     by_rank = {one.rank: one for one in stands}
@@ -485,9 +492,10 @@ def describe_silence(age: float, usual: float | None, stands: Sequence[Stand], f
         everywhere = "; ".join(f"{_ranks(ranks)}: {by_rank[ranks[0]].words}" for _, ranks in found.groups[:3])
         return f"{said}: {found.because}: {everywhere}"
     culprit = by_rank[found.culprits[0]]
-    others = [one for one in stands if one.rank not in found.culprits]
-    waiting = f"; {_ranks([one.rank for one in others])} wait" + ("s" if len(others) == 1 else "") if others else ""
-    return f"{said}: {_ranks(found.culprits)} on {host} (pid {culprit.pid}) {culprit.words}{waiting}"
+    others = [one.rank for one in stands if one.rank not in found.culprits and one.rank not in on]
+    waiting = f"; {_ranks(others)} wait" + ("s" if len(others) == 1 else "") if others else ""
+    stepping = f"; {_ranks(on)} {'goes' if len(on) == 1 else 'go'} on" if on else ""
+    return f"{said}: {_ranks(found.culprits)} on {host} (pid {culprit.pid}) {culprit.words}{waiting}{stepping}"
 
 
 def format_groups(found: Autopsy, stands: Sequence[Stand]) -> list[str]:

@@ -442,6 +442,14 @@ def test_a_silent_rank_is_told_although_the_others_go_on(tmp_path, children, pul
         told.append(watched.pass_seconds(1))
     assert any(told) and watched.incidents()[0].evidence[0]["culprits"] == [1]
     assert "no step for 2" in watched.incidents()[0].text  # its own silence, not the launch's
+    assert "; rank 0 goes on" in watched.incidents()[0].text
+
+
+def test_a_rank_that_takes_steps_is_never_the_one_that_stands():
+    """On a busy machine the silent rank may not have answered, and the other one is seen to compute."""
+    stands = [Stand(rank=0, pid=10, idle=False, stack=(CodeLine("train.py", 3, "step"),)), Stand(rank=1, pid=11)]
+    assert judge_stands(stands).culprits == (0,) and judge_stands(stands, [0]).culprits == (1,)
+    assert judge_stands(stands, [0, 1]).culprits == (0,)  # nobody stands: told as before
 
 
 def test_a_stopped_stall_is_a_hang_and_starts_again():
