@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chronicle.replay.verdict import Verdict
+from chronicle.replay.verdict import ReplayVerdict
 
 TRAIN = '''
 import json, os, struct, sys
@@ -125,7 +125,7 @@ class Cause:
     """One planted cause. `fault`: in the record. `later`: done between record and replay. `expected`: the right name."""
 
     name: str
-    expected: Verdict
+    expected: ReplayVerdict
     fault: dict[str, Any] = field(default_factory=dict)
     later: Callable[[Path, dict[str, str]], None] = lambda directory, environ: None
     stays: bool = False  # the fault is there in the replay, too
@@ -135,26 +135,28 @@ def causes() -> Iterator[Cause]:
     """All of them; places and steps differ."""
     scaled = _edit("train.py", "loss.backward()", "(loss * 1.01).backward()")
     newer = _edit("helpers.py", '"1.0.0"', '"1.1.0"', "return 1.0", "return 0.9")
-    yield Cause(name="nothing planted", expected=Verdict.REPRODUCED)
-    yield Cause(name="slow poison over 20 steps", expected=Verdict.HARDWARE, fault=_fault("poison", 12, 7))
-    yield Cause(name="a kernel that is not repeatable", expected=Verdict.RANDOM, fault=_fault("kernel", 0, 3), stays=True)
-    yield Cause(name="the checkpoint holds other weights", expected=Verdict.STATE, fault=_fault("saved", 30))
-    yield Cause(name="a line of the script", expected=Verdict.CODE, later=scaled)
-    yield Cause(name="a line of another file", expected=Verdict.CODE, later=_edit("helpers.py", "return 1.0", "return 1.001"))
-    yield Cause(name="another version of a package", expected=Verdict.CODE, later=newer)
-    yield Cause(name="another environment variable", expected=Verdict.CODE, later=_set_variable)
+    yield Cause(name="nothing planted", expected=ReplayVerdict.REPRODUCED)
+    yield Cause(name="slow poison over 20 steps", expected=ReplayVerdict.HARDWARE, fault=_fault("poison", 12, 7))
+    yield Cause(name="a kernel that is not repeatable", expected=ReplayVerdict.RANDOM, fault=_fault("kernel", 0, 3), stays=True)
+    yield Cause(name="the checkpoint holds other weights", expected=ReplayVerdict.STATE, fault=_fault("saved", 30))
+    yield Cause(name="a line of the script", expected=ReplayVerdict.CODE, later=scaled)
+    other = _edit("helpers.py", "return 1.0", "return 1.001")
+    yield Cause(name="a line of another file", expected=ReplayVerdict.CODE, later=other)
+    yield Cause(name="another version of a package", expected=ReplayVerdict.CODE, later=newer)
+    yield Cause(name="another environment variable", expected=ReplayVerdict.CODE, later=_set_variable)
     for step in (32, 36):
-        yield Cause(name=f"batches swapped, step {step}", expected=Verdict.DATA, fault=_fault("swapped", step))
-        yield Cause(name=f"batch taken twice, step {step}", expected=Verdict.DATA, fault=_fault("duplicated", step))
-        yield Cause(name=f"generators seeded anew, step {step}", expected=Verdict.STATE, fault=_fault("reseeded", step))
-        yield Cause(name=f"another LR from step {step}", expected=Verdict.STATE, fault=_fault("lr", step))
-        yield Cause(name=f"a value of the data changed, step {step}", expected=Verdict.DATA, later=_change_data(step, 0))
-        yield Cause(name=f"a label changed, step {step}", expected=Verdict.DATA, later=_change_data(step, 1))
+        yield Cause(name=f"batches swapped, step {step}", expected=ReplayVerdict.DATA, fault=_fault("swapped", step))
+        yield Cause(name=f"batch taken twice, step {step}", expected=ReplayVerdict.DATA, fault=_fault("duplicated", step))
+        yield Cause(name=f"generators seeded anew, step {step}", expected=ReplayVerdict.STATE, fault=_fault("reseeded", step))
+        yield Cause(name=f"another LR from step {step}", expected=ReplayVerdict.STATE, fault=_fault("lr", step))
+        yield Cause(name=f"a value of the data changed, step {step}", expected=ReplayVerdict.DATA, later=_change_data(step, 0))
+        yield Cause(name=f"a label changed, step {step}", expected=ReplayVerdict.DATA, later=_change_data(step, 1))
     for step, place in ((33, 1), (35, 40), (37, 77)):
-        yield Cause(name=f"bit of a gradient, step {step}", expected=Verdict.HARDWARE, fault=_fault("gradient", step, place))
-        yield Cause(name=f"bit of a weight, step {step}", expected=Verdict.HARDWARE, fault=_fault("weights", step, place))
-        yield Cause(name=f"bit of a batch, step {step}", expected=Verdict.DATA, fault=_fault("batch", step, place))
-    yield Cause(name="slow poison, later", expected=Verdict.HARDWARE, fault=_fault("poison", 25, 100))
+        flipped = _fault("gradient", step, place)
+        yield Cause(name=f"bit of a gradient, step {step}", expected=ReplayVerdict.HARDWARE, fault=flipped)
+        yield Cause(name=f"bit of a weight, step {step}", expected=ReplayVerdict.HARDWARE, fault=_fault("weights", step, place))
+        yield Cause(name=f"bit of a batch, step {step}", expected=ReplayVerdict.DATA, fault=_fault("batch", step, place))
+    yield Cause(name="slow poison, later", expected=ReplayVerdict.HARDWARE, fault=_fault("poison", 25, 100))
 
 
 def _fault(kind: str, step: int, place: int = 0) -> dict[str, Any]:
@@ -251,7 +253,7 @@ def show(only: str = "") -> int:
             verdict, why, whole = play(cause, Path(directory).resolve())
         right = verdict == cause.expected
         named, wrong = named + right, wrong + (not right)
-        accused += verdict == Verdict.HARDWARE and not right
+        accused += verdict == ReplayVerdict.HARDWARE and not right
         touched += not whole
         print(f"  {'ok   ' if right else 'WRONG'} {cause.name:42} {verdict}: {why[:110]}", flush=True)
     print(f"named right: {named} of {named + wrong}; hardware named that was not: {accused}; runs that changed: {touched}")

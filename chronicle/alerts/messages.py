@@ -92,11 +92,11 @@ def _of_launches(story: Story) -> Iterator[Alert]:
             )
 
 
-Place = tuple[str, int | None, int | None]  # run, launch, step
+_Place = tuple[str, int | None, int | None]  # run, launch, step
 
 
 def _alert(
-    told: tuple[str, str, str], phase: str, title: str, text: str, place: Place, moment: str, command: str
+    told: tuple[str, str, str], phase: str, title: str, text: str, place: _Place, moment: str, command: str
 ) -> Alert:
     key, tier, kind = told
     run, launch, step = place
@@ -124,7 +124,7 @@ def headline(alert: Alert) -> str:
     return f"{SIGNS[alert.tier]} {alert.run}: {over}{alert.title}"
 
 
-def as_text(alert: Alert) -> str:
+def alert_text(alert: Alert) -> str:
     """The message as lines of text, the command last."""
     where = " ".join(part for part in (
         f"launch {alert.launch}" if alert.launch is not None else "", f"step {alert.step}" if alert.step is not None else "",
@@ -146,13 +146,13 @@ def _json(alert: Alert) -> Mapping[str, Any]:
 
 
 def _slack(alert: Alert) -> Mapping[str, Any]:
-    text = re.sub("[&<>]", lambda found: {"&": "&amp;", "<": "&lt;", ">": "&gt;"}[found[0]], as_text(alert))
+    text = re.sub("[&<>]", lambda found: {"&": "&amp;", "<": "&lt;", ">": "&gt;"}[found[0]], alert_text(alert))
     lines = text.split("\n")
     return {"text": "\n".join([f"*{lines[0]}*", *lines[1:-1], f"`{lines[-1]}`"])}
 
 
 def _discord(alert: Alert) -> Mapping[str, Any]:
-    lines = as_text(alert).replace("`", "'")[: LONGEST - 8].split("\n")
+    lines = alert_text(alert).replace("`", "'")[: LONGEST - 8].split("\n")
     return {
         "content": "\n".join([f"**{lines[0]}**", *lines[1:-1], f"`{lines[-1]}`"]),
         "allowed_mentions": {"parse": []},
@@ -160,7 +160,7 @@ def _discord(alert: Alert) -> Mapping[str, Any]:
 
 
 def _teams(alert: Alert) -> Mapping[str, Any]:
-    first, *rest = as_text(alert).split("\n")
+    first, *rest = alert_text(alert).split("\n")
     blocks = [{"type": "TextBlock", "text": first, "weight": "Bolder", "wrap": True}]
     blocks += [{"type": "TextBlock", "text": line, "wrap": True, "fontType": "Monospace"} for line in rest]
     card = {"type": "AdaptiveCard", "version": "1.4", "body": blocks}

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from chronicle.alerts.destinations import PAGERDUTY, Destination, secret_of
-from chronicle.alerts.messages import Alert, as_text, body_for, headline
+from chronicle.alerts.messages import Alert, alert_text, body_for, headline
 from chronicle.errors import ChronicleError
 
 __all__ = ["Answer", "send"]
@@ -98,7 +98,7 @@ def _mail(destination: Destination, alert: Alert) -> Answer:
     message["Message-ID"] = f"<{alert.id}@chronicle.invalid>"
     if alert.phase == "ended":
         message["References"] = f"<{alert.key}-opened@chronicle.invalid>"
-    message.set_content(as_text(alert))
+    message.set_content(alert_text(alert))
     tls, port = fields.get("tls", "starttls"), int(fields.get("port", "0"))
     connect = smtplib.SMTP_SSL if tls == "ssl" else smtplib.SMTP
     try:

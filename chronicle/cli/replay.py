@@ -52,14 +52,14 @@ def replay_step(
     Returns 0 when every step was reproduced, 5 when something differs, 1 when it could not be told.
     """
     from chronicle.replay.replay import plan_replay, record_replay, replay
-    from chronicle.replay.verdict import Verdict
+    from chronicle.replay.verdict import ReplayVerdict
 
     settings = settings_with_checkpoints(run, logs, checkpoints)
     plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()))
     found = replay(plan, sandbox=sandbox, once=once, say=_say)
     entry = record_replay(found)
-    unsure = found.judged.verdict in (Verdict.NOT_TOLD, Verdict.NOT_COMPARED)
-    done = found.judged.verdict is Verdict.REPRODUCED
+    unsure = found.judged.verdict in (ReplayVerdict.NOT_TOLD, ReplayVerdict.NOT_COMPARED)
+    done = found.judged.verdict is ReplayVerdict.REPRODUCED
     code = ExitCode.DONE if done else ExitCode.ERROR if unsure else ExitCode.FINDINGS
     return CommandResult(text=_text(found), data={"entry": entry.id, **entry.data}, exit_code=code)
 

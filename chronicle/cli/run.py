@@ -169,7 +169,7 @@ def _kept(
     """Launch as the policy says, below a keeper that replaces a killed supervisor; the exit code."""
     from chronicle.cli.main import explain
     from chronicle.launch.admission import end_left_behind
-    from chronicle.launch.keeper import Killed, keep
+    from chronicle.launch.keeper import Killed, keep_supervised
     from chronicle.launch.restarts import chain_of, stand_down
 
     chain = chain_of(request.environ)
@@ -186,7 +186,7 @@ def _kept(
 
         return _mirrored(settings, request, begin, autopilot=autopilot).exit_code
 
-    return keep(work, most=policy.restarts, pause_seconds=0.5, say=_say, explain=explain)
+    return keep_supervised(work, most=policy.restarts, pause_seconds=0.5, say=_say, explain=explain)
 
 
 def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "Policy":

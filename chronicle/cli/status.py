@@ -58,7 +58,7 @@ LOUD, WARN, PLAIN = "31;1", "33", ""  # how bad a row is, as the terminal's colo
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class _Row:
     """One fact: its name in the first column, "" where it continues the row above; the text; how bad it is."""
 
     name: str
@@ -92,7 +92,7 @@ def show_status(
     damage = find_damage(settings.paths, journal, quick=True)
     beats = read_heartbeats(settings.paths.heartbeats_dir) if story.last_launch is not None and story.last_launch.alive else []
     seen = _newest_on_disk(settings.checkpoints_dir, story) if story.last_checkpoint is None else ""
-    said = [Row("DAMAGED:", plain(describe_damage(settings.paths, damage)), LOUD), Row("", DAMAGED_HINT)] if damage else []
+    said = [_Row("DAMAGED:", plain(describe_damage(settings.paths, damage)), LOUD), _Row("", DAMAGED_HINT)] if damage else []
     concerned = {matter.entry.launch for matter in story.open_matters}
     printed = {launch for launch in concerned if launch is not None and _has_prints(settings, launch)}
     text = _drawn([*said, *_screen(story, lr, verdict, seen, beats, time.time(), printed)])
@@ -130,9 +130,9 @@ def _newest_on_disk(root: Path | None, story: Story) -> str:
     return f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`"
 
 
-def _drawn(rows: Sequence[Row]) -> str:
+def _drawn(rows: Sequence[_Row]) -> str:
     """The screen: the headline, the worst rows, then the others in their order. A row without a name stays with its own."""
-    parts: list[list[Row]] = []
+    parts: list[list[_Row]] = []
     for row in rows:
         if row.name or not parts:
             parts.append([row])
@@ -162,50 +162,50 @@ def _screen(
     beats: Sequence[Heartbeat],
     now: float,
     printed: Set[int | None] = frozenset(),
-) -> Iterator[Row]:
+) -> Iterator[_Row]:
     yield from _where(story, now)
     yield from _progress(story, beats, now)
     if not story.launches:
-        yield Row("start", "`chronicle run -- <launcher …>`")
+        yield _Row("start", "`chronicle run -- <launcher …>`")
     yield from _values(story.headline)
     yield from _lr(story, lr)
-    yield Row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
+    yield _Row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
     if story.last_checkpoint is not None and not (verdict is not None and verdict.sound):
         yield from _newest_verified(story)
     unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
     if story.last_checkpoint is None and not seen and unguarded:
         words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
-        yield Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
+        yield _Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
     yield from _guard(story)
     yield from _open(story, printed)
     if story.problems:
-        yield Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
+        yield _Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
 
 
-def _where(story: Story, now: float) -> Iterator[Row]:
+def _where(story: Story, now: float) -> Iterator[_Row]:
     last, head = story.last_launch, story.headline
     if last is None:
-        yield Row("run", f"{story.run} · no launch yet")
+        yield _Row("run", f"{story.run} · no launch yet")
         yield from _begins(story)
         return
     place = f"step {head.step}" + (f" of launch {head.launch}" if head.launch else "")
     if head.launch is None and not head.step:  # without a guard and a log, steps may have been taken all the same
         place = "no step recorded"
     age = _since(last, now)
-    yield Row("run", f"{story.run} · {place} · launch {last.number} {last.outcome}{age}")
+    yield _Row("run", f"{story.run} · {place} · launch {last.number} {last.outcome}{age}")
     yield from _begins(story)
     if last.because and not last.alive and last.cause not in WELL:
-        yield Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
+        yield _Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
     yield from _restart(story)
     yield from _changed(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
         parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
-        yield Row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
+        yield _Row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
 
 
-def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[Row]:
+def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[_Row]:
     """How long ago the last step was, on each node of the running launch, and what is usual for this run."""
     for beat in beats:
         said = beat.progress
@@ -213,7 +213,7 @@ def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[
             continue
         host = f" · {beat.host}" if len(beats) > 1 else ""
         tone = LOUD if said.get("state") == "stands" else PLAIN
-        yield Row("progress", plain(_standing(said, now, beat.age(now)) + host), tone)
+        yield _Row("progress", plain(_standing(said, now, beat.age(now)) + host), tone)
 
 
 def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
@@ -237,7 +237,7 @@ def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
     return f"{silent} ({often})" + (" · the ranks are being looked at" if state == "looked at" else "")
 
 
-def _changed(story: Story) -> Iterator[Row]:
+def _changed(story: Story) -> Iterator[_Row]:
     """The settings that the last launch has otherwise than the one before it; nothing where none is known to differ."""
     if len(story.launches) < 2:
         return
@@ -253,20 +253,20 @@ def _changed(story: Story) -> Iterator[Row]:
         some = ", ".join(plain(one.words.replace(":", "", 1)) for one in changes[:SHOWN])
         more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
         where = f": `chronicle diff --launch {numbers[0]} {numbers[1]}`" if more else ""
-        yield Row("changed", f"since launch {numbers[0]}: {some}{more}{where}")
+        yield _Row("changed", f"since launch {numbers[0]}: {some}{more}{where}")
 
 
-def _restart(story: Story) -> Iterator[Row]:
+def _restart(story: Story) -> Iterator[_Row]:
     """Whether the run goes on by itself after its last launch; nothing where nobody decided or it has finished."""
     last = story.last_launch
     found = [event for entry, event in events_of(story.entries, Restarted) if last is not None and entry.launch == last.number]
     if found and found[-1].decision != "finished" and last is not None and not last.alive:
-        yield Row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
+        yield _Row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
 
 
-def _begins(story: Story) -> Iterator[Row]:
+def _begins(story: Story) -> Iterator[_Row]:
     if story.parent is not None:
-        yield Row("begins from", plain(describe_parent(story.parent)))
+        yield _Row("begins from", plain(describe_parent(story.parent)))
 
 
 def _since(launch: LaunchStory, now: float) -> str:
@@ -278,28 +278,28 @@ def _since(launch: LaunchStory, now: float) -> str:
     return f" for {format_age(seconds)}" if launch.alive else f", {format_age(seconds)} ago" if launch.ended else ""
 
 
-def _values(head: Headline) -> Iterator[Row]:
+def _values(head: Headline) -> Iterator[_Row]:
     if head.loss is not None:
         where = "" if head.measured_step == head.step else f"  (measured at step {head.measured_step})"
-        yield Row("loss", format_number(head.loss) + where)
+        yield _Row("loss", format_number(head.loss) + where)
     norm = find_channel(head.values, Role.NORM)
     if norm is not None:
-        yield Row(norm, format_number(head.values[norm]))
+        yield _Row(norm, format_number(head.values[norm]))
 
 
-def _lr(story: Story, lr: LrCheck) -> Iterator[Row]:
+def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:
     value = story.headline.lr
     factors = story.lr_path
     if value is None and len(factors) < 2:
         return
     line = story.ledger.line(story.headline.launch)
     of_first = "" if line is None else f"  {format_factor(line.factor)} of the first schedule"
-    yield Row("lr", format_number(value) + of_first)
+    yield _Row("lr", format_number(value) + of_first)
     if len(factors) > 1 or story.ledger.pending is not None:
         path = " → ".join(format_factor(f) for f in factors)
         pending = story.ledger.pending
         coming = "" if pending is None else f", next launch {format_factor(pending)}"
-        yield Row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
+        yield _Row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
 
 
 def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None) -> str:
@@ -310,7 +310,7 @@ def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None
     return f"{where} · {plain(describe_verdict(verdict))}{hint}"
 
 
-def _newest_verified(story: Story) -> Iterator[Row]:
+def _newest_verified(story: Story) -> Iterator[_Row]:
     """The newest checkpoint of the lineage of which every byte was read and found sound, where the last one is not it."""
     read = [
         (entry.step, entry.launch, found)
@@ -319,7 +319,7 @@ def _newest_verified(story: Story) -> Iterator[Row]:
     ]
     for step, launch, found in sorted(read, key=lambda one: one[0], reverse=True)[:SHOWN]:
         if story.lineage.contains(launch, step) and stamp_or_none(Path(found.path)) == found.stamp:
-            yield Row("", f"newest verified: step {step} (launch {launch}) {plain(_short_path(found.path))}")
+            yield _Row("", f"newest verified: step {step} (launch {launch}) {plain(_short_path(found.path))}")
             return
 
 
@@ -329,27 +329,27 @@ def _short_path(path: str) -> str:
     return path.removeprefix(here)
 
 
-def _guard(story: Story) -> Iterator[Row]:
+def _guard(story: Story) -> Iterator[_Row]:
     if story.unverified:
         numbers = ", ".join(str(launch.number) for launch in story.unverified[-SHOWN:])
         more = len(story.unverified) - SHOWN
         words = f"resumed without a guard verdict: launch {numbers}" + (f" and {more} before" if more > 0 else "")
-        yield Row("unverified", words, WARN)
+        yield _Row("unverified", words, WARN)
     last = story.last_launch
     if last is not None and last.verdict is not None and last.verdict_entry is not None:
         event = GuardVerdict.of(last.verdict_entry)
         count = f", {len(event.checks)} checks" if event.checks else ""
         word = "not verified" if last.verdict == "unverified" else last.verdict
         tone = PLAIN if last.verdict == "passed" else LOUD if last.verdict == "refused" else WARN
-        yield Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
+        yield _Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
         for one in event.not_compared[:SHOWN]:
-            yield Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
+            yield _Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
     if last is not None:
         for entry, fault in events_of(story.entries, GuardFault):
             if entry.launch == last.number:
                 since = "" if entry.step is None else f" from step {entry.step}"
                 words = f"launch {last.number} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
-                yield Row("guard fault", plain(words), WARN)
+                yield _Row("guard fault", plain(words), WARN)
 
 
 def _has_prints(settings: Settings, launch: int) -> bool:
@@ -357,7 +357,7 @@ def _has_prints(settings: Settings, launch: int) -> bool:
     return (settings.paths.launch_dir(launch) / "prints-0.ring").exists()
 
 
-def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[Row]:
+def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
     """What a replay found out about an incident, or the line that asks for one."""
     onset, launch = matter.onset, matter.entry.launch
     if onset is None or onset < 1 or launch not in printed:
@@ -367,31 +367,31 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[R
         if entry.launch == launch and entry.step is not None and entry.step <= onset <= (event.until or entry.step)
     ]  # fmt: skip
     if found:
-        yield Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
+        yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
     else:
-        yield Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
+        yield _Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
 
 
-def _open(story: Story, printed: Set[int | None]) -> Iterator[Row]:
+def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     if story.intent is not None:
-        yield Row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`", LOUD)
+        yield _Row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`", LOUD)
     matters = story.open_matters
     for matter in matters[-SHOWN:]:
-        yield Row("open", f"{_short(matter.first_id)} {_matter(matter)}", LOUD)
+        yield _Row("open", f"{_short(matter.first_id)} {_matter(matter)}", LOUD)
         yield from _cause(story, matter, printed)
     waiting = [x for x in story.interventions if x.open]
     for intervention in waiting[-SHOWN:]:
         words = plain(intervention.entry.title) + _answered(story, intervention)
-        yield Row("outcome?", f"{_short(intervention.entry.id)} {words}")
+        yield _Row("outcome?", f"{_short(intervention.entry.id)} {words}")
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
-        yield Row("", f"… and {hidden} more: `chronicle log --open`")
+        yield _Row("", f"… and {hidden} more: `chronicle log --open`")
     if matters or waiting:
         some = matters[-1].first_id if matters else waiting[-1].entry.id
-        yield Row("", f'`chronicle close {_short(some)} --outcome worked|failed|partly "…"`')
+        yield _Row("", f'`chronicle close {_short(some)} --outcome worked|failed|partly "…"`')
     if story.proposal is not None:
-        yield Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
-        yield Row("", plain(story.proposal.command).replace(" ", "\u2007"))  # to be pasted: on one line
+        yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
+        yield _Row("", plain(story.proposal.command).replace(" ", "\u2007"))  # to be pasted: on one line
 
 
 def _matter(matter: Matter) -> str:

@@ -53,10 +53,10 @@ def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
     return _several(_by_column(body, step_at, time_at, panels))
 
 
-Found = Iterator[tuple[str, Point]]
+_Points = Iterator[tuple[str, Point]]
 
 
-def _several(found: Found) -> Mapping[str, Sequence[Point]] | None:
+def _several(found: _Points) -> Mapping[str, Sequence[Point]] | None:
     runs: dict[str, list[Point]] = {}
     for run, point in found:
         runs.setdefault(run, []).append(point)
@@ -68,7 +68,7 @@ def _several(found: Found) -> Mapping[str, Sequence[Point]] | None:
 
 def _by_column(
     rows: Iterator[list[str]], step_at: int, time_at: int | None, panels: Sequence[tuple[int, str, str]]
-) -> Found:
+) -> _Points:
     for row in rows:
         step = _number(row, step_at)
         if step is None or step != int(step):
@@ -84,7 +84,7 @@ def _by_column(
 def _by_row(
     rows: Iterator[list[str]], run_at: int, step_at: int, time_at: int | None,
     named: Sequence[tuple[int, str]], tags: Sequence[int | None],
-) -> Found:  # fmt: skip
+) -> _Points:  # fmt: skip
     tag_at, value_at = tags
     for row in rows:
         step = _number(row, step_at)

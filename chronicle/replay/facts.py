@@ -19,7 +19,7 @@ from chronicle.credentials import holds_secret, looks_secret
 from chronicle.replay.ring import facts_path
 from rollback.disk.durable import write_atomic
 
-__all__ = ["NOT_COMPARED", "Changed", "changed", "read_facts", "write_facts"]
+__all__ = ["NOT_COMPARED", "ChangedFact", "changed_facts", "read_facts", "write_facts"]
 
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
@@ -35,7 +35,7 @@ NOT_COMPARED = re.compile(
 )
 
 
-class Changed(NamedTuple):
+class ChangedFact(NamedTuple):
     """One thing that is different: `kind` is code, package, environment or arithmetic."""
 
     kind: str
@@ -74,15 +74,15 @@ def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) and found.get("v") == VERSION else None
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Changed]:
+def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedFact]:
     """What is different between two launches, code first. A file that only one of them had imported is no difference."""
-    found: list[Changed] = []
+    found: list[ChangedFact] = []
     for kind, table in (("code", "code"), ("package", "packages"), ("environment", "environment"), ("arithmetic",) * 2):
         one, other = before.get(table) or {}, after.get(table) or {}
         for name in sorted(one.keys() | other.keys()):
             a, b = str(one.get(name) or ""), str(other.get(name) or "")
             if a != b and (kind not in ("code", "package") or (a and b) or (kind == "code" and _is_lost(name, a))):
-                found.append(Changed(kind, name, a, b))
+                found.append(ChangedFact(kind, name, a, b))
     return found
 
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import read_journal
+from chronicle.journal.events import EntryKind
 from chronicle.latest import find_remnants, pointers_to
 from chronicle.launch.launching import LaunchRequest, launch
 from chronicle.paths import RunPaths
 from chronicle.replay.ring import Ring, rings_of
-from chronicle.replay.sandbox import BIND, SandboxRefused, die_with_parent, enter, mount, run_inside
+from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.transaction.cleanup import point_elsewhere
@@ -60,12 +61,12 @@ class Spec:
 
 def main() -> int:
     """Play the spec; returns the launch's code, 3 where the sandbox is refused. What happened is in `result/end.json`."""
-    die_with_parent()
+    end_with_parent()
     spec = Spec.read(Path(sys.argv[1]))
     result = Path(spec.sandbox) / "result"
     result.mkdir(exist_ok=True)
     try:
-        left = enter([Path(path) for path in spec.overlaid], Path(spec.sandbox))
+        left = enter_sandbox([Path(path) for path in spec.overlaid], Path(spec.sandbox))
     except SandboxRefused as problem:
         _say_end(result, {"refused": problem.message, "remedy": problem.remedy})
         return REFUSED
@@ -97,7 +98,7 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
     shutil.copytree(paths.launch_dir(end.launch), result / "launch", dirs_exist_ok=True, ignore=unwanted)
     entries = [entry for entry in read_journal(paths).entries if entry.launch == end.launch]
     _copy_batches(paths, result, end.launch)
-    verdicts = [dict(entry.data) for entry in entries if str(entry.kind) == "guard.verdict"]
+    verdicts = [dict(entry.data) for entry in entries if entry.kind == EntryKind.GUARD_VERDICT]
     _say_end(result, {"launch": end.launch, "end": dict(end.data), "verdicts": verdicts, "writable": left})
     return 0
 

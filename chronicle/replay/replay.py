@@ -28,11 +28,18 @@ from chronicle.journal.events import GuardVerdict, LaunchStart, Replayed, Rollba
 from chronicle.journal.place import anchors_of
 from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.paths import list_launch_numbers
-from chronicle.replay.facts import changed, read_facts
+from chronicle.replay.facts import changed_facts, read_facts
 from chronicle.replay.inside import Spec
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.sandbox import SandboxRefused, minimal
-from chronicle.replay.verdict import Comparison, Judged, Verdict, agree, compare, judge
+from chronicle.replay.verdict import (
+    PrintComparison,
+    ReplayVerdict,
+    Ruling,
+    compare_prints,
+    judge_replay,
+    prints_agree,
+)
 from chronicle.resume.batch_record import read_batches
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
@@ -40,7 +47,7 @@ from rollback.checkpoint.listing import list_checkpoints, read_identity
 from rollback.checks.verify import verify_checkpoint
 from rollback.errors import RollbackError, Severity
 
-__all__ = ["Plan", "Replay", "plan_replay", "record_replay", "replay"]
+__all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay"]
 
 # A replay tells no tracker: what these libraries read for "do nothing", or write into the sandbox.
 NO_TRACKERS = {
@@ -57,7 +64,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """What a replay will do."""
 
     settings: Settings
@@ -78,9 +85,9 @@ class Plan:
 class Replay:
     """What came out."""
 
-    plan: Plan
-    judged: Judged
-    comparison: Comparison
+    plan: ReplayPlan
+    judged: Ruling
+    comparison: PrintComparison
     replays: int
     seconds: float
 
@@ -96,8 +103,8 @@ def plan_replay(
     until: int | None = None,
     command: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
-) -> Plan:
-    """Plan the replay of a step. Raises `Refusal` or `UsageProblem` with the missing piece; nothing is started."""
+) -> ReplayPlan:
+    """ReplayPlan the replay of a step. Raises `Refusal` or `UsageProblem` with the missing piece; nothing is started."""
     if step < 1:
         raise UsageProblem(f"step is {step}: expected 1 or more", "steps count completed optimizer steps")
     if until is not None and until < step:
@@ -129,7 +136,7 @@ def plan_replay(
             f"launch {number} began under another contract than the run has now (a later rollback replaced it)",
             f"replay a step after its first own checkpoint: --launch {number}",
         )
-    return Plan(
+    return ReplayPlan(
         settings=settings,
         step=step,
         until=last,
@@ -280,7 +287,7 @@ class _Played:
     batches: Mapping[int, list[int]]
 
 
-def replay(plan: Plan, *, sandbox: Path | None = None, once: bool = False, say: Say = lambda line: None) -> Replay:
+def replay(plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, say: Say = lambda line: None) -> Replay:
     """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
     begun = time.monotonic()
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
@@ -290,30 +297,30 @@ def replay(plan: Plan, *, sandbox: Path | None = None, once: bool = False, say: 
     facts = read_facts(plan.settings.paths.launch_dir(plan.launch))
     found, known = [], False
     if facts is not None and one.facts is not None:
-        found, known = [(item.kind, item.words) for item in changed(facts, one.facts)], True
-    judged = judge(comparison, None, None, changed=found, facts_known=known)
+        found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts)], True
+    judged = judge_replay(comparison, None, None, changed=found, facts_known=known)
     replays = 1
     if judged.again and not once and comparison.first is not None:
         say(f"equal input and another result ({comparison.first.words}): a second replay")
         two = _play(plan, sandbox, say)
         replays = 2
         steps = [step for step in comparison.steps if step <= comparison.first.step]
-        same = agree(one.prints, two.prints, steps)
-        judged = judge(comparison, _compare(record, two, plan.until), same, changed=found, facts_known=known)
-    if judged.verdict is Verdict.DATA:
+        same = prints_agree(one.prints, two.prints, steps)
+        judged = judge_replay(comparison, _compare(record, two, plan.until), same, changed=found, facts_known=known)
+    if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
 
 
-def _from(plan: Plan) -> str:
+def _from(plan: ReplayPlan) -> str:
     return "its beginning" if plan.checkpoint is None else f"step {plan.start} (`{plan.checkpoint.path}`)"
 
 
-def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int) -> Comparison:
-    return compare(record, one.prints, start=one.start, until=until, begins=one.begins)
+def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int) -> PrintComparison:
+    return compare_prints(record, one.prints, start=one.start, until=until, begins=one.begins)
 
 
-def _play(plan: Plan, sandbox: Path | None, say: Say) -> _Played:
+def _play(plan: ReplayPlan, sandbox: Path | None, say: Say) -> _Played:
     if sandbox is not None:
         sandbox.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="chronicle-replay-", dir=sandbox)).resolve()
@@ -332,7 +339,7 @@ def _make_writable(function: Callable[..., Any], path: str, _: Any) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _start(plan: Plan, directory: Path) -> Path:
+def _start(plan: ReplayPlan, directory: Path) -> Path:
     paths = plan.settings.paths
     anchors = [paths.run_dir, *plan.roots, *(root.parent / "abandoned" for root in plan.roots), plan.cwd]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
@@ -361,7 +368,7 @@ def _start(plan: Plan, directory: Path) -> Path:
     return directory / "result"
 
 
-def _read_result(result: Path, plan: Plan) -> _Played:
+def _read_result(result: Path, plan: ReplayPlan) -> _Played:
     end = json.loads((result / "end.json").read_text(encoding="utf-8"))
     if "refused" in end:
         raise SandboxRefused(f"the replay was not started: {end['refused']}", end.get("remedy"))
@@ -391,7 +398,7 @@ def _batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]
     return found
 
 
-def _with_batches(judged: Judged, plan: Plan, one: _Played, comparison: Comparison) -> Judged:
+def _with_batches(judged: Ruling, plan: ReplayPlan, one: _Played, comparison: PrintComparison) -> Ruling:
     """Which batch it was, from the record of all batches: one of another step, one taken twice, or one that is no other."""
     first = comparison.first
     assert first is not None
@@ -414,7 +421,7 @@ def _with_batches(judged: Judged, plan: Plan, one: _Played, comparison: Comparis
     equal = sum(record[step] == mine[step] for step in later)
     if later:
         words.append(f"after it {equal} of {len(later)} steps have equal batches")
-    return Judged(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, *words))
+    return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, *words))
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ newest print takes the place of the oldest. A print holds:
 
     step       optimizer steps completed when it was over
     seq        count of prints of this file, which gives their order and where the ring begins
-    flags      which of the fields below were seen (`Seen`), and whether this print begins a launch or follows a load
+    flags      which of the fields below were seen (`SeenParts`), and whether this print begins a launch or follows a load
     batches    micro-batches of the step, at most 255
     check      checksum of the print: a place that was cut by a crash is no print
     batch      digest of all bits of the micro-batches that entered the model, in their order
@@ -40,7 +40,7 @@ __all__ = [
     "Print",
     "Ring",
     "RingWriter",
-    "Seen",
+    "SeenParts",
     "facts_path",
     "pack_print",
     "read_ring",
@@ -59,7 +59,7 @@ NUM_AT_ONCE = 64  # prints in memory before they are written
 MAX_SECONDS = 0.5
 
 
-class Seen(IntFlag):
+class SeenParts(IntFlag):
     """What a print holds; what was not seen is 0 and is not compared."""
 
     BEGINS = 1  # no step: the weights as they were before the first step of a launch, or after a load
@@ -72,7 +72,7 @@ class Seen(IntFlag):
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
 
 
-NOTHING = Seen(0)
+NOTHING = SeenParts(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Print:
 
     step: int
     seq: int = 0
-    seen: Seen = NOTHING
+    seen: SeenParts = NOTHING
     batches: int = 0
     batch: int = 0
     gradient: int = 0
@@ -109,7 +109,7 @@ class Print:
         return cls(
             step=step,
             seq=seq,
-            seen=Seen(seen),
+            seen=SeenParts(seen),
             batches=batches,
             batch=batch,
             gradient=gradient,
@@ -223,11 +223,11 @@ class Ring:
 
     def steps(self) -> dict[int, Print]:
         """By step: its print. Where a step was taken twice (a load in between), the one taken last counts."""
-        return {one.step: one for one in self.prints if Seen.BEGINS not in one.seen}
+        return {one.step: one for one in self.prints if SeenParts.BEGINS not in one.seen}
 
     def begins(self) -> tuple[Print, ...]:
         """Where launches or loads of this file began: `step` completed, and the weights then."""
-        return tuple(one for one in self.prints if Seen.BEGINS in one.seen)
+        return tuple(one for one in self.prints if SeenParts.BEGINS in one.seen)
 
 
 def read_ring(path: Path) -> Ring:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chronicle.errors import ChronicleError
 
-__all__ = ["BIND", "SandboxRefused", "die_with_parent", "enter", "minimal", "mount", "run_inside"]
+__all__ = ["BIND", "SandboxRefused", "end_with_parent", "enter_sandbox", "minimal", "mount", "run_inside"]
 
 NEWNS, NEWUSER, NEWPID = 0x00020000, 0x10000000, 0x20000000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, NOATIME, NODIRATIME = 1, 2, 4, 8, 32, 1024, 2048
@@ -44,7 +44,7 @@ def minimal(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
-def enter(overlaid: Sequence[Path], kept: Path) -> list[str]:
+def enter_sandbox(overlaid: Sequence[Path], kept: Path) -> list[str]:
     """Give this process its private view; `overlaid` are read as they are and written below `kept`.
 
     The process must have one thread. Returns what could not be made read-only. Raises `SandboxRefused`.
@@ -140,7 +140,7 @@ def _forked(work: Callable[[], int]) -> int:
     if child == 0:
         code = 1
         try:
-            die_with_parent()
+            end_with_parent()
             code = work()
         finally:
             os._exit(code)
@@ -172,7 +172,7 @@ def _as_init(work: Callable[[], int]) -> int:
     if child == 0:
         code = 1
         try:
-            die_with_parent()
+            end_with_parent()
             code = work()
         finally:
             os._exit(code)
@@ -184,7 +184,7 @@ def _as_init(work: Callable[[], int]) -> int:
             return _code_of(status)
 
 
-def die_with_parent() -> None:
+def end_with_parent() -> None:
     """KILL for this process when the one that started it ends."""
     _libc().prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -20,14 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from chronicle.replay.ring import Print, Seen
+from chronicle.replay.ring import Print, SeenParts
 
-__all__ = ["Comparison", "Difference", "Judged", "Verdict", "agree", "compare", "judge"]
+__all__ = ["PrintComparison", "PrintDifference", "ReplayVerdict", "Ruling", "compare_prints", "judge_replay", "prints_agree"]
 
 Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 
 
-class Verdict(StrEnum):
+class ReplayVerdict(StrEnum):
     """The verdicts of a replay."""
 
     REPRODUCED = "reproduced"
@@ -41,20 +41,20 @@ class Verdict(StrEnum):
 
 
 # field of a print -> what says that it was seen, and its name in words; in the order in which a step is taken
-PARTS: Mapping[str, tuple[Seen, str]] = {
-    "options": (Seen.OPTIONS, "LR or options of the optimizer"),
-    "torch": (Seen.GENERATORS, "torch's generators"),
-    "others": (Seen.GENERATORS, "Python's or NumPy's generators"),
-    "batch": (Seen.BATCH, "batch"),
-    "gradient": (Seen.GRADIENT, "gradient"),
-    "loss": (Seen.LOSS, "loss"),
-    "weights": (Seen.WEIGHTS, "weights"),
+PARTS: Mapping[str, tuple[SeenParts, str]] = {
+    "options": (SeenParts.OPTIONS, "LR or options of the optimizer"),
+    "torch": (SeenParts.GENERATORS, "torch's generators"),
+    "others": (SeenParts.GENERATORS, "Python's or NumPy's generators"),
+    "batch": (SeenParts.BATCH, "batch"),
+    "gradient": (SeenParts.GRADIENT, "gradient"),
+    "loss": (SeenParts.LOSS, "loss"),
+    "weights": (SeenParts.WEIGHTS, "weights"),
 }
 RESULT = ("gradient", "loss", "weights")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class PrintDifference:
     """The first step that is another one: which parts of it on which ranks, and both prints of the first of these ranks."""
 
     step: int
@@ -72,7 +72,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PrintComparison:
     """One replay against the record."""
 
     steps: tuple[int, ...] = ()  # of which a print of every rank was compared
@@ -80,14 +80,14 @@ class Comparison:
     missing: tuple[int, ...] = ()  # steps of the record that the replay lacks
     unprinted: tuple[int, ...] = ()  # steps that were asked for, and that the record lacks
     begins_equal: bool | None = None  # the weights it began with; None: the record lacks them
-    first: Difference | None = None
+    first: PrintDifference | None = None
     gap: int = 0  # steps without a print right before the first difference
     unrestored: bool = False  # Python's or NumPy's generators stood elsewhere from the first step on: nobody restores them
 
 
-def compare(
+def compare_prints(
     record: Prints, replay: Prints, *, start: int, until: int, begins: Mapping[int, Print]
-) -> Comparison:
+) -> PrintComparison:
     """Compare the steps after `start` up to `until`. `begins`: the replay's prints of the weights that it began with.
 
     The record's weights after step `start` are among its own prints of that step, or are those that it began with.
@@ -96,7 +96,7 @@ def compare(
     missing: list[int] = []
     unprinted: list[int] = []
     parts = frozenset(PARTS)
-    first: Difference | None = None
+    first: PrintDifference | None = None
     last = start
     gap = 0
     left_out: tuple[str, ...] = ()
@@ -118,13 +118,13 @@ def compare(
         if wrong:
             at = min(wrong, key=lambda row: tuple(PARTS).index(row[3][0]))
             ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
-            first = Difference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
+            first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
             gap = step - last - 1
             steps.append(step)
             break
         steps.append(step)
         last = step
-    return Comparison(
+    return PrintComparison(
         steps=tuple(steps),
         parts=parts - set(left_out) if steps else frozenset(),
         unrestored=bool(left_out),
@@ -137,8 +137,8 @@ def compare(
 
 
 def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:
-    """Parts that differ; one that only one side has seen is not compared."""
-    if own.batches != other.batches and Seen.BATCH in own.seen and Seen.BATCH in other.seen:
+    """SeenParts that differ; one that only one side has seen is not compared."""
+    if own.batches != other.batches and SeenParts.BATCH in own.seen and SeenParts.BATCH in other.seen:
         yield "batch"
     for part, (seen, _) in PARTS.items():
         if part in left_out or seen not in own.seen or seen not in other.seen:
@@ -146,7 +146,7 @@ def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterat
         a, b = getattr(own, part), getattr(other, part)
         if part == "batch" and own.batches != other.batches:
             continue  # told already
-        if part == "batch" and (Seen.TARGETS in own.seen) != (Seen.TARGETS in other.seen):
+        if part == "batch" and (SeenParts.TARGETS in own.seen) != (SeenParts.TARGETS in other.seen):
             continue  # one of them holds the labels, too
         if a != b and not (isinstance(a, float) and math.isnan(a) and math.isnan(b)):
             yield part
@@ -156,7 +156,7 @@ def _begins_equal(record: Prints, begins: Mapping[int, Print], start: int) -> bo
     found = []
     for rank, other in begins.items():
         own = record.get(rank, {}).get(start)
-        if own is not None and Seen.WEIGHTS in own.seen and Seen.WEIGHTS in other.seen and other.step == start:
+        if own is not None and SeenParts.WEIGHTS in own.seen and SeenParts.WEIGHTS in other.seen and other.step == start:
             found.append(own.weights == other.weights)
     return all(found) if found and len(found) == len(record) else None
 
@@ -165,23 +165,23 @@ def _begins_equal(record: Prints, begins: Mapping[int, Print], start: int) -> bo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Ruling:
     """The verdict, why, and the evidence, one sentence each. `again`: a second replay is needed to tell."""
 
-    verdict: Verdict
+    verdict: ReplayVerdict
     why: str
     evidence: tuple[str, ...] = field(default=())
     again: bool = False
 
 
-def judge(
-    one: Comparison,
-    two: Comparison | None,
+def judge_replay(
+    one: PrintComparison,
+    two: PrintComparison | None,
     replays_agree: bool | None,
     *,
     changed: Sequence[tuple[str, str]],
     facts_known: bool,
-) -> Judged:
+) -> Ruling:
     """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.Changed` names it.
 
     `two`, `replays_agree`: a second replay and whether its prints are those of the first; None where there was none.
@@ -189,54 +189,54 @@ def judge(
     """
     words = tuple(f"{kind}: {text}" for kind, text in changed)
     if not one.steps:
-        return Judged(verdict=Verdict.NOT_COMPARED, why=_why_not(one), evidence=words)
+        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why=_why_not(one), evidence=words)
     if one.first is None:
         return _all_equal(one, words)
     evidence = (f"first difference: {one.first.words}", *words)
     if one.begins_equal is False:
         why = "the checkpoint does not hold the weights that the training had at this step"
-        return Judged(verdict=Verdict.STATE, why=why, evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     parts, first = one.first.parts, one.first
     code = [text for kind, text in changed if kind in ("code", "package")]
     if code:
-        return Judged(verdict=Verdict.CODE, why="; ".join(code[:4]), evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
     if parts[0] == "options":
         lrs = f": LR {first.record.lr:g} in the record, {first.other.lr:g} in the replay"
         lrs = lrs if first.record.lr != first.other.lr else ""
-        return Judged(verdict=Verdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
     if parts[0] in ("torch", "others"):
         why = f"{PARTS[parts[0]][1]} stand elsewhere from step {first.step} on"
-        return Judged(verdict=Verdict.STATE, why=why, evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
-        return Judged(verdict=Verdict.DATA, why=f"another batch at step {first.step}{same}", evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.DATA, why=f"another batch at step {first.step}{same}", evidence=evidence)
     other = [text for kind, text in changed if kind in ("environment", "arithmetic")]
     if other:
-        return Judged(verdict=Verdict.CODE, why="; ".join(other[:4]), evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
     return _another_result(one, two, replays_agree, evidence, facts_known)
 
 
 def _another_result(
-    one: Comparison, two: Comparison | None, replays_agree: bool | None, evidence: tuple[str, ...], facts_known: bool
-) -> Judged:
+    one: PrintComparison, two: PrintComparison | None, replays_agree: bool | None, evidence: tuple[str, ...], facts_known: bool
+) -> Ruling:
     """Equal input as far as it was compared, and another result."""
     assert one.first is not None
     if replays_agree is False:
         why = "two replays from one checkpoint disagree: the arithmetic itself is not repeatable"
-        return Judged(verdict=Verdict.RANDOM, why=why, evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
     if two is None or replays_agree is None:
         why = "equal input and another result: a second replay would tell"
-        return Judged(verdict=Verdict.NOT_TOLD, why=why, evidence=evidence, again=True)
+        return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence, again=True)
     missing = list(_not_ruled_out(one, facts_known))
     if missing:
         why = f"two replays agree, and it is not ruled out: {'; '.join(missing)}"
-        return Judged(verdict=Verdict.NOT_TOLD, why=why, evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence)
     ranks = ", ".join(map(str, one.first.ranks))
     why = f"equal input, and two replays agree with each other and not with the record: step {one.first.step}, rank {ranks}"
-    return Judged(verdict=Verdict.HARDWARE, why=why, evidence=evidence)
+    return Ruling(verdict=ReplayVerdict.HARDWARE, why=why, evidence=evidence)
 
 
-def _not_ruled_out(one: Comparison, facts_known: bool) -> Iterator[str]:
+def _not_ruled_out(one: PrintComparison, facts_known: bool) -> Iterator[str]:
     """What may be the cause as well, because it was not compared."""
     assert one.first is not None
     if one.begins_equal is None:
@@ -248,16 +248,16 @@ def _not_ruled_out(one: Comparison, facts_known: bool) -> Iterator[str]:
     for part in ("options", "torch", "batch"):
         if part not in one.parts:
             yield f"{PARTS[part][1]}: not in the prints"
-    if "batch" in one.parts and not (Seen.TARGETS in one.first.record.seen and Seen.TARGETS in one.first.other.seen):
+    if "batch" in one.parts and not (SeenParts.TARGETS in one.first.record.seen and SeenParts.TARGETS in one.first.other.seen):
         yield "labels, which do not enter the model, may be others"
 
 
-def _all_equal(one: Comparison, words: tuple[str, ...]) -> Judged:
+def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:
     if not one.parts & {"gradient", "weights", "loss"}:
-        return Judged(verdict=Verdict.NOT_COMPARED, why="the prints hold no gradient, loss or weights", evidence=words)
+        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="the prints hold no gradient, loss or weights", evidence=words)
     if one.missing:
         why = f"the replay has no print of step {one.missing[0]}, of which the record has one"
-        return Judged(verdict=Verdict.NOT_COMPARED, why=why, evidence=words)
+        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why=why, evidence=words)
     named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
     why = f"{len(one.steps)} steps, every print equal: {named}"
     more: tuple[str, ...] = ()
@@ -265,16 +265,16 @@ def _all_equal(one: Comparison, words: tuple[str, ...]) -> Judged:
         more = (f"{len(one.unprinted)} steps between them have no print in the record",)
     if one.unrestored:
         more += ("Python's or NumPy's generators are not those of the record: nobody restores them; no effect is seen",)
-    return Judged(verdict=Verdict.REPRODUCED, why=why, evidence=(*more, *words))
+    return Ruling(verdict=ReplayVerdict.REPRODUCED, why=why, evidence=(*more, *words))
 
 
-def _why_not(one: Comparison) -> str:
+def _why_not(one: PrintComparison) -> str:
     if one.missing:
         return f"the replay took no step that the record has a print of (the first is {one.missing[0]})"
     return "the record has no print of these steps"
 
 
-def agree(one: Prints, other: Prints, steps: Iterable[int]) -> bool | None:
+def prints_agree(one: Prints, other: Prints, steps: Iterable[int]) -> bool | None:
     """Whether two replays have equal prints in these steps; None where nothing could be compared.
 
     Python's and NumPy's generators do not count: where they differ and the rest agrees, they have no effect.

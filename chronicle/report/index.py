@@ -24,7 +24,7 @@ from chronicle.story.plain import format_age, format_number
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_of, find_channel
 
-__all__ = ["ServedIndex", "render_index", "sparkline", "write_site"]
+__all__ = ["ServedIndex", "loss_line", "render_index", "write_site"]
 
 AGAIN_SECONDS = 30
 WIDTH, HEIGHT, BUCKETS = 160, 30, 80
@@ -104,7 +104,7 @@ def _sign(row: Mapping[str, Any]) -> float:
     return 0.0
 
 
-def sparkline(paths: RunPaths) -> str:
+def loss_line(paths: RunPaths) -> str:
     """The loss of the lineage as inline SVG, each step once; "" where none was logged."""
     story = read_story(paths, signs_of_life=False)
     values: list[float] = []
@@ -164,7 +164,7 @@ class ServedIndex:
         mark, known = self._mark(paths), self._known.get(paths.run)
         try:
             row = summarize_run(paths)  # whether it is alive is asked every time
-            spark = known[1] if known is not None and known[0] == mark else sparkline(paths)
+            spark = known[1] if known is not None and known[0] == mark else loss_line(paths)
         except (ChronicleError, OSError, ValueError) as problem:
             row, spark = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
         self._known[paths.run] = (mark, spark)
@@ -182,7 +182,7 @@ def write_site(logs: Path, out: Path, *, script: str, page: Callable[[RunPaths, 
     for paths in list_runs(logs):
         try:
             row = summarize_run(paths)
-            sparks[paths.run] = sparkline(paths)
+            sparks[paths.run] = loss_line(paths)
             write_page(out / "runs" / f"{paths.run}.html", page(paths, f"../{name}"))
         except (ChronicleError, OSError, ValueError) as problem:
             row = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}

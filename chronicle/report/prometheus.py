@@ -21,7 +21,7 @@ GAUGES: Mapping[str, str] = {
     "chronicle_checkpoint_step": "Step of the newest checkpoint of the lineage.",
     "chronicle_journal_problems": "Lines of the journal that cannot be read or do not fit.",
 }
-Sample = tuple[str, Mapping[str, str], float | None]
+_Sample = tuple[str, Mapping[str, str], float | None]
 
 
 def exposition(summary: Mapping[str, Any]) -> str:
@@ -36,7 +36,7 @@ def exposition(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(summary: Mapping[str, Any]) -> Iterator[Sample]:
+def _samples(summary: Mapping[str, Any]) -> Iterator[_Sample]:
     run = {"run": str(summary["run"])}
     last, lr, checkpoint = summary.get("last_launch") or {}, summary.get("lr") or {}, summary.get("checkpoint") or {}
     yield "chronicle_step", run, summary.get("step")

@@ -63,7 +63,7 @@ def mark_of(found: Mark) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Growth:
+class LogGrowth:
     """What a listener has not seen yet: the points of one log that has only grown, or that the story is to be told again."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -315,7 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.streams.release()
 
     def _watch(self, site: RunSite) -> None:
-        growth, quiet = Growth(site.paths), time.monotonic()
+        growth, quiet = LogGrowth(site.paths), time.monotonic()
         self._say(f"event: here\ndata: {json.dumps({'mark': mark_of(growth.seen)})}\n\n")
         while not self.server.stopping.wait(self.server.poll):
             found = growth.look()

@@ -38,7 +38,7 @@ from typing import Any
 
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import write_facts
-from chronicle.replay.ring import RingWriter, Seen, ring_path
+from chronicle.replay.ring import RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import is_call, keep_yielded, leaves_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
@@ -61,8 +61,10 @@ WORD = struct.Struct("<Q")
 PLAIN = (int, float, bool)
 
 
-BEGINS, BATCH, GRADIENT, WEIGHTS = map(int, (Seen.BEGINS, Seen.BATCH, Seen.GRADIENT, Seen.WEIGHTS))
-GENERATORS, OPTIONS, LOSS, TARGETS = map(int, (Seen.GENERATORS, Seen.OPTIONS, Seen.LOSS, Seen.TARGETS))  # 1 µs as flags
+# as numbers: a flag costs a microsecond each time
+BEGINS, BATCH, GRADIENT, WEIGHTS, GENERATORS, OPTIONS, LOSS, TARGETS = (
+    int(SeenParts[name]) for name in ["BEGINS", "BATCH", "GRADIENT", "WEIGHTS", "GENERATORS", "OPTIONS", "LOSS", "TARGETS"]
+)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.admission import close_lost_launches
-from chronicle.launch.keeper import Killed, keep
+from chronicle.launch.keeper import Killed, keep_supervised
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.launch.restarts import stand_down
@@ -88,7 +88,7 @@ def test_a_work_that_is_killed_for_ever_ends_with_its_signal():
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    code = keep(work, most=2, pause_seconds=0.0, say=said.append, explain=lambda problem: 1)
+    code = keep_supervised(work, most=2, pause_seconds=0.0, say=said.append, explain=lambda problem: 1)
     assert code == 137 and len(said) == 2
 
 
@@ -96,8 +96,8 @@ def test_an_error_and_a_code_of_the_work_are_the_keepers():
     def fails(killed):
         raise KeyError("x")
 
-    assert keep(fails, most=2, pause_seconds=0.0, say=print, explain=lambda problem: 7) == 7
-    assert keep(lambda killed: 78, most=2, pause_seconds=0.0, say=print, explain=lambda problem: 1) == 78
+    assert keep_supervised(fails, most=2, pause_seconds=0.0, say=print, explain=lambda problem: 7) == 7
+    assert keep_supervised(lambda killed: 78, most=2, pause_seconds=0.0, say=print, explain=lambda problem: 1) == 78
 
 
 def test_the_end_of_a_killed_supervisor_is_of_that_process_only(driver):

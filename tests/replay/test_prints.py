@@ -10,14 +10,14 @@ import torch
 import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.replay.facts import changed, read_facts
+from chronicle.replay.facts import changed_facts, read_facts
 from chronicle.replay.ring import (
     HEADER_BYTES,
     PRINT_BYTES,
     Print,
     Ring,
     RingWriter,
-    Seen,
+    SeenParts,
     read_ring,
     ring_path,
     rings_of,
@@ -77,7 +77,7 @@ def test_equal_launches_have_equal_prints(tmp_path: Path, monkeypatch: pytest.Mo
     other = Loop(tmp_path / "b", monkeypatch).train(12).ring()
     assert first_difference(one, other) == (0, [])
     assert sorted(one.steps()) == list(range(1, 13))
-    whole = Seen.BATCH | Seen.GRADIENT | Seen.WEIGHTS | Seen.GENERATORS | Seen.OPTIONS
+    whole = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS
     assert all(one.steps()[step].seen == whole and one.steps()[step].batches == 2 for step in one.steps())
     assert [begin.step for begin in one.begins()] == [0]
     assert PRINT_BYTES <= 64
@@ -164,7 +164,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other = Loop(tmp_path / "b", monkeypatch).train(1)
     before, after = read_facts(one.launch_dir), read_facts(other.launch_dir)
     assert before is not None and after is not None
-    assert [(one.kind, one.name) for one in changed(before, after)] == [("environment", "MY_SCALE")]
+    assert [(one.kind, one.name) for one in changed_facts(before, after)] == [("environment", "MY_SCALE")]
     assert "MY_API_KEY" not in before["environment"]
     assert any(path.endswith("test_prints.py") for path in before["code"])
 
@@ -175,7 +175,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(Seen.BATCH), 1, step, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0.0, 0.0)
     writer.close()
 
 
@@ -229,9 +229,9 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     other[5] = 0  # of the third step
     clean, changed_label = train(tmp_path / "a", labels, by_loader=True), train(tmp_path / "b", other, by_loader=True)
     assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"])
-    assert all(Seen.TARGETS in one.seen for one in clean.steps().values())
+    assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values())
     unseen = train(tmp_path / "c", labels, by_loader=False)
-    assert not any(Seen.TARGETS in one.seen for one in unseen.steps().values())
+    assert not any(SeenParts.TARGETS in one.seen for one in unseen.steps().values())
 
 
 def test_one_value_of_a_large_batch_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

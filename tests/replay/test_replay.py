@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import sys
 from pathlib import Path
-from chronicle.replay.sandbox import enter
-enter([Path(sys.argv[1])], Path(sys.argv[2]))
+from chronicle.replay.sandbox import enter_sandbox
+enter_sandbox([Path(sys.argv[1])], Path(sys.argv[2]))
 """
 Chronicle = Callable[..., subprocess.CompletedProcess[str]]
 

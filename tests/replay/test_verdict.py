@@ -5,15 +5,24 @@ from typing import Any
 
 import pytest
 
-from chronicle.replay.ring import Print, Seen
-from chronicle.replay.verdict import Comparison, Judged, Verdict, agree, compare, judge
+from chronicle.replay.ring import Print, SeenParts
+from chronicle.replay.verdict import (
+    PrintComparison,
+    ReplayVerdict,
+    Ruling,
+    compare_prints,
+    judge_replay,
+    prints_agree,
+)
 
-ALL = Seen.BATCH | Seen.GRADIENT | Seen.WEIGHTS | Seen.GENERATORS | Seen.OPTIONS | Seen.LOSS | Seen.TARGETS
+ALL = SeenParts(0)
+for each in SeenParts:
+    ALL |= each if each is not SeenParts.BEGINS else SeenParts(0)
 START, UNTIL = 4, 10
 Rows = dict[int, dict[int, Print]]
 
 
-def prints(ranks: int = 1, seen: Seen = ALL) -> Rows:
+def prints(ranks: int = 1, seen: SeenParts = ALL) -> Rows:
     """Equal prints of steps 4 to 10 of some ranks."""
     steps = range(START, UNTIL + 1)
     return {
@@ -28,23 +37,23 @@ def prints(ranks: int = 1, seen: Seen = ALL) -> Rows:
     }  # fmt: skip
 
 
-def compared(record: Rows, other: Rows, **more: Any) -> Comparison:
+def compared(record: Rows, other: Rows, **more: Any) -> PrintComparison:
     begins = {rank: rows[START] for rank, rows in other.items()}
-    return compare(record, other, start=START, until=UNTIL, begins=begins, **more)
+    return compare_prints(record, other, start=START, until=UNTIL, begins=begins, **more)
 
 
-def judged(record: Rows, other: Rows, second: Rows | None = None, **more: Any) -> Judged:
+def judged(record: Rows, other: Rows, second: Rows | None = None, **more: Any) -> Ruling:
     """As a replay judges: a second one where that is asked for."""
     options: dict[str, Any] = {"changed": [], "facts_known": True, **more}
     one = compared(record, other)
-    first = judge(one, None, None, **options)
+    first = judge_replay(one, None, None, **options)
     if not first.again:
         return first
     second = other if second is None else second
-    return judge(one, compared(record, second), agree(other, second, one.steps), **options)
+    return judge_replay(one, compared(record, second), prints_agree(other, second, one.steps), **options)
 
 
-def differing(field: str, step: int = 7, ranks: int = 1, rank: int = 0, until: int = UNTIL, seen: Seen = ALL) -> Rows:
+def differing(field: str, step: int = 7, ranks: int = 1, rank: int = 0, until: int = UNTIL, seen: SeenParts = ALL) -> Rows:
     """Prints in which a field differs from a step on."""
     rows = prints(ranks, seen)
     for number in range(step, until + 1):
@@ -54,24 +63,24 @@ def differing(field: str, step: int = 7, ranks: int = 1, rank: int = 0, until: i
 
 def test_equal_prints_are_reproduced() -> None:
     found = judged(prints(2), prints(2))
-    assert found.verdict is Verdict.REPRODUCED
+    assert found.verdict is ReplayVerdict.REPRODUCED
     assert "6 steps" in found.why and "weights" in found.why
 
 
 @pytest.mark.parametrize(
     ("field", "verdict"),
     [
-        ("options", Verdict.STATE),
-        ("torch", Verdict.STATE),
-        ("others", Verdict.STATE),
-        ("batch", Verdict.DATA),
-        ("batches", Verdict.DATA),
-        ("gradient", Verdict.HARDWARE),
-        ("loss", Verdict.HARDWARE),
-        ("weights", Verdict.HARDWARE),
+        ("options", ReplayVerdict.STATE),
+        ("torch", ReplayVerdict.STATE),
+        ("others", ReplayVerdict.STATE),
+        ("batch", ReplayVerdict.DATA),
+        ("batches", ReplayVerdict.DATA),
+        ("gradient", ReplayVerdict.HARDWARE),
+        ("loss", ReplayVerdict.HARDWARE),
+        ("weights", ReplayVerdict.HARDWARE),
     ],
 )
-def test_the_first_part_that_differs_decides(field: str, verdict: Verdict) -> None:
+def test_the_first_part_that_differs_decides(field: str, verdict: ReplayVerdict) -> None:
     found = judged(differing(field), prints())
     assert found.verdict is verdict, found
     assert "step 7" in found.evidence[0]
@@ -84,58 +93,58 @@ def test_the_rank_that_differs_first_is_named() -> None:
 def test_what_changed_comes_before_hardware() -> None:
     for kind in ("code", "package", "environment", "arithmetic"):
         found = judged(differing("gradient"), prints(), changed=[(kind, "it has changed")])
-        assert (found.verdict, found.why) == (Verdict.CODE, "it has changed")
+        assert (found.verdict, found.why) == (ReplayVerdict.CODE, "it has changed")
 
 
 def test_a_variable_that_changed_is_no_reason_for_other_data() -> None:
-    assert judged(differing("batch"), prints(), changed=[("environment", "TERM")]).verdict is Verdict.DATA
+    assert judged(differing("batch"), prints(), changed=[("environment", "TERM")]).verdict is ReplayVerdict.DATA
 
 
 def test_two_replays_that_disagree_are_not_deterministic() -> None:
-    assert judged(differing("gradient"), prints(), differing("gradient", 6)).verdict is Verdict.RANDOM
+    assert judged(differing("gradient"), prints(), differing("gradient", 6)).verdict is ReplayVerdict.RANDOM
 
 
-@pytest.mark.parametrize("missing", [Seen.BATCH, Seen.GENERATORS, Seen.OPTIONS, Seen.TARGETS])
-def test_hardware_is_not_named_where_something_was_not_compared(missing: Seen) -> None:
+@pytest.mark.parametrize("missing", [SeenParts.BATCH, SeenParts.GENERATORS, SeenParts.OPTIONS, SeenParts.TARGETS])
+def test_hardware_is_not_named_where_something_was_not_compared(missing: SeenParts) -> None:
     seen = ALL & ~missing
     found = judged(differing("gradient", seen=seen), prints(seen=seen))
-    assert found.verdict is Verdict.NOT_TOLD, found
+    assert found.verdict is ReplayVerdict.NOT_TOLD, found
 
 
 def test_hardware_is_not_named_without_facts_or_with_steps_that_have_no_print() -> None:
-    assert judged(differing("gradient"), prints(), facts_known=False).verdict is Verdict.NOT_TOLD
+    assert judged(differing("gradient"), prints(), facts_known=False).verdict is ReplayVerdict.NOT_TOLD
     record = differing("gradient")
     del record[0][6]
     found = judged(record, prints())
-    assert found.verdict is Verdict.NOT_TOLD and "no print" in found.why
+    assert found.verdict is ReplayVerdict.NOT_TOLD and "no print" in found.why
 
 
 def test_a_checkpoint_with_other_weights_is_another_state() -> None:
     record = differing("gradient", 5)
     record[0][START] = replace(record[0][START], weights=1)
-    assert judged(record, prints()).verdict is Verdict.STATE
+    assert judged(record, prints()).verdict is ReplayVerdict.STATE
 
 
 def test_an_unknown_beginning_does_not_accuse_the_hardware() -> None:
     record = differing("gradient")
     del record[0][START]
-    assert judged(record, prints()).verdict is Verdict.NOT_TOLD
+    assert judged(record, prints()).verdict is ReplayVerdict.NOT_TOLD
 
 
 def test_generators_that_nobody_restores_are_left_out_and_said() -> None:
     found = judged(differing("others", START), prints())
-    assert found.verdict is Verdict.REPRODUCED
+    assert found.verdict is ReplayVerdict.REPRODUCED
     assert "not those of the record" in found.evidence[0]
     assert "Python's" not in found.why
 
 
 def test_nothing_compared_is_not_reproduced() -> None:
-    assert judged(prints(), {0: {START: prints()[0][START]}}).verdict is Verdict.NOT_COMPARED
-    weak = Seen.BATCH | Seen.OPTIONS
-    assert judged(prints(seen=weak), prints(seen=weak)).verdict is Verdict.NOT_COMPARED
+    assert judged(prints(), {0: {START: prints()[0][START]}}).verdict is ReplayVerdict.NOT_COMPARED
+    weak = SeenParts.BATCH | SeenParts.OPTIONS
+    assert judged(prints(seen=weak), prints(seen=weak)).verdict is ReplayVerdict.NOT_COMPARED
     short = prints()
     del short[0][UNTIL]
-    assert judged(prints(), short).verdict is Verdict.NOT_COMPARED
+    assert judged(prints(), short).verdict is ReplayVerdict.NOT_COMPARED
 
 
 def test_another_lr_is_named_with_both_values() -> None:
@@ -143,4 +152,4 @@ def test_another_lr_is_named_with_both_values() -> None:
     for step in range(7, UNTIL + 1):
         record[0][step] = replace(record[0][step], options=2, lr=0.2)
     found = judged(record, prints())
-    assert found.verdict is Verdict.STATE and "0.2 in the record, 0.1 in the replay" in found.why
+    assert found.verdict is ReplayVerdict.STATE and "0.2 in the record, 0.1 in the replay" in found.why
