@@ -18,11 +18,11 @@ from chronicle.journal.events import EntryKind, JournalEvent, LaunchEnd, LaunchS
 from chronicle.metrics import Point
 
 __all__ = [
-    "EVENT_COLUMNS",
     "Draft",
     "Import",
     "ImportedLaunch",
     "cut_into_launches",
+    "is_event_table",
     "parse_moment",
     "read_chronicle",
     "read_entries",
@@ -144,6 +144,11 @@ def _section(heading: str, body: list[str]) -> Iterator[Draft]:
 
 EVENT_COLUMNS = frozenset(("date", "event", "action", "rollback_to"))
 WHOLE = re.compile(r"\d+")
+
+
+def is_event_table(first_line: str) -> bool:
+    """Whether this first line of a file is the head of a table of incidents."""
+    return {cell.strip().lower() for cell in first_line.split(",")} >= EVENT_COLUMNS
 
 
 def read_events(path: Path, run: str | None = None) -> Import:

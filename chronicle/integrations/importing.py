@@ -14,10 +14,10 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.integrations.foreign_journals import (
-    EVENT_COLUMNS,
     Import,
     ImportedLaunch,
     cut_into_launches,
+    is_event_table,
     read_chronicle,
     read_entries,
     read_events,
@@ -219,7 +219,7 @@ def _recognise(path: Path) -> str:
         return "chronicle"
     with path.open("rb") as file:
         first = file.readline(1 << 16).decode("utf-8", "replace").strip()
-    if {cell.strip().lower() for cell in first.split(",")} >= EVENT_COLUMNS:
+    if is_event_table(first):
         return "events"
     if first.startswith("{"):
         try:

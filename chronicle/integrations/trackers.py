@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.integrations.foreign_journals import Draft, Import, ImportedLaunch, cut_into_launches
+from chronicle.integrations.foreign_journals import Draft, Import, ImportedLaunch, cut_into_launches, is_event_table
 from chronicle.journal.events import Incident, Note
 from chronicle.metrics.log import Point
 from chronicle.metrics.mlflow_log import is_file_store_run, list_runs, read_database, read_file_store
@@ -221,7 +221,11 @@ def _table(path: Path) -> Iterator[Tracked]:
 
 
 def _is_table(path: Path) -> bool:
-    return path.is_file() and read_runs_of_table(path) is not None
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:  # a table of incidents may have a column of runs, too
+        first = file.readline(1 << 16).decode("utf-8", "replace").strip()
+    return not is_event_table(first) and read_runs_of_table(path) is not None
 
 
 # --- what they share

@@ -257,6 +257,10 @@ TABLE = (
          "as many as before, other ones than before, or ones that came back before"),
     _row("", "weights that are all rounded to half precision, where memory held float32", UNCOMPARED,
          "the script saves them so: no trained weights are"),
+    _row("", "running statistics that were as saved after the load, and that forward passes in training mode without gradients "
+         "moved before the first batch", NOTED, "a script calibrates them"),
+    _row("", "running statistics of which such passes leave less than 5 % (`update_bn`)", UNCOMPARED,
+         "they are new ones, whatever was restored"),
     _row("rng", "random generators, where the framework restores them", REFUSED, "dropout and data order would differ"),
     _row("frozen_parameters", "which parameters take no gradient", REFUSED, "another part of the model is trained"),
     _row("weight_decay", "options of the parameter groups; each is accepted by its own name", REFUSED,

@@ -218,3 +218,10 @@ def test_read_source_tells_entries_from_metrics(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text('{"kind":"note","title":"x","v":1}\n')
     assert read_source(tmp_path / "m.jsonl").format == "log"
     assert read_source(tmp_path / "e.jsonl").format == "entries"
+
+
+def test_a_table_of_incidents_of_two_runs_is_no_table_of_curves(tmp_path: Path, chronicle: Cli) -> None:
+    source = tmp_path / "incidents.csv"
+    source.write_text("run,date,step,event,action,rollback_to\na,2026-01-01,10,spike,none,5\nb,2026-01-02,20,spike,none,7\n")
+    assert chronicle("import", str(source), "--run", "events").code == 0
+    assert len(list(read_journal(RunPaths(tmp_path / "logs" / "events")).of_kind("incident"))) == 2
