@@ -214,3 +214,16 @@ def test_a_file_called_after_a_huge_number_is_counted_not_reached() -> None:
     """Seen: one empty file of that name took 1.5 GB."""
     found = list(gaps({0, 99_999_999_999}, "random_states_{}.pkl".format, lambda number: "why", 99_999_999_999))
     assert len(found) == 33 and "99999999966 more" in found[-1].message
+
+
+def test_a_step_that_file_and_name_both_say_outranks_an_optimizer_that_was_made_anew(root: Path) -> None:
+    """Else the newest file is taken for an old one, and an older one is handed on. One of the two alone may be an epoch."""
+    model = torch.nn.Linear(2, 2)
+    for name, step, count in [("step-10.pt", 10, 10), ("step-21.pt", 21, 1), ("mine.pt", 40, 3), ("epoch-7.pt", 90, 4)]:
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(count):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, root / name)
+    found = {one.path.name: one.step for one in list_checkpoints(root)}
+    assert found == {"step-10.pt": 10, "step-21.pt": 21, "mine.pt": 3, "epoch-7.pt": 4}

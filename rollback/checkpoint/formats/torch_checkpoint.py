@@ -8,7 +8,7 @@ optimizers and schedulers by their keys. `last.ckpt` is a copy that Lightning ov
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, rng_digest
@@ -132,7 +132,18 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
     if any(keys <= (as_mapping(file.tree) or {}).keys() for keys in _RANDOM):  # a random state alone, of one rank
         rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
         state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
-    return replace(state, lr_hints=hints_in(name, file.tree, [prefix for prefix, _, _ in found]))
+    hints = hints_in(name, file.tree, [prefix for prefix, _, _ in found])
+    return replace(state, writer_step=_step_said_twice(name, counters), lr_hints=hints)
+
+
+def _step_said_twice(name: str, counters: Mapping[str, int | float]) -> int | None:
+    """The step that the file holds at its top level and that its name holds too; None where they do not agree.
+
+    The optimizer counts its own steps, and begins again where a script makes it anew. One of the two alone may be an epoch.
+    """
+    in_name = {int(found) for found in re.findall(r"\d{1,18}", name)}
+    said = (counters[key] for step in _STEP_KEYS for key in counters if key.endswith(f":{step}"))
+    return next((int(value) for value in said if isinstance(value, int) and value in in_name), None)
 
 
 def _state(
