@@ -42,7 +42,7 @@ class Outbox:
     ) -> None:
         self.path, self.destination = path, destination
         self._now, self._send = now, send_one
-        self.since = now()
+        self.since = (begin := now()).replace(microsecond=begin.microsecond // 1000 * 1000)  # as exact as the journal is
         self.sent: set[str] = set()
         self.refused: dict[str, str] = {}
         self.tried: set[str] = set()  # begun, and no answer is known

@@ -374,6 +374,13 @@ def test_a_launch_tells_its_alerts_and_its_failure(tmp_path: Path, receiver: Rec
     )
 
 
+def test_an_incident_of_the_millisecond_in_which_the_outbox_begins_is_told(tmp_path: Path) -> None:
+    """The journal's moments have milliseconds: .123 is not before an outbox that begins at .123456."""
+    begin = alert(1).moment
+    box = Outbox(tmp_path / "d.jsonl", destination("http://127.0.0.1:9/"), now=lambda: begin.replace(microsecond=456))
+    assert [one.key for one in box.due([alert(0), alert(1), alert(2)])] == ["K1", "K2"]
+
+
 def test_a_receiver_that_hangs_keeps_no_other_waiting(tmp_path: Path, receiver: Receiver) -> None:
     paths = RunPaths(tmp_path / "tr")
     with JournalWriter(paths) as writer:
