@@ -18,6 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 os.environ["TZ"] = "UTC"  # times are shown in the local zone
 time.tzset()
+os.environ.pop("COLUMNS", None)  # `status` fits that many columns; what is read here is whole lines
 
 GIB = 1 << 30
 # Tests that take more than one core, or time limits that another such test would break; a folder or a file of `tests/`.

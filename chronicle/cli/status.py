@@ -1,6 +1,7 @@
 """`chronicle status`: one screen. The worst news first, then step, loss, LR, the last checkpoint and what is open.
 
-Every line fits 80 columns, except a command or a path that would be cut in two. Colours only on a terminal.
+On a terminal every line fits 80 columns, except a command or a path that would be cut in two, and rows have colours. In a pipe
+each row is one line, for `grep`; with COLUMNS set it fits that many.
 """
 
 import os
@@ -52,7 +53,7 @@ EXPECTED = (EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT)  # nothin
 SHOWN = 3  # open entries that are listed; the others are counted
 HEADS = ("DAMAGED:", "run")  # come first, in this order
 NAME_WIDTH = 12
-WIDTH = 80
+WIDTH, LEAST_WIDTH, ENDLESS = 80, 40, 1 << 20
 UNCUT: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 LOUD, WARN, PLAIN = "31;1", "33", ""  # how bad a row is, as the terminal's colour: red, yellow, none
 
@@ -65,12 +66,12 @@ class _Row:
     text: str
     tone: str = PLAIN
 
-    def lines(self) -> Iterator[str]:
-        """The row within `WIDTH` columns; what stands between backticks is not cut."""
+    def lines(self, width: int) -> Iterator[str]:
+        """The row within `width` columns; what stands between backticks is not cut."""
         whole = "`".join(part.replace(" ", "\u2007") if at % 2 else part for at, part in enumerate(self.text.split("`")))
         lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH}}"
         rest = " " * NAME_WIDTH
-        wrapped = textwrap.wrap(whole, WIDTH, initial_indent=lead, subsequent_indent=rest, **UNCUT)
+        wrapped = textwrap.wrap(whole, width, initial_indent=lead, subsequent_indent=rest, **UNCUT)
         for line in wrapped or [lead]:
             yield line.replace("\u2007", " ")
 
@@ -140,11 +141,13 @@ def _drawn(rows: Sequence[_Row]) -> str:
             parts[-1].append(row)
     order = (*HEADS, LOUD, WARN, PLAIN)
     parts.sort(key=lambda part: order.index(part[0].name if part[0].name in HEADS else part[0].tone))
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) >= LEAST_WIDTH else WIDTH if _on_terminal() else ENDLESS
     coloured = _on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     lines = []
     for part in parts:
         tone = part[0].tone
-        for line in (line for row in part for line in row.lines()):
+        for line in (line for row in part for line in row.lines(width)):
             name, rest = line[:NAME_WIDTH], line[NAME_WIDTH:]
             lines.append(f"\x1b[{tone}m{name}\x1b[0m{rest}" if coloured and tone and name.strip() else line)
     return "\n".join(lines)

@@ -385,8 +385,11 @@ def test_entry_of_a_newer_chronicle_is_shown_and_its_kind_decides_nothing(tmp_pa
     assert "launch.end" in chronicle("log").out and "fine" in chronicle("show", newer.id).out
 
 
-def test_status_begins_with_the_worst_news_and_fits_a_terminal(tmp_path: Path, chronicle: Cli) -> None:
-    """The open incident and the refused resume come before the loss; nothing but a command is wider than 80 columns."""
+def test_status_begins_with_the_worst_news_and_fits_a_terminal(
+    tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The open incident comes before the loss; nothing but a command is wider than 80 columns. A pipe gets one line a row."""
+    monkeypatch.setenv("COLUMNS", "80")
     run = toy_run(tmp_path)
     shown = chronicle("status").out.splitlines()
     assert shown[0].startswith("run toy ") and all(len(line) <= 80 for line in shown)
@@ -398,6 +401,8 @@ def test_status_begins_with_the_worst_news_and_fits_a_terminal(tmp_path: Path, c
     assert all(len(line) <= 80 for line in lines), max(lines, key=len)
     assert " ".join(said.split()) in " ".join(" ".join(lines).split())
     assert "\x1b" not in "".join(lines)
+    monkeypatch.delenv("COLUMNS")
+    assert any(line.startswith("open ") and " ".join(said.split()) in line for line in chronicle("status").out.splitlines())
 
 
 def test_status_is_coloured_on_a_terminal_only(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
