@@ -10,6 +10,7 @@ import io
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -117,6 +118,7 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
 
 
 RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torchrun --max-restarts: how often it has started its workers again
+ONE_LOOK_SECONDS = 0.05
 SETTLING_SECONDS = 120.0  # after a rank's end its launcher may start the group again
 
 
@@ -152,6 +154,8 @@ class RankWatch:
         self._handles: dict[int, int] = {}  # rank -> pidfd
         self._known: set[tuple[int, int]] = set()
         self._rank_by_pid: dict[int, int] = {}  # of every process that was seen, a rank's children too
+        self._expected = 0  # ranks on this machine, as their environment says; 0 for not known
+        self._found: set[int] = set()  # ranks that were seen at all
         self.pids: dict[int, int] = {}
         self.deaths: list[RankDeath] = []
 
@@ -166,6 +170,7 @@ class RankWatch:
         if rank in self._handles:  # the launcher restarted its group: use the new process
             self._close(rank)
         self.pids[rank] = pid
+        self._found.add(rank)
         self._handles[rank] = handle
         self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(rank, pid))
 
@@ -180,6 +185,8 @@ class RankWatch:
             if rank is None:
                 continue
             self._rank_by_pid[process.pid] = rank
+            local = (environment or {}).get("LOCAL_WORLD_SIZE", "")
+            self._expected = max(self._expected, int(local) if local.isdecimal() else 0)
             self._note_attempt(environment or {}, process)
             # children of a rank inherit its number: only the topmost process is the rank
             if self._rank_by_pid.get(process.parent) != rank and process.parent not in self.pids.values():
@@ -206,9 +213,24 @@ class RankWatch:
         """Whether a rank ended, or an attempt began, a short time ago: its launcher may be starting the group."""
         return self._clock() - max([self._noted_at, *(death.time for death in self.deaths)]) < SETTLING_SECONDS
 
+    @property
+    def complete(self) -> bool:
+        """Whether every rank of this machine has been seen; False where nothing says how many there are."""
+        return 0 < self._expected <= len(self._found)
+
     def first_death(self) -> RankDeath | None:
-        """Return the rank of the present attempt that ended first; None when none has ended."""
-        return min(self.deaths, key=lambda death: death.time) if self.deaths else None
+        """Return the rank of the present attempt that ended first; None when none has ended, or when that is not known.
+
+        Of ranks that were found ended in one look, one that the launcher had to end (TERM) was not the first. Nor was it where
+        another rank was never seen.
+        """
+        if not self.deaths:
+            return None
+        first = min(self.deaths, key=lambda death: death.time)
+        if first.code != -signal.SIGTERM:
+            return first
+        others = (death for death in self.deaths if death.code != first.code and death.time - first.time < ONE_LOOK_SECONDS)
+        return next(others, None if len(self._found) < self._expected else first)
 
     def collect(self) -> None:
         """Record ranks that have ended since the last event."""

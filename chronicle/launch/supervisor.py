@@ -31,6 +31,7 @@ WATCH_SECONDS = 1.0
 LOOK_SECONDS = 2.0  # for the first LOOK_EARLY_SECONDS, then with each heartbeat
 LOOK_AGAIN_SECONDS = 0.5  # while a launcher may be starting its ranks again
 LOOK_EARLY_SECONDS = 120.0
+LOOK_OFTEN_SECONDS, LOOK_FIRST_SECONDS = 0.2, 20.0  # .3 ms of CPU a look at eight ranks
 BEYOND_GRACE_SECONDS = 3.0  # launchers send their own KILL first, because they report which rank did not end
 STALLED_GRACE_SECONDS = 30.0  # at most: ranks that stand still save nothing
 TERM_SECONDS = 5.0
@@ -149,12 +150,12 @@ class Supervisor:
                 next_beat = now + self._beat_seconds
             elif now >= next_look and (now - self._started < LOOK_EARLY_SECONDS or self._ranks.unsettled):
                 self._ranks.look()
-                next_look = now + (LOOK_AGAIN_SECONDS if self._ranks.unsettled else LOOK_SECONDS)
+                next_look = now + self._look_seconds(now)
             if now >= next_watch and self._stop_signal is None and (reason := self._watch()) is not None:
                 self._stop(signal.SIGTERM, reason)
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
-            soon = next_look if self._ranks.unsettled else next_beat
+            soon = next_look if self._ranks.unsettled or self._are_ranks_missing(now) else next_beat
             self._wait(min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
             self._take_signals()
@@ -194,6 +195,15 @@ class Supervisor:
                 self._stop(number, "signal")
             elif number != self._stop_signal:  # SLURM signals every process of a step, so the same one comes several times
                 self._forward(number)
+
+    def _look_seconds(self, now: float) -> float:
+        """When the ranks are looked for again: soon, until all are known. One that lives shorter is never seen."""
+        if self._are_ranks_missing(now):
+            return LOOK_OFTEN_SECONDS
+        return LOOK_AGAIN_SECONDS if self._ranks.unsettled else LOOK_SECONDS
+
+    def _are_ranks_missing(self, now: float) -> bool:
+        return now - self._started < LOOK_FIRST_SECONDS and not self._ranks.complete
 
     def _stop(self, number: int, reason: str) -> None:
         """Begin to end the launch: forward the signal and set the deadline."""

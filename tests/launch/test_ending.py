@@ -1,9 +1,11 @@
 """Why launches end: one cause each, from what was seen. A real OOM kill and a real full disk; SLURM's words are given."""
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from chronicle.launch.ending import (
     judge_lost,
     last_exception,
 )
+from chronicle.launch.ranks import RankDeath, RankWatch
 from chronicle.launch.slurm import JobStart, JobWord, ask_job, ask_past_state, is_over
 from tests.launch.driver import LAUNCHERS
 
@@ -148,6 +151,27 @@ def test_a_start_of_a_job_is_over_only_by_the_schedulers_word():
 
 def end_of(driver):
     return driver.entries("launch.end")[-1].data
+
+
+@pytest.mark.parametrize(
+    ("deaths", "seen", "first"),
+    [
+        ([(1, 0.0, -9), (0, 0.1, -15)], 2, 1),
+        ([(0, 0.0, -15), (1, 0.001, -9)], 2, 1),  # both found in one look
+        ([(0, 0.0, -15), (1, 3.0, -6)], 2, 0),  # somebody ended rank 0, and the other one could not go on
+        ([(0, 0.0, -15), (1, 0.001, -15)], 2, 0),
+        ([(0, 0.0, -15)], 1, None),  # the other one came and went unseen
+        ([(0, 0.0, -15)], 2, 0),
+        ([(0, 0.0, 1)], 1, 0),
+        ([], 0, None),
+    ],
+)
+def test_a_rank_that_the_launcher_ended_was_not_the_first(deaths, seen, first):
+    watch = RankWatch(selectors.DefaultSelector(), clock=time.monotonic)
+    watch.deaths = [RankDeath(rank=rank, pid=100 + rank, time=at, code=code) for rank, at, code in deaths]
+    watch._found, watch._expected = set(range(seen)), 2
+    found = watch.first_death()
+    assert (None if found is None else found.rank) == first
 
 
 def test_a_rank_that_is_killed_is_a_crash_with_rank_and_signal(driver):
