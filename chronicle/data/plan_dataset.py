@@ -8,8 +8,8 @@
 
 There is one global sequence of samples: sample n is a function of plan, seed and n. A global batch is the next `batch_size ×
 world_size` samples, and a rank takes its slice. The state is how many samples all ranks have read, so batch size, world size
-and number of workers may change at any restart, and the sequence goes on where it was. `data[n]` is sample n, so a loader of
-another library reads the same order where it does not shuffle (HF Trainer, Lightning, Accelerate: no sampler of their own).
+and number of workers may change at any restart, and the sequence goes on where it was. `data[n]` is sample n, so a loader that
+does not shuffle reads the same order (tried with torch's DataLoader; those of HF Trainer, Lightning and Accelerate were not).
 
 The plan is `DataPlan` with blocks of samples in place of batches: mixture, epochs, skips and reshuffles are the same. A
 reshuffle begins with the next block.
