@@ -293,6 +293,7 @@ class Words(JournalEvent):
     tags: tuple[str, ...] = ()
     evidence: tuple[Any, ...] = ()  # attached files
     outcome: Any = None
+    agent: Mapping[str, Any] | None = None  # who asked through `chronicle mcp`, for what, and what it had looked at
     import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
 
 
