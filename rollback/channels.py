@@ -71,7 +71,7 @@ EVAL_WORDS = r"val|valid|validation|eval|evaluation|test"  # a loss whose name b
 EVAL = rf"(.*[^a-z])?({EVAL_WORDS}|dev|best|ema|hella|ppl|perplexity)([^a-z].*)?"
 EXPECTED_LR = "lr/expected"  # the LR that a rollback promised, beside the one that was logged
 TRAIN = r"(?:train(?:ing|er)?[/_. ])?"
-LOSS_WORDS = r"loss|losses|nll|xent|cross[_ ]?entropy|logloss|mlogloss"
+LOSS_WORDS = r"loss|losses|nll|xent|cross[-_ ]?entropy|logloss|mlogloss"
 
 # The first row that knows a name decides. `_words` has split the name: `LossPi` is `loss_pi`.
 TABLE: tuple[RoleNames, ...] = (
@@ -145,7 +145,7 @@ LAUNCH_NAMES = ("launch", "event_file", "session", "segment")
 JUDGED = (Role.LOSS, Role.OBJECTIVE, Role.SOURCE, Role.REWARD)  # without one of these a log cannot be watched
 TELLING = (*JUDGED, Role.NORM, Role.LR)  # a printed line that holds one of these is a logged step
 HINTS = (  # a printed line without any of these holds none of them
-    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "xent", "L.r.",
+    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "cost:", "xent", "ntropy", "L.r.",
 )  # fmt: skip
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 

@@ -6,7 +6,9 @@ Megatron, GPT-NeoX, nanotron, fairseq, mmengine, timm, Composer, litgpt, OLMo, v
 scripts are read by the same rules. Special rules exist where the general one cannot see the step:
 
     Epoch: [3][  10/5005]   Epoch(train) [1][50/1567]   Train: 0 [  50/1251 …]   |  200/ 2983 batches   a bar of tqdm
-    a header line and a block below it (Composer, OLMo), a framed table (Stable-Baselines3, ADM), Keras' two lines,
+    a header line and a block below it (Composer, OLMo), a line that names a step and lines below it that hold the values
+    (Coqui, tensorpack), a framed table (Stable-Baselines3, ADM), a table in columns of blanks (fastai, spaCy, YOLO), Keras'
+    two lines,
     MLPerf's records, `0 train 10.95` of build-nanogpt; each has its form in `tests/metrics/dialects.py`, with its source
 
 Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
@@ -32,6 +34,7 @@ from rollback.channels import (
     EPOCH_NAMES,
     EVAL_WORDS,
     HINTS,
+    JUDGED,
     LAUNCH_NAMES,
     STEP_NAMES,
     TELLING,
@@ -67,7 +70,9 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), first)
     for pattern, first in (
         (rf"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps)\s*[:=]?\s*{COUNT}", 0),
-        (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\btrain(?:ing)?:?\s*\[(?P<epoch>\d+)/\d+\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\bepoch\s*\[(?P<epoch>\d+)\]\s*,?\s*\[?(?:batch|iter|step)\s*\[?{COUNT}\]", 0),
         (rf"\bepoch:\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\biter(?:\(\w+\))?\s*\[\s*{COUNT}\s*/\s*\d+", 0),
         (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
@@ -86,6 +91,9 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", 0),
     )
 )
+ANNOUNCED = re.compile(
+    rf"(?<![\w/.])(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*{COUNT}(?!\s*/)(?!\s*%)", re.IGNORECASE
+)
 BLOCK = re.compile(
     r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
     r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$",
@@ -98,6 +106,9 @@ CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<un
 KERAS_EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
 KERAS_END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - ")
 COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$")
+HEAD = re.compile(r"\s{2,}|\t")  # between the columns of a table that is printed with blanks
+SHARE_OF = re.compile(r"^(\d+)/\d+$")  # an epoch, as YOLO prints it
+DRAWN = re.compile(r"(\d+)%\|")  # a bar, drawn again and again until it is full
 STEP_ROWS = ("total_timesteps", "step", "steps", "iteration", "num_updates", "total_steps")
 RECENT_STEPS = 3  # a rank that lags this far behind repeats what was read
 
@@ -128,6 +139,9 @@ class PrintedLines:
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._rank: str | None = None
         self._block: int | None = None  # the step of the header whose block is open
+        self._announced: int | None = None  # the step of a line without values: those of the lines below it
+        self._told: set[str] = set()  # the names found below it
+        self._columns: list[str] = []  # of the table in blanks that is open
         self._frame: dict[str, float] | None = None
         self._folder = ""
         self._keras, self._inner = 0, False
@@ -196,9 +210,15 @@ class PrintedLines:
             self._keras = int(keras[1])
             return None
         plain, line = line, whole
+        if self._columns and not cut and (row := self._row_of(plain)) is not None:
+            return row
         if not any(hint in line for hint in HINTS):
             column = None if cut else COLUMN.match(plain)
+            if column is None:
+                self._announce(plain)
             return None if column is None else Point(0, int(column["at"]), None, {"loss": float(column["value"])})
+        if self._is_head(plain):
+            return None
         if self._is_other_rank(line):
             return None
         if self._keras and KERAS_END.match(plain):
@@ -251,14 +271,57 @@ class PrintedLines:
         if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
             return None
         found = _find_step(line, self._epochs, cut=cut)
-        if found is None:
-            for field in NAMED.finditer(line) if len(self.names) < 40 else ():
-                self.names.setdefault(field["name"])
-            return None
         values = self._fields(line, cut=cut)
+        if found is None:
+            return self._below(values)
         if not _tells(values):
+            self._announce(line)
             return None
+        self._announced = None
         return Point(0, found, _time(line), self._named(values))
+
+    def _announce(self, line: str) -> None:
+        """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
+        found = None if EVALUATION.search(line) else ANNOUNCED.search(line)
+        if found is not None:
+            self._announced, self._told = _whole(found["at"]), set()
+
+    def _below(self, values: Mapping[str, float]) -> Point | None:
+        """The part of a point that stands in a line without a step, below the line that named it; each name once."""
+        if self._announced is None or not values.keys() or values.keys() & self._told:
+            if values.keys() & self._told:
+                self._announced = None  # these lines do not belong to that one
+            return None
+        self._told |= values.keys()
+        return Point(0, self._announced, None, self._named(values)) if _tells(values) else None
+
+    def _is_head(self, line: str) -> bool:
+        """Whether a line is the head of a table in blanks: names alone, a loss and a counter among them."""
+        names = [name for name in HEAD.split(line.strip()) if name]
+        if len(names) < 3 or any(number_in(name) is not None or ":" in name or "=" in name or "|" in name for name in names):
+            return False
+        lowered = [name.lower() for name in names]
+        counted = lowered[0] in STEP_NAMES or "#" in lowered[:2] or any(name in STEP_NAMES for name in lowered[:3])
+        if not counted or not any(role_of(name) in JUDGED for name in names):
+            return False
+        self._columns = names
+        return True
+
+    def _row_of(self, line: str) -> Point | None:
+        """The point of a row of the open table; None for another line."""
+        cells, names = line.split(), self._columns
+        bar = DRAWN.search(line)
+        if len(cells) < len(names) or (bar is None and len(cells) > len(names)) or (bar is not None and bar[1] != "100"):
+            return None
+        shares = [SHARE_OF.match(cell) for cell in cells]
+        numbers = [number_in(cell if share is None else share[1]) for cell, share in zip(cells, shares, strict=True)]
+        row = {name: number for name, number in zip(names, numbers, strict=False) if number is not None}
+        lowered = {name.lower(): name for name in row}
+        at = lowered.get("#") or next((lowered[name] for name in STEP_NAMES if name in lowered), None)
+        if at is None or row[at] != row[at] or row[at] != int(row[at]):
+            return None
+        values = {name: number for name, number in row.items() if role_of(name) is not Role.IGNORED}
+        return Point(0, int(row[at]), None, self._named(values)) if _tells(values) else None
 
     def _fields(self, line: str, *, cut: bool) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -486,7 +549,7 @@ def _flatten(
 ) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         full = f"{prefix}{name}"
-        if isinstance(value, dict) and depth < 3:
+        if isinstance(value, dict) and depth < 6:
             yield from _flatten(value, f"{full}/", depth + 1, texts=texts)
         elif not isinstance(value, str) or texts or _is_measured(full):
             number = number_in(value)

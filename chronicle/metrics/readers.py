@@ -41,6 +41,7 @@ from rollback.errors import one_line
 SHOWN_NAMES = 24  # names that a message lists
 SHOWN_LINES = 40  # lines in which they are sought
 BINARY = ("TensorBoard", "MLflow", "W&B", "trackio")  # forms that are no text
+STANDING_SHARE = 0.8  # of the points repeat the step before: that is no step
 FEW_POINTS = 8  # rows without a number may be the beginning of a log
 WORD_AND_NUMBER = re.compile(r"([^\W\d][\w./@%-]*)(?:\s*[:=]\s*|\s+)['\"]?[-+]?\.?\d")
 
@@ -325,12 +326,14 @@ class Contents:
         self.last_step: int | None = None
         self.channels: dict[str, int] = {}
         self.reading = reading
+        self._standing = 0  # points with the step of the point before
 
     def note(self, point: Point) -> None:
         """Count one point."""
         self.points += 1
         if self.first_step is None:
             self.first_step = point.step
+        self._standing += point.step == self.last_step
         self.last_step = point.step
         for name in point.values:
             self.channels[name] = self.channels.get(name, 0) + 1
@@ -372,6 +375,12 @@ class Contents:
             raise NothingToWatch(
                 f"`{source}` holds no loss that is known: {self.points} points ({self.form}) with {held}",
                 "name one with --loss NAME (and --step, --lr, --ignore, --kind loss|reward|adversarial)",
+            )
+        if self._standing > STANDING_SHARE * self.points >= STANDING_SHARE * FEW_POINTS:
+            raise NothingToWatch(
+                f"the steps of `{source}` stand still: {self.points} points ({self.form}) on the steps "
+                f"{self.first_step}–{self.last_step}, so what was taken for the step is another number",
+                "name the step with --step NAME, or teach the line: --format '(?P<step>\\d+) … (?P<loss>\\S+)'",
             )
 
 

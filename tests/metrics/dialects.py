@@ -150,6 +150,11 @@ def mlperf(step: int, loss: float) -> str:
     })  # fmt: skip
 
 
+def blanks(head: str, row: str) -> Callable[[Losses], str]:
+    """A table in columns of blanks, as a program prints it."""
+    return lambda losses: head + "".join(row.format(row=n, step=n * EVERY, x=x) for n, x in enumerate(losses, 1))
+
+
 # name: (suffix of the file, writer). Where a form has no step of its own, a point is an epoch.
 WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     # facebookresearch/fairseq fairseq/logging/progress_bar.py SimpleProgressBar, JsonProgressBar
@@ -306,4 +311,39 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "lightgbm": (".log", lines("[{step}]\ttraining's binary_logloss: {x:.6f}\tvalid_1's binary_logloss: 9.5")),
     "paddlenlp": (".log", lines(
         "[2026-01-02 03:04:05,678] [    INFO] - loss: {x:.6f}, learning_rate: 5e-05, global_step: {step}, interval_runtime: 1.2, epoch: 0.1")),
+    # pytorch/ignite ignite/handlers/tqdm_logger.py; microsoft/Swin-Transformer main.py; apache/mxnet python/mxnet/callback.py Speedometer
+    "ignite": (".log", lines("Epoch [{e}/100]: [{at}/{of}] {pct:3d}%|#         , loss={x:.3g} [00:10<01:30]", epoch=1000, first=1)),
+    "swin": (".log", lines(
+        "[2026-01-02 03:04:05 swin_tiny] (main.py 212): INFO Train: [{e}/300][{at}/{of}]\teta 0:10:00 lr 0.000001\t wd 0.0500\t"
+        "time 0.3000 (0.3100)\tloss {x:.4f} ({x:.4f})\tgrad_norm 1.2345 (1.3000)\tloss_scale 65536.0000 (65536.0000)\tmem 1234MB",
+        epoch=1000)),
+    "mxnet": (".log", lines(
+        "INFO:root:Epoch[{e}] Batch [{at}]\tSpeed: 1234.56 samples/sec\taccuracy=0.512345\tcross-entropy={x:.6f}", epoch=1000)),
+    # fastai/fastprogress console_progress_bar; explosion/spaCy spacy/training/loggers.py; chainer/chainer extensions/print_report.py;
+    # skorch-dev/skorch skorch/callbacks/logging.py PrintLog; ultralytics/ultralytics engine/trainer.py
+    "fastai": (".log", blanks("epoch     train_loss  valid_loss  accuracy  time    \n",
+                              "{row:<10}{x:<12.6f}9.100000    0.500000  00:03     \n")),
+    "spacy": (".log", blanks(
+        "\u2139 Pipeline: ['ner']\nE    #       LOSS NER  ENTS_F  ENTS_P  ENTS_R  SCORE \n---  ------  --------  ------  ------  ------  ------\n",
+        "  0  {step:6d}  {x:8.3f}   40.10   40.10   40.10    0.40\n")),
+    "chainer": (".log", blanks("epoch       iteration   main/loss   main/accuracy  elapsed_time\n",
+                               "1           {step:<10}  {x:<10.6g}  0.5            12.3        \n")),
+    "skorch": (".log", blanks(
+        "  epoch    train_loss    valid_acc    valid_loss     dur\n-------  ------------  -----------  ------------  ------\n",
+        "{row:7d}        {x:.4f}       0.5000        9.1000  0.0123\n")),
+    "yolo": (".log", blanks(
+        "      Epoch    GPU_mem   box_loss   cls_loss  Instances       Size\n",
+        "{row:>7d}/300      1.23G{x:>11.4g}      2.345         12        640:  50%|#####     | 50/100 [00:05<00:05,  9.9it/s]\r"
+        "{row:>7d}/300      1.23G{x:>11.4g}      2.345         12        640: 100%|##########| 100/100 [00:10<00:00,  9.9it/s]\n")),
+    # coqui-ai/Trainer trainer/logging/console_logger.py; tensorpack/tensorpack tensorpack/callbacks/monitor.py ScalarPrinter
+    "coqui": (".log", lines(
+        "\n\x1b[1m   --> TIME: 2026-01-02 03:04:05 -- STEP: {at}/{of} -- GLOBAL_STEP: {step}\x1b[0m\n     | > decoder_loss: 1.2345  (1.3000)\n"
+        "     | > loss: {x:.5f}  ({x:.5f})\n     | > grad_norm: 0.12345  (0.13000)\n     | > current_lr: 0.00010 \n", epoch=1000)),
+    "tensorpack": (".log", lines(
+        "[0102 03:04:05 @base.py:273] Epoch {row} (global_step {step}) finished, time:1 minute 2 seconds.\n"
+        "[0102 03:04:05 @monitor.py:467] cost: {x:.5f}\n[0102 03:04:05 @monitor.py:467] train-error: 0.5")),
+    # ray-project/ray rllib: result.json of tune, its losses four levels deep
+    "rllib result.json": (".json", records(lambda step, x: {
+        "episode_reward_mean": 21.0, "training_iteration": step // EVERY, "timesteps_total": step,
+        "info": {"learner": {"default_policy": {"learner_stats": {"total_loss": x, "cur_lr": 5e-5}}}}})),
 }  # fmt: skip
