@@ -8,15 +8,16 @@ descend from; what a rollback left behind is there only when it is asked for.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.errors import ChronicleError
 from chronicle.integrations.exports import canonical_rows
-from chronicle.journal import Entry, Lineage
-from chronicle.journal.events import EntryKind, words_of
+from chronicle.journal import Entry, JournalWriter, Lineage
+from chronicle.journal.events import EntryKind, Note, events_of, words_of
+from chronicle.journal.place import Parent, Place, read_place
 from chronicle.paths import RunPaths
 from chronicle.story import Story
 from chronicle.story.assemble import LaunchStory
@@ -24,7 +25,7 @@ from chronicle.story.launch_settings import settings_of
 from chronicle.story.read import read_brief_story, read_story
 from rollback.channels import Role, canonical_name, find_channel, role_of
 
-__all__ = ["LoggedCurve", "Run", "list_runs", "open", "rows_of", "summarize_run"]
+__all__ = ["LoggedCurve", "Run", "list_runs", "mark_runs", "open", "rows_of", "summarize_run"]
 
 TOLD = (EntryKind.NOTE,)  # a row needs tags besides what `status` needs
 
@@ -82,6 +83,17 @@ class Run:
     def lineage(self) -> Lineage:
         """Which launch the present weights have each step from."""
         return self.story.lineage
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """The id that checkpoints and forks of this run carry; None for a run of an old version."""
+        place = read_place(self.paths)
+        return None if place is None else place.run_id
+
+    @property
+    def parent(self) -> Parent | None:
+        """The run that this one began from: by a checkpoint that it loaded, or as a copy of its directory."""
+        return _parent_of(self.story, read_place(self.paths))
 
     @cached_property
     def channels(self) -> tuple[str, ...]:
@@ -155,9 +167,13 @@ def summarize_run(paths: RunPaths, story: Story | None = None) -> dict[str, Any]
     story = read_brief_story(paths, also=TOLD) if story is None else story
     last, head = story.last_launch, story.headline
     tags = dict.fromkeys(tag for entry in story.entries for tag in words_of(entry).tags)
-    parent = None if story.parent is None else story.parent.run
+    place = read_place(paths)
+    parent = _parent_of(story, place)
+    kept_away = [note.archived for _, note in events_of(story.entries, Note) if note.archived is not None]
+    tags = dict.fromkeys(tag for tag in tags if tag not in _taken_off(story.entries))
     return {
         "name": paths.run,
+        "run_id": None if place is None else place.run_id,
         "status": "no launch" if last is None else _status(last),
         "step": head.step if head.launch is not None or head.step else None,
         "loss": head.loss,
@@ -168,11 +184,40 @@ def summarize_run(paths: RunPaths, story: Story | None = None) -> dict[str, Any]
         "incidents": len(story.open_matters),
         "started": story.launches[0].started if story.launches else None,
         "ended": last.ended or None if last is not None and not last.alive else None,
-        "parent": parent,
+        "parent": None if parent is None else parent.run,
+        "parent_id": None if parent is None else parent.run_id or None,
+        "parent_step": None if parent is None else parent.step,
+        "archived": bool(kept_away) and kept_away[-1],
         "tags": list(tags),
         "values": dict(head.values),
         "settings": {} if last is None else settings_of(story.entries, last.number),
     }
+
+
+def _parent_of(story: Story, place: Place | None) -> Parent | None:
+    return story.parent if story.parent is not None or place is None else place.parent
+
+
+def _taken_off(entries: Iterable[Entry]) -> set[str]:
+    """The tags that were taken off a run and not given again."""
+    gone: set[str] = set()
+    for entry in entries:
+        gone -= set(words_of(entry).tags)
+        if entry.kind == EntryKind.NOTE:
+            gone |= set(Note.of(entry).untags)
+    return gone
+
+
+def mark_runs(runs: Sequence[RunPaths], *, tags: Sequence[str], untags: Sequence[str], archived: bool | None, why: str) -> None:
+    """Write into each run's journal that it has other tags, or is kept out of lists or shown again. Nothing is moved."""
+    words = [*(f"tag {tag}" for tag in tags), *(f"tag {tag} taken off" for tag in untags)]
+    words += [] if archived is None else ["archived" if archived else "taken out of the archive"]
+    data: dict[str, Any] = {"tags": list(tags)} if tags else {}
+    data |= {"untags": list(untags)} if untags else {}
+    data |= {} if archived is None else {"archived": archived}
+    for paths in runs:
+        with JournalWriter(paths) as writer:
+            writer.write(Note.from_json(data | ({"text": why} if why else {})), title=", ".join(words))
 
 
 def _status(last: LaunchStory) -> str:

@@ -9,7 +9,7 @@ import ast
 import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +24,8 @@ from rollback.channels import Role, canonical_of
 __all__ = ["runs", "show_comparison"]
 
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
-COLUMNS = ("name", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
-LEFT = {"name", "status", "tags"}
+COLUMNS = ("name", "begins", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
+LEFT = {"name", "begins", "status", "tags"}
 OPERATORS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
@@ -35,23 +35,41 @@ EXAMPLE = 'lr > 1e-3 and status != "finished"'
 
 
 def runs(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.",
+                                         metavar="[RUN…]")
+    ] = None,
     where: Annotated[
         str | None, typer.Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
     ] = None,
     sort: Annotated[str, typer.Option(help="Order by this column or setting; `-NAME` for the highest first.")] = "name",
     tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag (repeatable).")] = None,
+    tree: Annotated[bool, typer.Option("--tree", help="Show forks below the run that they began from.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List also archived runs.")] = False,
+    add_tag: Annotated[list[str] | None, typer.Option("--add-tag", help="Give the named runs this tag (repeatable).")] = None,
+    remove_tag: Annotated[list[str] | None, typer.Option("--remove-tag", help="Take this tag off them (repeatable).")] = None,
+    archive: Annotated[
+        str | None, typer.Option("--archive", help="Leave the named runs out of lists; no file is moved.", metavar="REASON")
+    ] = None,
+    restore: Annotated[bool, typer.Option("--restore", help="Show archived runs in lists again.")] = False,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """List the runs of a directory with state, step and last values.
 
+    Tags and the archive are notes in the journal of each run. Nothing is moved or deleted.
+
     Example: chronicle runs --where 'loss < 2.1 and "baseline" in tags' --sort loss
+
+    Set aside what is superseded: chronicle runs tr-180 tr-181 --archive "wrong tokenizer"
     """
     from chronicle.runs import rows_of
 
     directory = _directory(logs)
-    found = list(rows_of(directory))
-    kept, unknown = _select(found, where)
+    marked = _mark(directory, names or (), add_tag or (), remove_tag or (), archive, restore)
+    found = [row for row in rows_of(directory) if not names or row["name"] in names]
+    hidden = 0 if every or names else sum(bool(row.get("archived")) for row in found)
+    kept, unknown = _select([row for row in found if every or names or not row.get("archived")], where)
     kept = [row for row in kept if set(tag or ()) <= set(row["tags"])]
     name = sort.removeprefix("-")
     known = [row for row in kept if _lookup(row, name) is not None]
@@ -61,7 +79,11 @@ def runs(
         )
     known.sort(key=lambda row: _sortable(_lookup(row, name)), reverse=sort.startswith("-"))
     ordered = known + [row for row in kept if _lookup(row, name) is None]
-    talk = []
+    talk = list(marked)
+    if hidden:
+        talk.append(f"{hidden} archived {'run is' if hidden == 1 else 'runs are'} not listed: `--all` lists them")
+    if tree:
+        ordered = list(_as_tree(ordered))
     if unknown:
         talk.append(f"{unknown} of {len(found)} runs not listed: `{where}` names what is not known of them")
     if not found:
@@ -69,6 +91,65 @@ def runs(
             f"no run in `{directory}`: start one with `chronicle run -- …`, or name another directory with --logs DIR"
         )
     return CommandResult(text=_table(ordered, name), data=ordered, talk=tuple(talk))
+
+
+def _mark(
+    logs: Path, names: Sequence[str], add: Sequence[str], remove: Sequence[str], archive: str | None, restore: bool
+) -> tuple[str, ...]:
+    """Write tags and the archive into the journals of the named runs; what was done, in words."""
+    from chronicle.runs import list_runs, mark_runs
+
+    known = {one.run: one for one in list_runs(logs)}
+    missing = [name for name in names if name not in known]
+    if missing:
+        near = difflib.get_close_matches(missing[0], known, n=3) or list(known)[:8]
+        raise ChronicleError(
+            f"no run `{missing[0]}` in `{logs}`: found {', '.join(f'`{one}`' for one in near) or 'no run at all'}",
+            "name one of them, or another directory with --logs DIR",
+        )
+    if not (add or remove or archive is not None or restore):
+        return ()
+    if not names:
+        raise UsageProblem("no run is named: expected as `chronicle runs tr-180 --add-tag baseline`")
+    if (restore and archive is not None) or set(add) & set(remove):
+        raise UsageProblem("the same runs cannot be given one thing and its opposite")
+    archived = True if archive is not None else False if restore else None
+    chosen = [known[name] for name in dict.fromkeys(names)]
+    mark_runs(chosen, tags=add, untags=remove, archived=archived, why=archive or "")
+    return (f"written into the journal of {', '.join(one.run for one in chosen)}",)
+
+
+def _as_tree(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The rows with each fork below the run that it began from, by the ids that both carry; `branch` draws the tree.
+
+    A run whose parent is not listed stands at the left, and `begins` says where it began.
+    """
+    known = {row["run_id"]: row for row in rows if row.get("run_id")}
+    below: dict[str, list[Mapping[str, Any]]] = {}
+    tops = []
+    for row in rows:
+        parent = row.get("parent_id")
+        if parent in known and known[parent] is not row:
+            below.setdefault(str(parent), []).append(row)
+        else:
+            tops.append(row)
+    seen: set[int] = set()
+
+    def walk(row: Mapping[str, Any], lead: str, mark: str) -> Iterator[Mapping[str, Any]]:
+        if id(row) in seen:
+            return
+        seen.add(id(row))
+        step, parent = row.get("parent_step"), row.get("parent")
+        known_step = "step not known" if step is None else f"step {step}"
+        begins = None if parent is None else known_step if mark else f"{known_step} of {parent} (not listed)"
+        yield {**row, "branch": lead + mark, "begins": begins}
+        children = below.get(str(row.get("run_id")), [])
+        inner = lead + ("" if not mark else "   " if mark.startswith("└") else "│  ")
+        for at, child in enumerate(children):
+            yield from walk(child, inner, "└─ " if at == len(children) - 1 else "├─ ")
+
+    for row in (*tops, *rows):  # the second time finds what only a circle of parents holds
+        yield from walk(row, "", "")
 
 
 def _directory(logs: Path | None) -> Path:
@@ -86,6 +167,8 @@ def _directory(logs: Path | None) -> Path:
 def _table(rows: Sequence[Mapping[str, Any]], sort: str) -> str:
     columns = [*COLUMNS, *((sort,) if sort not in COLUMNS else ())]
     cells = [[_cell(name, _lookup(row, name)) for name in columns] for row in rows]
+    for row, line in zip(rows, cells, strict=True):
+        line[0] = f"{row.get('branch', '')}{line[0]}{' (archived)' * bool(row.get('archived'))}"
     shown = [at for at, name in enumerate(columns) if name in ("name", "status") or any(line[at] for line in cells)]
     widths = [max(len(columns[at]), *(len(line[at]) for line in cells)) if cells else 0 for at in shown]
     lines = []
@@ -217,6 +300,9 @@ def show_comparison(
         typer.Argument(help="Runs: names, directories, or RUN@LAUNCH for the settings of a launch.", metavar="RUN…"),
     ],
     channel: Annotated[str, typer.Option(help="The channel that is compared.")] = "loss",
+    by: Annotated[
+        str, typer.Option(help="Align by `step`, `tokens`, training `time`, or from the common `ancestor`.", metavar="AXIS")
+    ] = "step",
     out: Annotated[
         Path | None, typer.Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
     ] = None,
@@ -226,12 +312,16 @@ def show_comparison(
     """Compare runs: values at equal steps, settings that differ.
 
     Only the lineage of each run counts. Example: chronicle compare tr-190 tr-191 --out loss.png
-    """
-    from chronicle.report.comparison import compare_runs, draw_comparison, tell
 
+    Forks from where they parted: chronicle compare tr-190 tr-190-low --by ancestor
+    """
+    from chronicle.report.comparison import Axis, compare_runs, draw_comparison, tell
+
+    if by not in tuple(Axis):
+        raise UsageProblem(f"--by `{by}`: expected one of {', '.join(Axis)}")
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
-    comparison = compare_runs([_named(name, logs) for name in names], channel)
+    comparison = compare_runs([_named(name, logs) for name in names], channel, Axis(by))
     talk = []
     if out is not None:
         draw_comparison(comparison, out)

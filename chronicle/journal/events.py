@@ -853,6 +853,9 @@ class RecoverReceipt(JournalEvent, kind=EntryKind.RECOVER_RECEIPT):
 class Note(Words, kind=EntryKind.NOTE):
     """A person's note."""
 
+    untags: tuple[str, ...] = ()  # tags that the run no longer has
+    archived: bool | None = None  # whether lists leave the run out from now on
+
 
 class Amendment(Words, kind=EntryKind.AMEND):
     """A correction of an earlier entry (`refs`): its fields replace those of the entry."""

@@ -46,10 +46,13 @@ def render_index(
 
     `again_seconds`: a served page is loaded again after so long.
     """
+    kept_away = sum(bool(row.get("archived")) for row in rows)
+    rows = [row for row in rows if not row.get("archived")]
     ordered = sorted(rows, key=lambda row: (row["status"] != "running", not row.get("incidents"), -_sign(row), row["name"]))
     running = sum(row["status"] == "running" for row in rows)
     opened = sum(bool(row.get("incidents")) for row in rows)
     facts = [("runs", len(rows)), ("running", running), ("with open incidents", opened)]
+    facts += [("archived, not shown", kept_away)] if kept_away else []
     head = "".join(f"<li><b>{value}</b><span>{name}</span></li>" for name, value in facts)
     cells = "".join(_row(row, sparks.get(row["name"], ""), link, now) for row in ordered)
     titles = "".join(f'<th scope="col"{_kind(i)}>{title}</th>' for i, title in enumerate(HEADS))

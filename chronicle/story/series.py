@@ -15,7 +15,7 @@ from statistics import median
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import DataStart, GuardVerdict, PlanDeclared, events_of
-from chronicle.journal.place import describe_parent, find_run, read_place
+from chronicle.journal.place import Parent, describe_parent, find_run, read_place
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import Story
@@ -23,11 +23,14 @@ from chronicle.story.plain import plain
 from chronicle.story.read import read_story
 
 __all__ = [
+    "TOKEN_NAMES",
     "ChannelCurve",
     "Clock",
     "LaunchSeries",
     "ParentSeries",
+    "ancestry",
     "flops_are_estimated",
+    "parent_directory",
     "read_parent",
     "read_series",
     "robust_range",
@@ -103,20 +106,19 @@ def read_parent(story: Story, paths: RunPaths) -> ParentSeries | None:
     if parent is None:
         return None
     words = f"begins from {plain(describe_parent(parent))}"
-    directory = _parent_directory(story, paths)
+    directory = parent_directory(story, paths, parent)
     try:
         told = None if directory is None else read_story(RunPaths(directory), signs_of_life=False)
-        channels = {} if directory is None or told is None else _ancestry(told, RunPaths(directory), parent.launch, parent.step)
+        channels = {} if directory is None or told is None else ancestry(told, RunPaths(directory), parent.launch, parent.step)
     except (ChronicleError, OSError) as problem:
         return ParentSeries(name=plain(parent.run), words=f"{words}; that run cannot be read ({plain(problem)})")
     missing = "" if told is not None else "; that run is not here, so its curve is not drawn"
     return ParentSeries(name=plain(parent.run), words=words + missing, channels=channels)
 
 
-def _parent_directory(story: Story, paths: RunPaths) -> Path | None:
+def parent_directory(story: Story, paths: RunPaths, parent: Parent) -> Path | None:
     """Where the parent lies: as recorded, beside this run, or in the project of the checkpoint that was loaded."""
-    parent = story.parent
-    if parent is None or not parent.run_id:
+    if not parent.run_id:
         return None
     try:
         place = read_place(RunPaths(Path(parent.path))) if parent.path else None
@@ -130,7 +132,7 @@ def _parent_directory(story: Story, paths: RunPaths) -> Path | None:
     return Path(found) if found else None
 
 
-def _ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
+def ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
     """The channels along the steps that this step of this launch descends from."""
     parts: list[tuple[int, int, int]] = []
     while launch is not None and step is not None:
@@ -223,7 +225,7 @@ def robust_range(
 BUCKETS, ALL_BUCKETS = 60, 3_000  # of one launch at most, and of all: 10^4 launches have two points each
 SAMPLE_NAMES = ("samples", "consumed_samples", "num_samples", "train/samples")
 FLOP_NAMES = ("flops", "total_flops", "train/flops")
-TOKEN_NAMES = ("tokens", "consumed_tokens", "num_tokens", "train/tokens")
+TOKEN_NAMES = ("tokens", "consumed_tokens", "num_tokens", "train/tokens", "num_input_tokens_seen", "tokens_seen")
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 StepValues = tuple[list[int], list[float]]  # steps, values
 

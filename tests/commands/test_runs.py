@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,121 @@ def test_secrets_on_a_command_line_are_not_shown(tmp_path: Path, chronicle: Cli)
         writer.write(LaunchStart(argv=argv, host="node1"), launch=1, title="launch 1")
     settings = chronicle("runs", "--json").json[0]["settings"]
     assert (settings["hub_token"], settings["url"], settings["max_tokens"]) == (HIDDEN, HIDDEN, "512")
+
+
+# --- tree, tags, archive, other axes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forked(logs: Path, chronicle: Cli) -> Path:
+    """`a` of 40 steps; `low` and `high`, which were copied from it at step 40 and went 40 and 20 steps on; `x` from `low`."""
+    for name, origin, first, losses in (("low", "a", 41, 40), ("high", "a", 41, 20), ("x", "low", 81, 10)):
+        shutil.copytree(logs / origin, logs / name)
+        assert chronicle("init", "--fork-of", str(logs / origin), "--run", name).code == 0
+        paths, number = RunPaths(logs / name), 2 if origin == "a" else 3
+        with JournalWriter(paths) as writer:
+            start = LaunchStart(argv=("train.py",), host="node1", start_step=first - 1)
+            writer.write(start, launch=number, title=f"launch {number}")
+            with MetricsWriter(paths.metrics_path(number)) as log:
+                for step in range(first, first + losses):
+                    values = {"loss": 10 * number + step / 100, "tokens": 1000.0 * (step - first)}
+                    log.write(step, values, time=1.8e9 + 2 * step)
+            writer.write(LaunchEnd(cause="finished", exit_code=0, last_step=first + losses - 1), launch=number)
+    return logs
+
+
+def test_forks_stand_below_the_run_that_their_ids_name(forked: Path, chronicle: Cli) -> None:
+    """Also where the parent's directory has another name now: identity is carried."""
+    lines = chronicle("runs", "--tree").out.splitlines()
+    first = [re.split(r"  +(?=begins|step|finished|crash)", line)[0] for line in lines]
+    assert first == ["name", "a", "├─ high", "└─ low", "   └─ x", "b", "c"]
+    assert "step 40" in lines[2] and "step 80" in lines[4] and "step 40" not in lines[1]
+    (forked / "a").rename(forked / "renamed")
+    rows = chronicle("runs", "--tree", "--json").json
+    assert [row["branch"] + row["name"] for row in rows] == ["b", "c", "renamed", "├─ high", "└─ low", "   └─ x"]
+    alone = {row["name"]: row["begins"] for row in chronicle("runs", "x", "--tree", "--json").json}
+    assert alone == {"x": "step 80 of low (not listed)"}
+
+
+def test_a_circle_of_parents_lists_each_run_once(forked: Path, chronicle: Cli) -> None:
+    for name, parent in (("low", "x"), ("x", "low")):
+        record = json.loads((forked / name / "run.json").read_text())
+        record["parent"]["run_id"] = json.loads((forked / parent / "run.json").read_text())["run_id"]
+        (forked / name / "run.json").write_text(json.dumps(record))
+    rows = chronicle("runs", "--tree", "--json").json
+    assert sorted(row["name"] for row in rows) == ["a", "b", "c", "high", "low", "x"]
+
+
+def test_tags_are_given_and_taken_off(logs: Path, chronicle: Cli) -> None:
+    def tags() -> dict[str, list[str]]:
+        return {row["name"]: row["tags"] for row in chronicle("runs", "--json").json}
+
+    assert "journal of b, c" in chronicle("runs", "b", "c", "--add-tag", "sweep", "--add-tag", "night").err
+    assert tags() == {"a": ["baseline"], "b": ["sweep", "night"], "c": ["sweep", "night"]}
+    chronicle("runs", "b", "a", "--remove-tag", "sweep", "--remove-tag", "baseline")
+    assert tags() == {"a": [], "b": ["night"], "c": ["sweep", "night"]}
+    chronicle("runs", "b", "--add-tag", "sweep")
+    assert tags()["b"] == ["sweep", "night"]
+    found = chronicle("runs", "--tag", "night", "--tag", "sweep").out.splitlines()[1:]
+    assert [line.split()[0] for line in found] == ["b", "c"]
+
+
+def test_archived_runs_are_left_out_said_and_shown_again(logs: Path, chronicle: Cli) -> None:
+    before = sorted(path for path in logs.rglob("*") if "/journal/" not in str(path))
+    chronicle("runs", "a", "--archive", "wrong tokenizer")
+    shown = chronicle("runs")
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["name", "b", "c"] and "1 archived run is not" in shown.err
+    assert "a (archived)" in chronicle("runs", "--all").out and "a (archived)" in chronicle("runs", "a").out
+    assert "wrong tokenizer" in chronicle("log", "--run", "a", "--json").out
+    assert {path for path in logs.rglob("*") if "/journal/" not in str(path)} >= set(before)
+    chronicle("runs", "a", "--restore")
+    assert len(chronicle("runs").out.splitlines()) == 4 and "archived" not in chronicle("runs").err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--add-tag", "t"], "no run is named"),
+        (["nowhere", "--archive", "x"], "no run `nowhere`"),
+        (["a", "--archive", "x", "--restore"], "opposite"),
+        (["a", "--add-tag", "t", "--remove-tag", "t"], "opposite"),
+    ],
+)
+def test_marks_that_make_no_sense_write_nothing(words: list[str], said: str, logs: Path, chronicle: Cli) -> None:
+    before = [path.read_bytes() for path in sorted(logs.rglob("*.jsonl"))]
+    done = chronicle("runs", *words)
+    assert done.code in (1, 2) and said in done.err
+    assert [path.read_bytes() for path in sorted(logs.rglob("*.jsonl"))] == before
+
+
+def test_forks_are_compared_from_where_they_parted(forked: Path, chronicle: Cli) -> None:
+    """`x` left at 80 of `low`, which left at 40: its curve after 40 is `low`'s up to 80 and its own then."""
+    told = chronicle("compare", "x", "high", "a", "--by", "ancestor", "--json").json
+    assert told["ancestor"] == "run a, step 40" and told["at"] == []  # `a` itself did not go on
+    told = chronicle("compare", "x", "high", "--by", "ancestor", "--json").json
+    assert told["ancestor"] == "run a, step 40"
+    assert [row["ancestor"] for row in told["at"]][-1] == 20
+    assert told["at"][-1]["values"] == pytest.approx([20.6, 20.6])
+    told = chronicle("compare", "x", "low", "--by", "ancestor", "--json").json
+    assert told["ancestor"] == "run low, step 80" and told["at"] == []
+    refused = chronicle("compare", "x", "b", "--by", "ancestor")
+    assert refused.code == 1 and "no common ancestor" in refused.err
+    assert "left their common ancestor: run a, step 40" in chronicle("compare", "x", "high", "--by", "ancestor").out
+
+
+def test_time_counts_within_launches_and_tokens_go_on_after_a_resume(forked: Path, chronicle: Cli) -> None:
+    told = chronicle("compare", "a", "b", "--by", "time", "--json").json  # one step a second, from 1 to 20
+    assert told["at"][-1]["time"] == pytest.approx(19 / 3600, abs=1e-4)
+    assert told["at"][-1]["values"] == pytest.approx([2.5, 1.5])
+    lacking = chronicle("compare", "low", "b", "--by", "tokens")
+    assert lacking.code == 1 and "run `b` logged no count of tokens" in lacking.err
+    told = chronicle("compare", "low", "x", "--by", "tokens", "--json").json
+    assert told["at"][-1]["tokens"] == 39000  # `x` has counted 39000 and then 9000 more
+    assert told["at"][-1]["values"] == pytest.approx([20.8, 20.8], abs=0.02)
+    assert chronicle("compare", "a", "b", "--by", "epoch").code == 2
+
+
+def test_a_comparison_over_time_is_drawn(forked: Path, chronicle: Cli) -> None:
+    for axis in ("time", "ancestor"):
+        assert chronicle("compare", "x", "high", "--by", axis, "--out", f"{axis}.svg").code == 0
+        assert Path(f"{axis}.svg").stat().st_size > 5000
