@@ -56,6 +56,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
         "replay": ("chronicle.cli.replay:replay_step", "Take a recorded step again, and name what differs."),
+        "bisect": ("chronicle.cli.replay:bisect", "Find the change that made a run go bad, by halving."),
         "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),
     },
     "Operate": {

@@ -1,4 +1,4 @@
-"""`chronicle replay STEP`: recorded steps once more in a sandbox, compared print by print, and the verdict."""
+"""`chronicle replay` takes recorded steps again in a sandbox; `chronicle bisect` finds the change that made a run go bad."""
 
 import sys
 from collections.abc import Mapping
@@ -16,11 +16,15 @@ from chronicle.cli.options import (
     RunOption,
     settings_with_checkpoints,
 )
+from chronicle.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from chronicle.replay.bisect import Answer, Bisect
     from chronicle.replay.replay import Replay
+    from chronicle.settings import Settings
+    from rollback.plan.request import RollbackRequest
 
-__all__ = ["replay_step"]
+__all__ = ["bisect", "replay_step", "show_tries"]
 
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": True}
 
@@ -32,6 +36,9 @@ def replay_step(
     ] = None,
     launch: Annotated[int | None, typer.Option(help="The launch that took it [of the lineage].", metavar="N")] = None,
     until: Annotated[int | None, typer.Option(help="Go on to this step [STEP].", metavar="STEP")] = None,
+    recorded_code: Annotated[
+        bool, typer.Option("--recorded-code", help="With the commit and the uncommitted changes of that launch.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Never play it a second time.")] = False,
     sandbox: Annotated[
         Path | None, typer.Option(help="Where the replay writes; removed afterwards [the temporary directory].", metavar="DIR")
@@ -55,7 +62,7 @@ def replay_step(
     from chronicle.replay.verdict import ReplayVerdict
 
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()))
+    plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code)
     found = replay(plan, sandbox=sandbox, once=once, say=_say)
     entry = record_replay(found)
     unsure = found.judged.verdict in (ReplayVerdict.NOT_TOLD, ReplayVerdict.NOT_COMPARED)
@@ -64,15 +71,113 @@ def replay_step(
     return CommandResult(text=_text(found), data={"entry": entry.id, **entry.data}, exit_code=code)
 
 
+def bisect(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After `--`: another command than the recorded one; {} is the value.", metavar="[-- COMMAND]"),
+    ] = None,
+    commits: Annotated[str | None, typer.Option(help="Which commit of the run's repository.", metavar="GOOD..BAD")] = None,
+    steps: Annotated[str | None, typer.Option(help="From which checkpoint on.", metavar="GOOD..BAD")] = None,
+    lr_scale: Annotated[str | None, typer.Option("--lr-scale", help="At which factor of the LR.", metavar="GOOD..BAD")] = None,
+    data: Annotated[str | None, typer.Option(help="The batch of which step.", metavar="FIRST..LAST")] = None,
+    values: Annotated[str | None, typer.Option(help="Which value of {} is the first bad one.", metavar="A,B,…")] = None,
+    among: Annotated[str | None, typer.Option(help="Which member makes it bad; {} is some of them.", metavar="A,B,…")] = None,
+    begin: Annotated[
+        int | None, typer.Option("--from", help="Begin at this checkpoint [the nearest verified one].", metavar="STEP")
+    ] = None,
+    until: Annotated[
+        int | None, typer.Option(help="A trial ends at this step [the alarm of the open incident].", metavar="STEP")
+    ] = None,
+    launch: Annotated[int | None, typer.Option(help="The launch to start again [of the lineage].", metavar="N")] = None,
+    bad_if: Annotated[
+        str, typer.Option("--bad-if", help="`incident`, `differs` (from the step prints), or as 'loss > 3.2'.", metavar="WHAT")
+    ] = "incident",
+    judge: Annotated[
+        str, typer.Option(help="Shell command that judges a trial: 0 good, 125 cannot tell, else bad.", metavar="COMMAND")
+    ] = "",
+    accept_unproved: Annotated[
+        str, typer.Option("--accept-unproved", help="With --lr-scale: edit an LR whose place is not proved.", metavar="REASON")
+    ] = "",
+    ends_known: Annotated[bool, typer.Option("--ends-known", help="Do not try the two ends first.")] = False,
+    sandbox: Annotated[
+        Path | None, typer.Option(help="Where trials write; removed afterwards [the temporary directory].", metavar="DIR")
+    ] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Find the change that made a run go bad, by halving.
+
+    Each trial is a launch of the run again, from a verified checkpoint, in a sandbox, with one thing changed: the commit, the
+    checkpoint, the LR, the data that is skipped, or a value in the command. About log2 n + 2 trials are needed; an
+    interrupted bisect goes on where it was. Nothing of the run is changed but for entries in its journal (docs/replay.md).
+
+    Example: chronicle bisect --commits v1.2..HEAD --until 30600
+
+    A node of several: chronicle bisect --among n1,n2,n3,n4 --until 900 -- srun -w {} python train.py
+
+    Returns 0 when the change was found, 1 when it could not be told.
+    """
+    from chronicle.replay.bisect import Axis, plan_bisect, run_bisect
+
+    asked = zip(Axis, (commits, steps, lr_scale, data, values, among), strict=True)
+    given = [(axis, text) for axis, text in asked if text is not None]
+    if len(given) != 1:
+        raise UsageProblem(f"{len(given)} axes are named: expected one of " + ", ".join(f"--{axis}" for axis in Axis))
+    axis, text = given[0]
+    plan = plan_bisect(
+        settings_with_checkpoints(run, logs, checkpoints), axis, text,
+        until=until, begin=begin, launch=launch, bad_if=bad_if, judge=judge, accept_unproved=accept_unproved,
+        command=tuple(command or ()),
+    )  # fmt: skip
+    _say(f"launch {plan.origin.launch} from {plan.origin.words} to step {plan.until}: {len(plan.candidates)} candidates")
+    answer, entry = run_bisect(plan, sandbox=sandbox, ends_known=ends_known, say=_say)
+    code = ExitCode.DONE if entry.data["found"] else ExitCode.ERROR
+    text = _bisect_text(plan, answer, entry.data["answer"])
+    return CommandResult(text=text, data={"entry": entry.id, **entry.data}, exit_code=code)
+
+
+def show_tries(settings: "Settings", request: "RollbackRequest", *, count: int, steps: int) -> CommandResult:
+    """Try ways back, and show their order; code 0 where one goes well, else 5."""
+    from chronicle.replay.tries import try_ways
+
+    if request.sets or request.lr_in or request.keep_later:
+        raise UsageProblem("--try with --set, --lr-in or --keep-later: these are not tried", "try without them")
+    named: dict[str, object] = {
+        "--lr-scale": request.lr_scale, "--lr": request.lr, "--warmup": request.warmup_steps or None,
+        "--skip-batches": request.skip_batches or None, "--accept-unproved": request.accept_unproved or None,
+    }  # fmt: skip
+    options = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    options += ["--reshuffle"] if request.reshuffle else []
+    ranked, entry = try_ways(settings, request.step, options, count=count, steps=steps, say=_say)
+    rows = [f"  {place}. {row['change']}: {row['verdict']}" for place, row in enumerate(entry.data["rows"], start=1)]
+    best = ranked[0]
+    back = best.way.begin[0] == request.step or bool(best.way.options)
+    talk = (f"to take the first: `{best.way.command}`",) if back and not best.trouble else ()
+    code = ExitCode.FINDINGS if best.trouble else ExitCode.DONE
+    text = "\n".join([entry.data["answer"], *rows])
+    return CommandResult(text=text, data={"entry": entry.id, **entry.data}, talk=talk, exit_code=code)
+
+
+def _bisect_text(plan: "Bisect", answer: "Answer", sentence: str) -> str:
+    order = {one.name: place for place, one in enumerate(plan.candidates)}
+    trials = sorted(answer.trials, key=lambda one: order.get(one.name, len(order)))
+    width = min(40, max((len(one.name) for one in trials), default=0))
+    rows = [f"  {one.name:<{width}}  {one.outcome.value:<7}  {one.why}" for one in trials]
+    return "\n".join([sentence, *rows])
+
+
 def _text(found: "Replay") -> str:
     plan, judged = found.plan, found.judged
-    begun = "its beginning" if plan.checkpoint is None else f"the checkpoint of step {plan.start}"
+    origin = plan.origin
+    begun = "its beginning" if origin.checkpoint is None else f"the checkpoint of step {origin.start}"
     last = max(found.comparison.steps, default=plan.until)
     times = "once" if found.replays == 1 else "twice"
     lines = [
         f"{judged.verdict.value}: {judged.why}",
         *(f"  {line}" for line in judged.evidence),
-        f"launch {plan.launch} again from {begun}, {times}; compared to step {last}, {found.seconds:.0f} s",
+        f"launch {origin.launch} again from {begun}, {times}; compared to step {last}, {found.seconds:.0f} s",
     ]
     return "\n".join(lines)
 
@@ -82,3 +187,4 @@ def _say(line: str) -> None:
 
 
 replay_step.context_settings = CONTEXT  # type: ignore[attr-defined]
+bisect.context_settings = CONTEXT  # type: ignore[attr-defined]

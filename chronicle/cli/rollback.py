@@ -34,6 +34,7 @@ from chronicle.journal.events import (
     GUARDED_SAVES,
     CheckpointSaved,
     LaunchStart,
+    Searched,
     StateSaved,
     events_of,
 )
@@ -130,6 +131,14 @@ def rollback(
             metavar="FILE:KEY",
         ),
     ] = None,
+    try_: Annotated[
+        int | None,
+        typer.Option("--try", help="Try N ways first, as short launches in a sandbox, and rank them; nothing is changed.",
+                     metavar="N"),
+    ] = None,
+    try_steps: Annotated[
+        int, typer.Option("--try-steps", help="How many steps each goes on after the newest checkpoint.", metavar="N")
+    ] = 100,
     force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
@@ -172,6 +181,10 @@ def rollback(
         lr_in=tuple(_absolute_place(text) for text in lr_in or ()),
     )
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    if try_ is not None:
+        from chronicle.cli.replay import show_tries  # only where ways are tried
+
+        return show_tries(settings, request, count=try_, steps=try_steps)
     if settings.checkpoints_url is not None:
         return _in_store(request, settings, dry_run, plan_out, yes=yes, force=force, path=path, verify=verify)
     if deepspeed_config is not None:
@@ -322,7 +335,7 @@ def make_plan(
         config=find_deepspeed_config(opened.settings, entries, state),
         evidence=_evidence(request, chosen, entries),
         cost=_cost(request.step, opened),
-        remarks=_remarks(findings, full, verdict),
+        remarks=(*_remarks(findings, full, verdict), *_tried(request.step, entries)),
     )
 
 
@@ -390,6 +403,14 @@ def _remarks(findings: Sequence[Finding], full: bool, verdict: CheckpointVerdict
     else:
         depth = "names, structure and counters only; `--verify full` reads every byte"
     return (*shown, f"verified: {depth}")
+
+
+def _tried(step: int, entries: Sequence[Entry]) -> Iterator[str]:
+    """What the last tries of ways back to this step found."""
+    found = [row for row in events_of(entries, Searched) if row[1].axis == "rollback" and row[1].start == step]
+    if found:
+        entry, event = found[-1]
+        yield f"tried on {entry.ts[:10]}: {event.answer}"
 
 
 def _honoured(chosen: Checkpoint, memory: Mapping[str, object] | None, entries: Sequence[Entry]) -> frozenset[str]:

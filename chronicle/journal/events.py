@@ -58,6 +58,8 @@ class EntryKind(StrEnum):
     INCIDENT = "incident"
     PROPOSAL = "proposal"
     REPLAY = "replay"
+    TRIAL = "trial"
+    SEARCH = "search"
     AUTOPILOT = "autopilot"
     ROLLBACK_INTENT = "rollback.intent"
     ROLLBACK_RECEIPT = "rollback.receipt"
@@ -724,6 +726,32 @@ class Replayed(JournalEvent, kind=EntryKind.REPLAY):
     compared: int | None = None  # steps
     parts: tuple[str, ...] = ()  # of a step that were compared
     replays: int | None = None
+    seconds: float | None = None
+
+
+class Tried(JournalEvent, kind=EntryKind.TRIAL):
+    """A fork of a launch with one thing changed was run in a sandbox and judged; nothing of the run was changed."""
+
+    search: str  # digest of what was asked: of all trials of one bisect, or of the tries before one rollback
+    change: str
+    verdict: str  # good, bad, skipped; of a try: what the detector said
+    why: str = ""
+    start: int | None = None
+    last_step: int | None = None
+    loss: float | None = None
+    seconds: float | None = None
+
+
+class Searched(JournalEvent, kind=EntryKind.SEARCH):
+    """What a bisect, or the tries before a rollback, found."""
+
+    axis: str
+    search: str
+    answer: str
+    found: bool = False
+    rows: tuple[Mapping[str, Any], ...] = ()  # one for each trial
+    start: int | None = None
+    until: int | None = None
     seconds: float | None = None
 
 

@@ -9,16 +9,29 @@ raises: what cannot be had is None, with the reason.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from chronicle.credentials import redact_source
 
-__all__ = ["CODE_VARIABLE", "MOST_PATCH_BYTES", "CodeState", "files_of", "read_code"]
+__all__ = [
+    "CODE_VARIABLE",
+    "MOST_PATCH_BYTES",
+    "CodeChange",
+    "CodeState",
+    "commits_between",
+    "files_of",
+    "lay_code",
+    "read_code",
+    "top_of",
+]
 
 GIT_SECONDS = 10.0
 SOURCE_SUFFIXES = (".py", ".pyx", ".sh", ".sbatch", ".toml", ".yaml", ".yml", ".cu", ".cpp", ".c", ".h")
@@ -106,6 +119,61 @@ def files_of(patch: bytes) -> dict[str, str]:
         head = part.split(b"\n", 1)[0].decode("utf-8", "replace")
         found[head.rpartition(" b/")[2].strip('"')] = hashlib.sha256(part.rstrip(b"\n")).hexdigest()
     return found
+
+
+# --- Another state of the code, in a private view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeChange:
+    """A commit of the repository at `top`, and the path of a patch on it ("": none)."""
+
+    top: str
+    commit: str
+    patch: str = ""
+
+
+def top_of(cwd: Path) -> Path | None:
+    """The top of the repository around `cwd`; None where there is none."""
+    found = _git(cwd, "rev-parse", "--show-toplevel")
+    return None if found is None else Path(os.fsdecode(found.rstrip(b"\n")))
+
+
+def commits_between(cwd: Path, first: str, last: str) -> list[tuple[str, str]] | None:
+    """(commit, subject) of `first` and each commit after it up to `last`, along first parents; None where git knows no such."""
+    begin = _git(cwd, "rev-parse", "--verify", "--quiet", f"{first}^{{commit}}")
+    listed = _git(cwd, "rev-list", "--reverse", "--first-parent", f"{first}..{last}", "--")
+    if begin is None or not listed:
+        return None
+    names = [line.decode("ascii") for line in (begin + listed).split()]
+    subjects = _git(cwd, "show", "--no-patch", "--format=%s", *names) or b""
+    return list(zip(names, subjects.decode("utf-8", "replace").splitlines(), strict=False))
+
+
+def lay_code(change: CodeChange) -> str:
+    """Make the tracked files those of the commit and its patch; why it could not, "" when it is done.
+
+    For a private view only: it overwrites and removes files. Untracked files stay.
+    """
+    top = Path(change.top)
+    tracked = _git(top, "ls-files", "-z")
+    wanted = _git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", change.commit)
+    content = _git(top, "archive", "--format=tar", change.commit)
+    if tracked is None or wanted is None or content is None:
+        return f"git has no commit {change.commit[:12]} in `{top}`, or did not answer in {GIT_SECONDS:.0f} s"
+    for name in set(tracked.split(b"\0")) - set(wanted.split(b"\0")) - {b""}:
+        (top / os.fsdecode(name)).unlink(missing_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(top, filter="tar")
+    if not change.patch:
+        return ""
+    patch = Path(change.patch).read_bytes()
+    for part in (b"\n" + patch).split(b"\ndiff --git ")[1:]:
+        if b"\nnew file mode " in part[:4096]:
+            new = part.split(b"\n", 1)[0].decode("utf-8", "replace").rpartition(" b/")[2].strip('"')
+            (top / new).unlink(missing_ok=True)
+    done = _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
+    return "" if done is not None else f"the recorded patch does not apply to commit {change.commit[:12]}"
 
 
 def _untracked_sources(cwd: Path) -> list[Path]:

@@ -8,20 +8,26 @@ like any other, supervised until every rank has a print of the last step. Its pr
 import json
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal import read_journal
+from chronicle.integrations.exports import canonical_rows
+from chronicle.journal import compute_lineage, read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.latest import find_remnants, pointers_to
+from chronicle.launch.code import CodeChange, lay_code
 from chronicle.launch.launching import LaunchRequest, launch
+from chronicle.metrics.log import Point, read_metrics
+from chronicle.metrics.readers import NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
+from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.transaction.cleanup import point_elsewhere
@@ -34,7 +40,7 @@ REFUSED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a replay starts: all that the process inside needs, as JSON."""
+    """What a fork starts: all that the process inside needs, as JSON."""
 
     run_dir: str
     roots: tuple[str, ...]
@@ -49,13 +55,18 @@ class Spec:
     overlaid: tuple[str, ...]
     sandbox: str
     launch: int
+    purpose: str = "replay"
+    rollback: tuple[str, ...] = ()  # options of `chronicle rollback`, applied to the checkpoint before the launch
+    code: CodeChange | None = None
+    scan: bool = False  # the detector reads what came out
 
     @classmethod
     def read(cls, path: Path) -> "Spec":
         """The spec in this file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("roots", "ranks", "command", "overlaid"):
+        for name in ("roots", "ranks", "command", "overlaid", "rollback"):
             found[name] = tuple(found[name])
+        found["code"] = None if found["code"] is None else CodeChange(**found["code"])
         return cls(**found)
 
 
@@ -78,6 +89,10 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
     try:
         for root in spec.roots:
             rewind(Path(root), spec)
+        if spec.code is not None and (why := lay_code(spec.code)):
+            raise ChronicleError(why, "git must know the commit")
+        if spec.rollback:
+            _roll_back(paths, spec)
         os.chdir(spec.cwd)
         request = LaunchRequest(
             command=spec.command,
@@ -87,8 +102,8 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
             environ=spec.environ,
             grace_seconds=GRACE_SECONDS,
             stop_on_proposal=True,
-            force=f"a replay of launch {spec.launch} in a sandbox",
-            recorded={"purpose": "replay", "part": f"steps {spec.start + 1} to {spec.until} of launch {spec.launch}"},
+            force=f"a {spec.purpose} of launch {spec.launch} in a sandbox",
+            recorded={"purpose": spec.purpose, "part": f"steps {spec.start + 1} to {spec.until} of launch {spec.launch}"},
         )
         end = launch(request, live_watch=lambda paths, number, *_, **__: Played(paths.launch_dir(number), spec))
     except (ChronicleError, OSError) as problem:
@@ -99,8 +114,47 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
     entries = [entry for entry in read_journal(paths).entries if entry.launch == end.launch]
     _copy_batches(paths, result, end.launch)
     verdicts = [dict(entry.data) for entry in entries if entry.kind == EntryKind.GUARD_VERDICT]
-    _say_end(result, {"launch": end.launch, "end": dict(end.data), "verdicts": verdicts, "writable": left})
+    events = _detected(paths, end.launch, spec) if spec.scan else []
+    told = {"launch": end.launch, "code": end.exit_code, "end": dict(end.data), "verdicts": verdicts}
+    _say_end(result, {**told, "writable": left, "events": events})
     return 0
+
+
+def _roll_back(paths: RunPaths, spec: Spec) -> None:
+    """Apply the change to the checkpoint, as `chronicle rollback` does. Raises `ChronicleError` with what it says."""
+    root = Path(spec.roots[0])
+    place = ["--run", paths.run, "--logs", str(paths.run_dir.parent), "--checkpoints", str(root)]
+    words = ["rollback", "--to", str(root / spec.name), *spec.rollback, *place, "--yes", "--force", f"a {spec.purpose}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "chronicle_ml", *words], cwd=spec.cwd, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode != 0:
+        said = dict(line.strip().split(": ", 1) for line in done.stderr.splitlines() if ": " in line)
+        tail = done.stderr.strip().splitlines()[-1:] or [f"code {done.returncode}"]
+        raise ChronicleError(f"`{' '.join(['rollback', *spec.rollback])}`: {said.get('error', tail[0])}", said.get("hint"))
+
+
+def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
+    """What the detector finds in the steps of this launch, when it has read the lineage up to the checkpoint."""
+
+    def points() -> Iterator[Point]:
+        before = compute_lineage([entry for entry in read_journal(paths).entries if entry.launch != number])
+        row = 0
+        for one in canonical_rows(paths, before):
+            if one.step <= spec.start:
+                yield Point(row, one.step, one.time, one.values, one.launch)
+                row += 1
+        for point in read_metrics(paths.metrics_path(number)):
+            if spec.start < point.step <= spec.until:
+                yield point._replace(row=row, launch=number)
+                row += 1
+
+    try:
+        found = scan_points(points(), paths.run, lambda events, last: None).events
+    except (NothingToWatch, FileNotFoundError):
+        return []
+    return [event.to_json() for event in found if event.alarm_step > spec.start]
 
 
 def rewind(root: Path, spec: Spec) -> None:
@@ -111,6 +165,8 @@ def rewind(root: Path, spec: Spec) -> None:
     gone = {one.path.name for one in others if one.step is None or one.step >= spec.start or not spec.checkpoint}
     if kept is not None:
         gone |= set(find_remnants(root, kept))
+        if spec.rollback:
+            _copy_up(kept.path)
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
@@ -124,6 +180,18 @@ def rewind(root: Path, spec: Spec) -> None:
             path.unlink(missing_ok=True)
 
 
+def _copy_up(path: Path) -> None:
+    """Make a checkpoint this view's own: the directories below an overlay cannot be renamed, as a rollback does."""
+    own = path.with_name(f".{path.name}.own")
+    if path.is_dir():
+        shutil.copytree(path, own, symlinks=True)
+        shutil.rmtree(path)
+    else:
+        shutil.copy2(path, own)
+        path.unlink()
+    own.rename(path)
+
+
 def _bring_back(root: Path, spec: Spec) -> Checkpoint | None:
     """A checkpoint that lies elsewhere (abandoned) appears in the root under its name: the same files, not a copy."""
     source, place = Path(spec.checkpoint), root / spec.name
@@ -131,11 +199,11 @@ def _bring_back(root: Path, spec: Spec) -> Checkpoint | None:
         shutil.rmtree(place)
     else:
         place.unlink(missing_ok=True)
-    if source.is_dir():
-        place.mkdir(parents=True)
+    if spec.rollback:  # it renames what it edits: a mount could not be
+        shutil.copytree(source, place, symlinks=True) if source.is_dir() else shutil.copy2(source, place)
     else:
-        place.touch()
-    mount(str(source), str(place), None, BIND)
+        place.mkdir(parents=True) if source.is_dir() else place.touch()
+        mount(str(source), str(place), None, BIND)
     return next((one for one in list_checkpoints(root, include_abandoned=False) if one.path.name == spec.name), None)
 
 
@@ -173,10 +241,14 @@ class Played:
     def poll(self) -> Iterable[Enough]:
         """One event when it is done."""
         try:
-            rings = rings_of(self._launch_dir)
+            rings = rings_of(self._launch_dir) if self._spec.ranks else {}
         except ChronicleError:
             return ()
-        done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
+        if self._spec.ranks:
+            done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
+        else:
+            metrics = self._launch_dir / "metrics.jsonl"
+            done = any(point.step >= self._spec.until for point in (read_metrics(metrics) if metrics.is_file() else ()))
         return (Enough(),) if done else ()
 
     finish = poll

@@ -43,6 +43,8 @@ MARKS: dict[str, str] = {
     EntryKind.HARDWARE: "#",
     EntryKind.PROPOSAL: "?",
     EntryKind.REPLAY: "p",
+    EntryKind.TRIAL: "t",
+    EntryKind.SEARCH: "s",
     EntryKind.GUARD_VERDICT: "g",
     EntryKind.RUN_FORK: "Y",
 }

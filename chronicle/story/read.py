@@ -39,7 +39,7 @@ BRIEF_KINDS = frozenset(
     (
         *(*INTENTS, *RECEIPTS, *LAUNCHES, EntryKind.RUN_INIT, EntryKind.RUN_FORK, EntryKind.LR_MISMATCH),
         *(EntryKind.INCIDENT, EntryKind.CLOSE, EntryKind.PROPOSAL, EntryKind.VERIFIED, EntryKind.RESTART),
-        *(EntryKind.LAUNCH_SETTINGS, EntryKind.REPLAY),
+        *(EntryKind.LAUNCH_SETTINGS, EntryKind.REPLAY, EntryKind.SEARCH),
     )
 )
 

@@ -43,7 +43,7 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
             yield _finding("F4", Severity.INFO, file, f"parameters were updated between {low} and {high} times: "
                            "some had no gradient at some steps")  # fmt: skip
     named, counted = state.checkpoint.step, state.optimizer_step
-    if named is not None and counted is not None and not _counts(named, _steps_of_each(state.optimizers)):
+    if named is not None and counted is not None and not _counts(named, _steps_of_each(state.optimizers) or [counted]):
         yield _finding(
             "F4",
             Severity.WARN,

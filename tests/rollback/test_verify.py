@@ -128,6 +128,15 @@ def test_an_optimizer_that_keeps_no_state_has_lost_none(tmp_path: Path, optimize
     assert [f.check for f in findings if f.severity is Severity.ERROR] == (["F6"] if dropped else [])
 
 
+def test_an_optimizer_without_counters_does_not_contradict_a_counter_of_the_file(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # counts nothing
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 100}
+    torch.save(states, tmp_path / "step-100.pt")
+    findings = verify_checkpoint(open_checkpoint(tmp_path / "step-100.pt"))
+    assert not [finding for finding in findings if finding.check == "F4"]
+
+
 def test_constant_offset_of_one_is_no_finding(checkpoints: CheckpointFactory, root: Path) -> None:
     """The seed's opt_step-1496 holds Adam step 1497."""
     checkpoints.accelerate(root, **SEED)
