@@ -19,7 +19,7 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 
 if TYPE_CHECKING:
-    from chronicle.replay.bisect import Answer, Bisect
+    from chronicle.replay.bisect import Bisect, BisectAnswer
     from chronicle.replay.replay import Replay
     from chronicle.settings import Settings
     from rollback.plan.request import RollbackRequest
@@ -160,7 +160,7 @@ def show_tries(settings: "Settings", request: "RollbackRequest", *, count: int, 
     return CommandResult(text=text, data={"entry": entry.id, **entry.data}, talk=talk, exit_code=code)
 
 
-def _bisect_text(plan: "Bisect", answer: "Answer", sentence: str) -> str:
+def _bisect_text(plan: "Bisect", answer: "BisectAnswer", sentence: str) -> str:
     order = {one.name: place for place, one in enumerate(plan.candidates)}
     trials = sorted(answer.trials, key=lambda one: order.get(one.name, len(order)))
     width = min(40, max((len(one.name) for one in trials), default=0))

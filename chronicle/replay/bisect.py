@@ -25,9 +25,10 @@ from chronicle.journal.events import Searched, Tried, events_of
 from chronicle.launch.code import CodeChange, commits_between, top_of
 from chronicle.replay.fork import (
     AsRecorded,
-    Change,
+    ForkChange,
     Forked,
     Origin,
+    Say,
     as_recorded,
     begin_at,
     find_origin,
@@ -40,11 +41,10 @@ from chronicle.replay.verdict import compare_prints
 from chronicle.settings import Settings
 from rollback.detect import Tier
 
-__all__ = ["Answer", "Axis", "Bisect", "Outcome", "Trial", "halve", "plan_bisect", "run_bisect"]
+__all__ = ["Axis", "Bisect", "BisectAnswer", "BisectTrial", "TrialOutcome", "halve", "plan_bisect", "run_bisect"]
 
 FINEST = 1.1  # neighbouring LR factors
 SKIPPED_CODE = 125  # of the user's command, as in git's own bisect
-Say = Callable[[str], None]
 
 
 class Axis(StrEnum):
@@ -58,7 +58,7 @@ class Axis(StrEnum):
     AMONG = "among"
 
 
-class Outcome(StrEnum):
+class TrialOutcome(StrEnum):
     """What a trial says."""
 
     GOOD = "good"
@@ -71,17 +71,17 @@ class Candidate:
     """One place on the axis: its name, and what a trial of it has otherwise. `begin`: its own checkpoint."""
 
     name: str
-    change: Change = field(default_factory=Change)
+    change: ForkChange = field(default_factory=ForkChange)
     begin: AsRecorded | None = None
     words: str = ""  # more about it than its name, for the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class BisectTrial:
     """One fork that was judged."""
 
     name: str
-    outcome: Outcome
+    outcome: TrialOutcome
     why: str
     last_step: int | None = None
     loss: float | None = None
@@ -90,10 +90,10 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BisectAnswer:
     """What halving found: the last candidate that goes well and the first that does not; `left`: untold ones between them."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[BisectTrial, ...]
     good: int | None = None
     bad: int | None = None
     left: tuple[int, ...] = ()
@@ -124,35 +124,35 @@ class Bisect:
 # ---- halving -----------------------------------------------------------------------------------------------------------
 
 
-def halve(num: int, judge: Callable[[int], Trial], *, ends_known: bool = False) -> Answer:
+def halve(num: int, judge: Callable[[int], BisectTrial], *, ends_known: bool = False) -> BisectAnswer:
     """Find the neighbours of which one goes well and the next does not, among 0 … num - 1; `judge(place)` makes a trial.
 
     The ends are tried first unless they are known. A skipped trial is replaced by its nearest neighbour; where all between
     two places are skipped, they are `left`.
     """
-    trials: dict[int, Trial] = {}
+    trials: dict[int, BisectTrial] = {}
 
-    def outcome(place: int) -> Outcome:
+    def outcome(place: int) -> TrialOutcome:
         if place not in trials:
             trials[place] = judge(place)
         return trials[place].outcome
 
-    def answer(good: int | None, bad: int | None, left: Sequence[int] = ()) -> Answer:
-        return Answer(trials=tuple(trials.values()), good=good, bad=bad, left=tuple(left))
+    def answer(good: int | None, bad: int | None, left: Sequence[int] = ()) -> BisectAnswer:
+        return BisectAnswer(trials=tuple(trials.values()), good=good, bad=bad, left=tuple(left))
 
     low, high = 0, num - 1
     if not ends_known:
-        if outcome(high) is not Outcome.BAD:
+        if outcome(high) is not TrialOutcome.BAD:
             return answer(None, None)
-        if outcome(low) is not Outcome.GOOD:
+        if outcome(low) is not TrialOutcome.GOOD:
             return answer(None, high)
     while high - low > 1:
         middle = (low + high) / 2
         order = sorted(range(low + 1, high), key=lambda place: (abs(place - middle), place))
-        place = next((one for one in order if outcome(one) is not Outcome.SKIPPED), None)
+        place = next((one for one in order if outcome(one) is not TrialOutcome.SKIPPED), None)
         if place is None:
             return answer(low, high, order)
-        low, high = (place, high) if outcome(place) is Outcome.GOOD else (low, place)
+        low, high = (place, high) if outcome(place) is TrialOutcome.GOOD else (low, place)
     return answer(low, high)
 
 
@@ -261,7 +261,7 @@ def _candidates(
             raise UsageProblem(f"--commits {asked}: git knows no commits between them in `{origin.cwd}`")
         for name, subject in listed:
             code = CodeChange(top=str(top), commit=name)
-            yield Candidate(name=name[:12], change=Change(code=code), words=f" ({subject})")
+            yield Candidate(name=name[:12], change=ForkChange(code=code), words=f" ({subject})")
     elif axis is Axis.STEPS:
         first, last = (int(float(end)) for end in ends)
         found = [one for one in as_recorded(origin, entries) if first <= one[0] <= last and usable(one[1], entries)]
@@ -275,17 +275,17 @@ def _candidates(
         num = max(1, math.ceil(abs(math.log(high / low)) / math.log(FINEST)))
         for place in range(num + 1):
             scale = float(f"{low * (high / low) ** (place / num):.3g}")
-            yield Candidate(name=f"{scale:g}", change=Change(rollback=("--lr-scale", f"{scale:g}", *more)))
+            yield Candidate(name=f"{scale:g}", change=ForkChange(rollback=("--lr-scale", f"{scale:g}", *more)))
     else:
         first, last = (int(float(end)) for end in ends)
         for step in range(last, first - 2, -1):  # with all of it skipped it goes well
             skipped = step - origin.start
-            change = Change(rollback=("--skip-batches", str(skipped))) if skipped > 0 else Change()
+            change = ForkChange(rollback=("--skip-batches", str(skipped))) if skipped > 0 else ForkChange()
             yield Candidate(name=str(step), change=change)
 
 
-def _command(origin: Origin, values: Sequence[str]) -> Change:
-    return Change(command=tuple(word.replace("{}", ",".join(values)) for word in origin.command))
+def _command(origin: Origin, values: Sequence[str]) -> ForkChange:
+    return ForkChange(command=tuple(word.replace("{}", ",".join(values)) for word in origin.command))
 
 
 # ---- the trials --------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def _command(origin: Origin, values: Sequence[str]) -> Change:
 
 def run_bisect(
     asked: Bisect, *, sandbox: Path | None = None, ends_known: bool = False, say: Say = lambda line: None
-) -> tuple[Answer, Entry]:
+) -> tuple[BisectAnswer, Entry]:
     """Try candidates until the change is found; the answer and its entry. Raises `ChronicleError` where none can be started."""
     begun = time.monotonic()
     settings = asked.origin.settings
@@ -301,7 +301,7 @@ def run_bisect(
     known = {event.change: event for _, event in events_of(entries, Tried) if event.search == asked.digest}
     made = 0
 
-    def judge(candidate: Candidate) -> Trial:
+    def judge(candidate: Candidate) -> BisectTrial:
         nonlocal made
         made += 1
         trial = _known(candidate, known) or _try(asked, candidate, sandbox)
@@ -331,39 +331,39 @@ def run_bisect(
     return answer, entry
 
 
-def _among(asked: Bisect, judge: Callable[[Candidate], Trial]) -> Answer:
+def _among(asked: Bisect, judge: Callable[[Candidate], BisectTrial]) -> BisectAnswer:
     """The member that makes a trial bad: half of those that are left, again and again, and the last one by itself."""
-    trials: list[Trial] = []
+    trials: list[BisectTrial] = []
     names = [one.name for one in asked.candidates]
 
-    def outcome(members: Sequence[str]) -> Outcome:
+    def outcome(members: Sequence[str]) -> TrialOutcome:
         trials.append(judge(Candidate(name=",".join(members), change=_command(asked.origin, members))))
         return trials[-1].outcome
 
-    if outcome(names) is not Outcome.BAD:
-        return Answer(trials=tuple(trials))
+    if outcome(names) is not TrialOutcome.BAD:
+        return BisectAnswer(trials=tuple(trials))
     left = names
     while len(left) > 1:
         half, other = left[: len(left) // 2], left[len(left) // 2 :]
         first = outcome(half)
-        if first is Outcome.SKIPPED:
+        if first is TrialOutcome.SKIPPED:
             break
-        left = half if first is Outcome.BAD else other
-    alone = len(left) == 1 and (trials[-1].name == left[0] or outcome(left) is Outcome.BAD)
+        left = half if first is TrialOutcome.BAD else other
+    alone = len(left) == 1 and (trials[-1].name == left[0] or outcome(left) is TrialOutcome.BAD)
     place = names.index(left[0])
     places = tuple(names.index(name) for name in left)
-    return Answer(trials=tuple(trials), bad=place, good=place if alone else None, left=() if alone else places)
+    return BisectAnswer(trials=tuple(trials), bad=place, good=place if alone else None, left=() if alone else places)
 
 
-def _known(candidate: Candidate, known: Mapping[str, Tried]) -> Trial | None:
+def _known(candidate: Candidate, known: Mapping[str, Tried]) -> BisectTrial | None:
     event = known.get(candidate.name)
     if event is None:
         return None
-    outcome = Outcome(event.verdict)
-    return Trial(name=candidate.name, outcome=outcome, why=event.why, last_step=event.last_step, loss=event.loss, known=True)
+    outcome, last, loss = TrialOutcome(event.verdict), event.last_step, event.loss
+    return BisectTrial(name=candidate.name, outcome=outcome, why=event.why, last_step=last, loss=loss, known=True)
 
 
-def _try(asked: Bisect, candidate: Candidate, sandbox: Path | None) -> Trial:
+def _try(asked: Bisect, candidate: Candidate, sandbox: Path | None) -> BisectTrial:
     begun = time.monotonic()
     origin = asked.origin if candidate.begin is None else begin_at(asked.origin, candidate.begin)
     ranks = sorted(asked.rings)
@@ -379,29 +379,30 @@ def _try(asked: Bisect, candidate: Candidate, sandbox: Path | None) -> Trial:
             raise Refusal(problem.message, problem.remedy) from None
         raise
     seconds = time.monotonic() - begun
-    return Trial(name=candidate.name, outcome=outcome, why=why, last_step=last, loss=loss, seconds=seconds)
+    return BisectTrial(name=candidate.name, outcome=outcome, why=why, last_step=last, loss=loss, seconds=seconds)
 
 
-def _judged(asked: Bisect, candidate: Candidate, origin: Origin, forked: Forked) -> tuple[Outcome, str]:
+def _judged(asked: Bisect, candidate: Candidate, origin: Origin, forked: Forked) -> tuple[TrialOutcome, str]:
     if asked.judge:
         return _by_command(asked.judge, candidate, forked)
     if asked.bad_if == "differs":
         return _by_prints(asked, origin, forked)
     if not forked.losses:
-        return Outcome.SKIPPED, f"no loss was logged ({_end_words(forked)})"
+        return TrialOutcome.SKIPPED, f"no loss was logged ({_end_words(forked)})"
     step, loss = forked.losses[-1]
     if not math.isfinite(loss):
-        return Outcome.BAD, f"the loss is {loss} at step {step}"
+        return TrialOutcome.BAD, f"the loss is {loss} at step {step}"
     if asked.bad_if != "incident":
         sign, limit = _condition(asked.bad_if)
         bad = loss > limit if sign == ">" else loss < limit
-        return (Outcome.BAD if bad else Outcome.GOOD), f"loss {loss:.4g} at step {step}"
+        return (TrialOutcome.BAD if bad else TrialOutcome.GOOD), f"loss {loss:.4g} at step {step}"
     loud = [event for event in forked.events if event["tier"] != Tier.NOTICE.value]
     if loud:
-        return Outcome.BAD, f"{loud[0]['kind']} from step {loud[0]['onset_step'] or loud[0]['alarm_step']}, loss {loss:.4g}"
+        onset = loud[0]["onset_step"] or loud[0]["alarm_step"]
+        return TrialOutcome.BAD, f"{loud[0]['kind']} from step {onset}, loss {loss:.4g}"
     if forked.last_step is None or forked.last_step < asked.until:
-        return Outcome.BAD, f"it ended at step {forked.last_step}: {_end_words(forked)}"
-    return Outcome.GOOD, f"loss {loss:.4g} at step {step}"
+        return TrialOutcome.BAD, f"it ended at step {forked.last_step}: {_end_words(forked)}"
+    return TrialOutcome.GOOD, f"loss {loss:.4g} at step {step}"
 
 
 def _condition(text: str) -> tuple[str, float]:
@@ -421,7 +422,7 @@ def _end_words(forked: Forked) -> str:
     return str(end.get("because") or end.get("cause") or f"code {forked.end.get('code')}")
 
 
-def _by_prints(asked: Bisect, origin: Origin, forked: Forked) -> tuple[Outcome, str]:
+def _by_prints(asked: Bisect, origin: Origin, forked: Forked) -> tuple[TrialOutcome, str]:
     rings = rings_of(forked.directory / "launch")
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in asked.rings.items()}
     begins = {rank: rows[-1] for rank, ring in rings.items() if (rows := ring.begins())}
@@ -429,13 +430,13 @@ def _by_prints(asked: Bisect, origin: Origin, forked: Forked) -> tuple[Outcome, 
         record, {rank: ring.steps() for rank, ring in rings.items()}, start=origin.start, until=asked.until, begins=begins
     )
     if found.first is not None:
-        return Outcome.BAD, f"differs: {found.first.words}"
+        return TrialOutcome.BAD, f"differs: {found.first.words}"
     if not found.steps or found.missing:
-        return Outcome.SKIPPED, f"no step could be compared ({_end_words(forked)})"
-    return Outcome.GOOD, f"{len(found.steps)} steps equal to the record"
+        return TrialOutcome.SKIPPED, f"no step could be compared ({_end_words(forked)})"
+    return TrialOutcome.GOOD, f"{len(found.steps)} steps equal to the record"
 
 
-def _by_command(command: str, candidate: Candidate, forked: Forked) -> tuple[Outcome, str]:
+def _by_command(command: str, candidate: Candidate, forked: Forked) -> tuple[TrialOutcome, str]:
     """Code 0: good; 125: cannot tell; below 128: bad. It reads `$CHRONICLE_TRIAL/metrics.jsonl`."""
     environ = {**os.environ, "CHRONICLE_TRIAL": str(forked.directory / "launch"), "CHRONICLE_TRIAL_VALUE": candidate.name}
     done = subprocess.run(command, shell=True, env=environ, capture_output=True, text=True, check=False)  # noqa: S602
@@ -444,11 +445,11 @@ def _by_command(command: str, candidate: Candidate, forked: Forked) -> tuple[Out
     if done.returncode in (126, 127) or done.returncode >= 128 or done.returncode < 0:
         raise ChronicleError(f"the judge `{command}` failed: {why}", "0: good, 125: cannot tell, other codes up to 124: bad")
     if done.returncode == SKIPPED_CODE:
-        return Outcome.SKIPPED, why
-    return (Outcome.GOOD if done.returncode == 0 else Outcome.BAD), why
+        return TrialOutcome.SKIPPED, why
+    return (TrialOutcome.GOOD if done.returncode == 0 else TrialOutcome.BAD), why
 
 
-def _record(asked: Bisect, trial: Trial) -> None:
+def _record(asked: Bisect, trial: BisectTrial) -> None:
     event = Tried(
         search=asked.digest,
         change=trial.name,
@@ -467,7 +468,7 @@ def _record(asked: Bisect, trial: Trial) -> None:
 # ---- the answer --------------------------------------------------------------------------------------------------------
 
 
-def sentence(asked: Bisect, answer: Answer) -> str:
+def sentence(asked: Bisect, answer: BisectAnswer) -> str:
     """What was found, in one sentence."""
     names = [one.name for one in asked.candidates]
     if answer.bad is None:

@@ -1,7 +1,7 @@
 """A fork: a recorded launch once more, in a private view, from a checkpoint, with at most one thing changed.
 
 Replay, bisect and the tries of a rollback start launches that must not touch the run. All of them begin here: which launch,
-from which verified checkpoint, with which command and variables (`Origin`); what is otherwise (`Change`); and the launch in
+from which verified checkpoint, with which command and variables (`Origin`); what is otherwise (`ForkChange`); and the launch in
 its sandbox (`sandbox.py`, `inside.py`), whose logs, metrics and prints can be read until it is over. What is missing for any
 of this is named, and nothing is started.
 """
@@ -41,14 +41,15 @@ from rollback.errors import RollbackError, Severity
 __all__ = [
     "NOTHING_CHANGED",
     "AsRecorded",
-    "Change",
+    "ForkChange",
     "Forked",
     "Origin",
+    "Say",
     "as_recorded",
     "begin_at",
-    "code_of",
     "find_origin",
     "play",
+    "recorded_code_of",
     "usable",
 ]
 
@@ -63,6 +64,7 @@ NO_TRACKERS = {
 }
 KEPT_VARIABLES = ("CHRONICLE_BATCH_TEXT",)
 OF_THE_JOB = re.compile(r"SLURM_\w+|MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_\w+")
+Say = Callable[[str], None]
 AsRecorded = tuple[int, Checkpoint, Mapping[str, Any]]  # steps completed, checkpoint, its identity
 
 
@@ -87,7 +89,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ForkChange:
     """What a fork has otherwise than the recorded launch; nothing by default.
 
     `rollback`: options of `chronicle rollback`, applied to the checkpoint inside of the view. `code`: another state of the
@@ -122,7 +124,7 @@ class Forked:
 # ---- where it begins ---------------------------------------------------------------------------------------------------
 
 
-def start_of(entries: Sequence[Entry], number: int) -> LaunchStart:
+def _start_of(entries: Sequence[Entry], number: int) -> LaunchStart:
     """The recorded start of a launch of one node. Raises `Refusal` where it cannot be started again."""
     starts = [start for entry, start in events_of(entries, LaunchStart) if entry.launch == number]
     if not starts:
@@ -148,7 +150,7 @@ def find_origin(
 
     `again`: the command line to give the hidden arguments after. Raises `Refusal` or `UsageProblem` with the missing piece.
     """
-    start = start_of(entries, number)
+    start = _start_of(entries, number)
     if hidden := hidden_arguments(tuple(start.argv)) if not command else ():
         raise UsageProblem(
             f"the recorded command hides {', '.join(hidden)}", f"give it again: {again} -- {' '.join(start.argv)}"
@@ -187,9 +189,9 @@ def as_recorded(origin: Origin, entries: Sequence[Entry]) -> list[AsRecorded]:
     return sorted(found, key=lambda row: row[0])
 
 
-def code_of(settings: Settings, entries: Sequence[Entry], number: int) -> CodeChange:
+def recorded_code_of(settings: Settings, entries: Sequence[Entry], number: int) -> CodeChange:
     """The commit and the uncommitted changes of a launch. Raises `Refusal` where they are not recorded whole."""
-    start = start_of(entries, number)
+    start = _start_of(entries, number)
     top = top_of(Path(start.cwd))
     if start.git_commit is None or top is None:
         raise Refusal(f"launch {number} ran in no git repository, or it is gone: its code is not known")
@@ -301,7 +303,7 @@ def _resume(checkpoint: Checkpoint | None, step: int, roots: Sequence[Path]) -> 
 
 # ---- the fork ----------------------------------------------------------------------------------------------------------
 
-NOTHING_CHANGED = Change()
+NOTHING_CHANGED = ForkChange()
 
 
 @contextmanager
@@ -311,7 +313,7 @@ def play(
     *,
     sandbox: Path | None = None,
     ranks: Sequence[int] = (),
-    change: Change = NOTHING_CHANGED,
+    change: ForkChange = NOTHING_CHANGED,
     purpose: str = "replay",
     scan: bool = False,
 ) -> Iterator[Forked]:
@@ -340,7 +342,7 @@ def play(
 
 
 def _start(
-    origin: Origin, until: int, directory: Path, ranks: tuple[int, ...], change: Change, *, purpose: str, scan: bool
+    origin: Origin, until: int, directory: Path, ranks: tuple[int, ...], change: ForkChange, *, purpose: str, scan: bool
 ) -> Mapping[str, Any]:
     paths = origin.settings.paths
     anchors = [paths.run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]

@@ -9,7 +9,7 @@ What is missing for any of this is named, and nothing is started.
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journa
 from chronicle.journal.events import Replayed
 from chronicle.paths import list_launch_numbers
 from chronicle.replay.facts import changed_facts, read_facts
-from chronicle.replay.fork import NOTHING_CHANGED, Change, Forked, Origin, code_of, find_origin, play
+from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, find_origin, play, recorded_code_of
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
     PrintComparison,
@@ -34,7 +34,6 @@ from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay"]
 
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class ReplayPlan:
     step: int
     until: int
     rings: Mapping[int, Ring]
-    change: Change = NOTHING_CHANGED
+    change: ForkChange = NOTHING_CHANGED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def plan_replay(
         raise Refusal(f"launch {number} had {asked} ranks, and prints of {len(rings)} are here")
     again = f"chronicle replay {step}"
     origin = find_origin(settings, entries, number, step, again=again, command=command, environ=environ)
-    change = Change(code=code_of(settings, entries, number)) if recorded_code else NOTHING_CHANGED
+    change = ForkChange(code=recorded_code_of(settings, entries, number)) if recorded_code else NOTHING_CHANGED
     return ReplayPlan(origin=origin, step=step, until=last, rings=rings, change=change)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,14 +19,24 @@ from statistics import fmean, stdev
 from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import Searched, Tried
-from chronicle.replay.fork import AsRecorded, Change, Forked, Origin, as_recorded, begin_at, find_origin, play, usable
+from chronicle.replay.fork import (
+    AsRecorded,
+    ForkChange,
+    Forked,
+    Origin,
+    Say,
+    as_recorded,
+    begin_at,
+    find_origin,
+    play,
+    usable,
+)
 from chronicle.settings import Settings
 from rollback.detect import Tier
 
 __all__ = ["Way", "WayTried", "answer_of", "order", "try_ways"]
 
 BLOCKS = 8  # of the compared losses: means of neighbours, which are nearly independent
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +150,7 @@ def _ways(listed: Sequence[AsRecorded], step: int, options: tuple[str, ...]) -> 
 
 def _try(way: Way, *, origin: Origin, until: int, after: int, sandbox: Path | None) -> WayTried:
     begun = time.monotonic()
-    change = Change(rollback=way.options)
+    change = ForkChange(rollback=way.options)
     try:
         with play(origin, until, sandbox=sandbox, change=change, purpose="try", scan=True) as forked:
             loss, error, trouble = _weigh(forked, until, after)

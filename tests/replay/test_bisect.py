@@ -13,7 +13,7 @@ import pytest
 from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.replay.bisect import Outcome, Trial, halve
+from chronicle.replay.bisect import BisectTrial, TrialOutcome, halve
 from tests.replay.test_replay import PROBE, chronicle, environ
 
 UNPROVED = ("--accept-unproved", "the script makes the optimizer, and loads its state afterwards")
@@ -47,10 +47,10 @@ def test_ends_that_are_not_as_said_end_the_search() -> None:
     assert (answer.good, answer.bad, len(answer.trials)) == (None, 7, 2)
 
 
-def trial(place: int, bad: bool, untold: bool = False) -> Trial:
+def trial(place: int, bad: bool, untold: bool = False) -> BisectTrial:
     """What a judge says of a place."""
-    outcome = Outcome.SKIPPED if untold else Outcome.BAD if bad else Outcome.GOOD
-    return Trial(name=str(place), outcome=outcome, why="planted")
+    outcome = TrialOutcome.SKIPPED if untold else TrialOutcome.BAD if bad else TrialOutcome.GOOD
+    return BisectTrial(name=str(place), outcome=outcome, why="planted")
 
 
 @pytest.fixture(scope="module")
