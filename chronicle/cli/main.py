@@ -62,7 +62,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Operate": {
         "watch": ("chronicle.cli.watch:watch", "Follow a run or a log file and report what the detector finds."),
         "ps": ("chronicle.cli.processes:ps", "List the living processes of a run, or end its orphans."),
-        "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
         "keep": ("chronicle.cli.keep:keep", "Keep within a budget the checkpoints a rollback may need."),
     },
     "Tell": {
@@ -75,6 +74,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 ADVANCED: Mapping[str, tuple[str, str]] = {
     "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
+    "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
     "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
