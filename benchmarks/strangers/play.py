@@ -78,6 +78,17 @@ LIBRARIES = {
     "lightning": "lightning.pytorch",
     "torch.distributed": "torch.distributed.checkpoint.state_dict",
     "torchdata": "torchdata.stateful_dataloader",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "fastai": "fastai.vision.all",
+    "sentence_transformers": "sentence_transformers",
+    "monai": "monai.engines",
+    "open_clip": "open_clip",
+    "lightly": "lightly.models.modules",
+    "segmentation_models_pytorch": "segmentation_models_pytorch",
+    "torch_geometric": "torch_geometric.nn",
+    "pytorch_forecasting": "pytorch_forecasting",
+    "denoising_diffusion_pytorch": "denoising_diffusion_pytorch",
 }
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -88,6 +99,7 @@ OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
     "CHRONICLE_MLFLOW_URI": "off",
 }
+NEEDS_BERT = ("sentence-transformers", "cross-encoder", "hf-stream-mlm")
 USUAL_KILLS = (8, 7, 9)
 # A sentence for a person names no Python type and prints no object; one line of the guard is one thought.
 UNREADABLE = re.compile(r"Traceback|unexpected|\b[A-Z]\w+(Error|Exception)\b|<[\w.]+ object at 0x|NoneType|dict_keys|JSON")
@@ -245,5 +257,5 @@ def _copy_rebuilt(script: Script, folder: Path) -> None:
     if script.lot and script.name.startswith("trl-"):
         write_llama(folder)
         write_chats(folder)
-    if script.name == "sentence-transformers":
+    if script.name in NEEDS_BERT:
         write_bert(folder)
