@@ -21,6 +21,7 @@ import torch
 from benchmarks.strange_causes.causes import CAUSES, HEALTHY, Cause
 from benchmarks.strange_causes.fresh import FRESH, FRESH_HEALTHY
 from benchmarks.strange_causes.scripts import FORMS, NUM_AGAIN, NUM_FIRST, SAVED_AT
+from benchmarks.strange_causes.third import THIRD, THIRD_HEALTHY
 from chronicle import ResumeRefused
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
@@ -120,9 +121,10 @@ def main() -> int:
     parser.add_argument("--promise", action="store_true", help="every script promises the next batch: same_data=True")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fresh", action="store_true", help="the second list instead of the first")
+    parser.add_argument("--third", action="store_true", help="the third list; needs peft")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    causes, twins = (FRESH, FRESH_HEALTHY) if asked.fresh else (CAUSES, HEALTHY)
+    causes, twins = (FRESH, FRESH_HEALTHY) if asked.fresh else (THIRD, THIRD_HEALTHY) if asked.third else (CAUSES, HEALTHY)
     chosen = [*([] if asked.healthy_only else causes), *twins]
     chosen = [c for c in chosen if not asked.words or any(w in f"{c.form} {c.family} {c.name}" for w in asked.words)]
     counts: Counter[Outcome] = Counter()
