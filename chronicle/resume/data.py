@@ -241,7 +241,9 @@ class DataWatch:
                 return not_compared(NAME, "M4", f"the record of the first pass is not in `{paths.batches_dir}`")
             self._full = max(before.pass_lengths(), default=0)
             self.strays = how_astray(before, self._first)
-            return compare_first_batch(before, self._first, exactly=self._options.same_data, continues=self.continues)
+            return compare_first_batch(
+                before, self._first, exactly=self._options.same_data, continues=self.continues, beside=self._beside_the_save()
+            )
         before = read_first_pass(paths.batches_dir, position, rank)
         if before is not None:
             self._full = max(before.pass_lengths(), default=0)
@@ -251,6 +253,11 @@ class DataWatch:
                 self._follow(digest, step)
             self._early.clear()
         return compared(NAME, "M4", True, expected=f"{followed:016x}", found="equal")
+
+    def _beside_the_save(self) -> int | None:
+        """This rank, where another one saved alone: it may not have written the batches that followed."""
+        memory, rank = self._start.expectation.memory if self._start.expectation else None, self._ranks.rank
+        return None if memory is None or memory.of_rank(rank) is not None else rank
 
     def _parent(self) -> Position | None:
         """The position in the first pass that the loaded checkpoint carries."""
@@ -292,15 +299,16 @@ class DataWatch:
 WORSE = (Outcome.EQUAL, Outcome.NOT_COMPARED, Outcome.NOTED, Outcome.DIFFERENT)
 
 
-def compare_first_batch(before: FirstPass, first: int, *, exactly: bool, continues: bool) -> Check:
+def compare_first_batch(before: FirstPass, first: int, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
     """What the first batch of a resume is, when it is not known to be the one that followed the save.
 
-    `exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.
+    `exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen. `beside`: this rank, where
+    another one saved alone, so that what followed here may never have been written.
     """
     position, num = before.position, len(before.entries)
     same = before.find(first)
     if position >= num:
-        return _stopped_at_save(before, first, same, exactly=exactly, continues=continues)
+        return _nothing_followed(before, first, same, exactly=exactly, continues=continues, beside=beside)
     expected = f"the batch of step {before.step(position)}"
     if not same:
         cause = f"the batch is none of the {num} of the first pass: another order, other samples, or another augmentation"
@@ -330,16 +338,24 @@ def how_astray(before: FirstPass, first: int) -> str:
     return ASTRAY if nearest > before.position or not before.begins_data(nearest) else ""
 
 
-def _stopped_at_save(before: FirstPass, first: int, same: tuple[int, ...], *, exactly: bool, continues: bool) -> Check:
-    """Nothing followed the save. An earlier batch repeats, unless the data come in the same order in every pass."""
+def _nothing_followed(
+    before: FirstPass, first: int, same: tuple[int, ...], *, exactly: bool, continues: bool, beside: int | None
+) -> Check:
+    """Nothing is on record after the save. An earlier batch repeats, unless the data come in the same order in every pass."""
     position = before.position
     digests = before.entries["digest"]
-    regular = any(before.begins_data(index) or digests[index - 1] == digests[position - 1] for index in same)
+    ends_before = position > len(before.entries)
+    regular = ends_before or any(before.begins_data(at) or digests[at - 1] == digests[position - 1] for at in same)
     if same and position and (not regular or continues):
         nearest = max(same)
         found = f"the batch of step {before.step(nearest)}"
         return _differs(exactly or continues, "a batch that has not been seen", found, _repeats(before, nearest))
-    why = "the run stopped right at this save: the batch that followed is not on record"
+    if ends_before:
+        why = "the record of batches ends before this save"
+    elif beside is None:
+        why = "the run stopped right at this save, or before the batch that followed was on record"
+    else:
+        why = f"rank {beside} took no part in this save, and the batch that followed there is not on record"
     if same and position:
         why += f"; this launch begins with the batch of step {before.step(same[0])}"
     return not_compared(NAME, "M4", why)

@@ -22,6 +22,7 @@ __all__ = [
     "LiveState",
     "buffers_digest",
     "collect_optimizers",
+    "digest_of_each",
     "fingerprint_memory",
     "frozen_parameters",
     "norm",
@@ -32,6 +33,7 @@ __all__ = [
     "rounded_weights",
     "running_shares",
     "steppers_of",
+    "trained_weights_moved",
     "weights_digests",
 ]
 
@@ -80,7 +82,8 @@ def fingerprint_memory(
 ) -> Memory:
     """Describe memory as it is now; `ranks` holds this rank's digest only.
 
-    `digests` False: without what must be read from the tensors of weights, moments, averages and the script's own objects.
+    `digests` False: without what must be read from the tensors of moments, averages and the script's own objects; of this
+    rank's digest only the weights.
     """
     import torch
 
@@ -104,7 +107,7 @@ def fingerprint_memory(
             frozen=parts.take("frozen", lambda: frozen_parameters(live), ""),
             training=parts.take("training", lambda: tuple(bool(m.training) for m in live.models) or None, None),
             data=live.data,
-            ranks=(rank_digest(live, parts),) if digests else (),
+            ranks=(rank_digest(live, parts) if digests else RankDigest(rank=live.rank, weights=_weights_now(live, parts)),),
             unknown={**live.unknown, **parts.unknown},
         )
 
@@ -137,7 +140,7 @@ def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
     return RankDigest(
         rank=live.rank,
         rng=parts.take("rng", rng_digests, {}),
-        weights=parts.take("weights", lambda: tensor_digest(_weights(live.models)), ""),
+        weights=_weights_now(live, parts),
         moments=parts.take("moments", lambda: _moments_digest(live.optimizers), ""),
         buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
@@ -148,10 +151,25 @@ def _groups(live: LiveState, parts: Parts, moments: bool) -> tuple[ParamGroup, .
     return tuple(describe_group(optimizer, group, parts, moments) for optimizer, group in groups_of(live.optimizers))
 
 
+def _weights_now(live: LiveState, parts: Parts) -> str:
+    return parts.take("weights", lambda: tensor_digest(_weights(live.models)), "")
+
+
 def weights_digests(live: LiveState) -> tuple[str, str]:
     """Digests of all weights of the models, and of those that are trained."""
     trained = (own_shard(p) for model in live.models for p in model.parameters() if p.requires_grad)
     return tensor_digest(_weights(live.models)), tensor_digest(trained)
+
+
+def digest_of_each(live: LiveState) -> dict[int, str]:
+    """Digests of single weights, by the `id` of their parameter."""
+    return {id(p): tensor_digest([own_shard(p)]) for model in live.models for p in model.parameters()}
+
+
+def trained_weights_moved(before: Mapping[int, str], live: LiveState) -> bool:
+    """Whether any weight that is trained now is another one than in these `digest_of_each`, or was not there then."""
+    trained = (p for model in live.models for p in model.parameters() if p.requires_grad)
+    return any(before.get(id(p)) != tensor_digest([own_shard(p)]) for p in trained)
 
 
 def rounded_weights(live: LiveState) -> str:

@@ -35,12 +35,14 @@ from chronicle.resume.data import DataWatch
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,
+    digest_of_each,
     fingerprint_memory,
     frozen_parameters,
     object_digests,
     rng_digests,
     rounded_weights,
     running_shares,
+    trained_weights_moved,
     weights_digests,
 )
 from chronicle.resume.hand_set import HandSet
@@ -82,6 +84,8 @@ class Loads:
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
         self._calibration = Calibration()
+        # where this training moves weights between a save and its next step: their digest at the load, and one for each
+        self._weights_loaded, self._each_loaded = "", dict[int, str]()
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -119,11 +123,17 @@ class Loads:
         """The checks; frozen weights that the first pass itself moved (a momentum encoder) were as saved when it began."""
         memory = self.start.expectation.memory if self.start.expectation else None
         saved = next((one.weights for one in memory.ranks if one.rank == live.rank), "") if memory else ""
-        if self.state is None or not saved or self.state.weights[0] != saved:
+        if not saved or not any(not c.ok and c.name == "weights" for c in checks):
             return list(checks)
-        cause = "as saved when the first batch came; since then the model itself moved weights that are not trained"
-        moved = any(not c.ok and c.name == "weights" for c in checks) and weights_digests(live)[1] == self.state.weights[1]
-        return [replace(c, outcome=Outcome.NOTED, cause=cause) if moved and c.name == "weights" else c for c in checks]
+        if self.state is not None and self.state.weights[0] == saved:
+            when, only_frozen = "when the first batch came", self.state.weights[1] == weights_digests(live)[1]
+        else:
+            when, only_frozen = "at the load", self._weights_loaded == saved
+            only_frozen = only_frozen and not trained_weights_moved(self._each_loaded, live)
+        if not only_frozen:
+            return list(checks)
+        cause = f"as saved {when}; since then the script itself moved weights that are not trained"
+        return [replace(c, outcome=Outcome.NOTED, cause=cause) if c.name == "weights" else c for c in checks]
 
     def saved_in_half(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
         """The checks; weights that the script keeps in half precision cannot be compared with those of memory at the save."""
@@ -227,6 +237,8 @@ class Loads:
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.expectation = self.expectation(memory, bound)
         self.honours.loaded(self.start.expectation, live)
+        if memory is not None and "weights" in memory.habits:
+            self._weights_loaded, self._each_loaded = weights_digests(live)[0], digest_of_each(live)
 
     def first_batch(self, observe: Callable[[], LiveState]) -> None:
         """The first batch is about to change running statistics: note them now.

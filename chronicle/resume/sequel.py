@@ -4,8 +4,9 @@ A save is not always the state in which the next step is taken. A script frees i
 parameter group, sets the LR of the next step by hand, steps a scheduler, swaps the dataset of a curriculum. A resume does the
 same after its load, and then memory right before its first step is not what was saved, although nothing is wrong. The right
 thing to compare with is what the first pass had right before *its* next step. So a launch that goes on after a save describes
-memory once more, right before that step, without the digests of weights and moments. `<run>/sequels/<state>.<rank>` keeps
-the description if it differs from the save in anything that a resume is refused for, and else only says that it does not.
+memory once more, right before that step, without the digests of moments. `<run>/sequels/<state>.<rank>` keeps the description
+if it differs from the save in anything that a resume is refused for, and else only says that it does not. Weights are among
+it: some scripts move a momentum encoder, or normalise their embeddings, before they call the model.
 
 A resume that differs from its save and is as that description says is noted. Where the launch ended right at its save there is
 no such file. Then a difference is noted only if this training changed the same thing between an earlier save and its next step
@@ -20,7 +21,7 @@ from pathlib import Path
 from chronicle.resume.checks.check import Check, Outcome, attempt, equal
 from chronicle.resume.checks.memory import check_memory, check_mode
 from chronicle.resume.contract import Expectation
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.trained import check_trained
 
 __all__ = ["AS_FIRST_PASS", "Sequel"]
@@ -163,13 +164,16 @@ def _is_in_turn(name: str, memory: Memory, found: Memory) -> bool:
 
 
 def _noted(check: Check, why: str) -> Check:
+    if check.name == "weights":
+        return replace(check, outcome=Outcome.NOTED, cause=f"moved after the load, before the first step: {why}")
     return replace(check, outcome=Outcome.NOTED, cause=f"{check.expected or 'as saved'} → {check.found}: {why}")
 
 
 def _light(memory: Memory) -> Memory:
-    """Without digests: weights and moments are the same until the step, and what is registered is compared at the load."""
+    """Of the digests only the weights': moments are the same until the step, what is registered is compared at the load."""
     groups = tuple(replace(group, moment_norm=None) for group in memory.groups)
-    return replace(memory, ranks=(), groups=groups, averages={}, objects={})
+    ranks = tuple(RankDigest(rank=one.rank, weights=one.weights) for one in memory.ranks if one.weights)
+    return replace(memory, ranks=ranks, groups=groups, averages={}, objects={})
 
 
 def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:

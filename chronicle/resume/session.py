@@ -548,7 +548,7 @@ class GuardSession:
             self._refuse_here(refused)
 
     def _before_next_step(self) -> Memory:
-        """Memory right before the first step after a save, without digests of its tensors."""
+        """Memory right before the first step after a save; of the digests of its tensors that of the weights."""
         live = self._live()
         found = fingerprint_memory(live, digests=False)
         modes = tuple(bool(model.training) for model in self._models) or None

@@ -30,7 +30,7 @@ __all__ = ["Ranks", "StartingPoint", "Verdicts", "run_checks"]
 MAX_REPORT_BYTES = 1024
 LET_GO_SECONDS = 1.0
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
-NO_BASIS = "it carries no description of its memory: it was saved without the guard, or copied without its manifest"
+NO_BASIS = "it carries no description of its memory: saved without the guard, copied without its manifest, or never sealed"
 
 
 @dataclass(slots=True)

@@ -158,6 +158,9 @@ def _compare_lrs(scheduler: SchedulerState, optimizer: OptimizerState) -> Iterat
         stored = scheduler.state.get(field)
         if not isinstance(stored, (list, tuple)):
             continue
+        known = [group for group in optimizer.groups if "initial_lr" in group]
+        if len(stored) == len(known) < len(optimizer.groups) and known == list(optimizer.groups[: len(known)]):
+            continue  # the other groups were added after the scheduler was made (a backbone that is thawed)
         if len(stored) != len(optimizer.groups):
             yield _finding("F5", Severity.ERROR, scheduler.file, f"{field} has {len(stored)} values, `{optimizer.file}` "
                            f"{len(optimizer.groups)} groups", WRONG_FILE)  # fmt: skip

@@ -269,6 +269,17 @@ def test_lightning_in_the_middle_of_an_epoch_is_told_truly(tmp_path: Path) -> No
     assert verdict(tmp_path / "run-True")["verified"] is False
 
 
+def test_a_rank_beside_the_save_does_not_say_that_the_run_stopped_there(tmp_path: Path) -> None:
+    """Rank 0 saves alone and is killed three steps later; rank 1 had not written its last batches."""
+    recorded(tmp_path, "abcdef")
+    assert told(tmp_path, Position("one", 6), "x")[1].startswith("the run stopped right at this save, or before")
+    assert told(tmp_path, Position("one", 9), "x")[1] == "the record of batches ends before this save"
+    before = read_first_pass(tmp_path, Position("one", 6), 0)
+    assert before is not None
+    check = compare_first_batch(before, ord("x"), exactly=False, continues=False, beside=1)
+    assert check.cause == "rank 1 took no part in this save, and the batch that followed there is not on record"
+
+
 # ---- the record itself -----------------------------------------------------------------------------------------------
 
 

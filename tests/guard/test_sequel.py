@@ -103,6 +103,41 @@ def test_layers_that_are_freed_right_after_the_save(tmp_path: Path) -> None:
     assert "so it was in the first pass" in loop.noted()["frozen parameters"]
 
 
+def follow(loop: Loop, step: int) -> None:
+    """A momentum encoder in the manner of BYOL: it follows before the model is called. `.data`: no version is counted."""
+    loop.first.requires_grad_(False)
+    loop.first.weight.data = 0.9 * loop.first.weight.data + 0.01
+
+
+def test_weights_that_the_script_moves_between_its_load_and_its_first_batch(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, follow)
+    loop.launch(range(6), save=4)
+    loop.launch(range(4, 7), save=6)
+    assert "so it was in the first pass" in loop.noted()["weights"]
+
+    def elsewhere(loop: Loop, step: int) -> None:
+        loop.first.weight.data = 0.8 * loop.first.weight.data
+
+    with pytest.raises(ResumeRefused, match="weights"):
+        loop.launch(range(6, 8), before=elsewhere)
+
+
+def test_such_weights_where_the_run_stopped_right_at_its_save(tmp_path: Path) -> None:
+    """What it did before an earlier step is known; of weights that are trained nothing is excused."""
+    loop = Loop(tmp_path, follow)
+    loop.launch(range(4), save=2)
+    loop.save()
+    loop.launch(range(4, 6))
+    assert "as saved at the load" in loop.noted()["weights"]
+
+    def trained(loop: Loop, step: int) -> None:
+        follow(loop, step)
+        loop.second.weight.data = 0.9 * loop.second.weight.data
+
+    with pytest.raises(ResumeRefused, match="weights"):
+        loop.launch(range(4, 6), before=trained)
+
+
 def test_layers_that_stay_frozen_although_the_first_pass_freed_them_before(tmp_path: Path) -> None:
     """`if epoch == 2: unfreeze()`: a resume after it trains the head alone."""
     loop = Loop(tmp_path, free_at_four)

@@ -12,6 +12,8 @@ import torch
 
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
+from rollback.checks.state import check_lrs
 from rollback.checks.verify import compare_manifest, passes, verify_checkpoint
 from rollback.errors import Finding, Severity, UnreadableFile
 from tests.attacks.companions import healthy
@@ -106,6 +108,25 @@ def test_planted_defect_is_a_named_finding(ddp: Path, name: str) -> None:
     finding = next(f for f in found if (f.check, f.severity.value, f.path) == expected)
     assert words in finding.message
     assert finding.remedy
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_group_that_was_added_after_the_scheduler_was_made(ddp: Path, later: bool) -> None:
+    """A backbone that is thawed: torch's scheduler keeps the base LRs of the groups that it was made with."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = torch.optim.Adam([weights[0]] if later else [{"params": [one]} for one in weights], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3])
+    if later:
+        optimizer.add_param_group({"params": [weights[1]], "lr": 0.01})
+    optimizer.step()
+    scheduler.step()
+    saved, groups = {**scheduler.state_dict(), "base_lrs": [0.1]}, tuple(optimizer.state_dict()["param_groups"])
+    state = CheckpointState(
+        checkpoint=open_checkpoint(ddp),
+        schedulers=(SchedulerState(file="s.pt", prefix=(), state=saved, owner="prepared"),),
+        optimizers=(OptimizerState(file="s.pt", prefix=(), groups=groups, steps=None),),
+    )
+    assert [one.message.split(",")[0] for one in check_lrs(state)] == ([] if later else ["base_lrs has 1 values"])
 
 
 def test_optimizer_of_another_step_contradicts_the_name(checkpoints: CheckpointFactory, root: Path) -> None:

@@ -40,10 +40,10 @@ saved = sorted((n for n in os.listdir("zero") if n.startswith("step_")), key=lam
 if saved:
     accelerator.load_state(os.path.join("zero", saved[-1]))
     overall = int(saved[-1][5:])
-skip = overall % len(loader)
-for epoch in range(overall // len(loader), 4):
+first, skip = divmod(overall, len(loader))
+for epoch in range(first, 4):
     model.train()
-    active = accelerator.skip_first_batches(loader, skip) if epoch == overall // len(loader) and skip else loader
+    active = accelerator.skip_first_batches(loader, skip) if epoch == first and skip else loader
     for inputs, labels in active:
         loss = nn.functional.cross_entropy(model(inputs), labels)
         accelerator.backward(loss)
