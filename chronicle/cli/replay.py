@@ -133,9 +133,10 @@ def bisect(
     )  # fmt: skip
     _say(f"launch {plan.origin.launch} from {plan.origin.words} to step {plan.until}: {len(plan.candidates)} candidates")
     answer, entry = run_bisect(plan, sandbox=sandbox, ends_known=ends_known, say=_say)
-    code = ExitCode.DONE if entry.data["found"] else ExitCode.ERROR
+    found = bool(entry.data.get("found"))
     text = _bisect_text(plan, answer, entry.data["answer"])
-    return CommandResult(text=text, data={"entry": entry.id, **entry.data}, exit_code=code)
+    told = {"entry": entry.id, **entry.data, "found": found}
+    return CommandResult(text=text, data=told, exit_code=ExitCode.DONE if found else ExitCode.ERROR)
 
 
 def show_tries(settings: "Settings", request: "RollbackRequest", *, count: int, steps: int) -> CommandResult:

@@ -468,27 +468,34 @@ def _record(asked: Bisect, trial: BisectTrial) -> None:
 # ---- the answer --------------------------------------------------------------------------------------------------------
 
 
+_WORDS = {
+    Axis.COMMITS: "with commit {}",
+    Axis.STEPS: "from the checkpoint of step {}",
+    Axis.LR: "with LR x {}",
+    Axis.DATA: "with the data up to step {} skipped",
+    Axis.VALUES: "with {}",
+    Axis.AMONG: "with {}",
+}
+
+
 def sentence(asked: Bisect, answer: BisectAnswer) -> str:
     """What was found, in one sentence."""
     names = [one.name for one in asked.candidates]
+    words = [_WORDS[asked.axis].format(name) for name in names]
     if answer.bad is None:
-        if asked.axis is Axis.AMONG:
-            return f"all of {', '.join(names)} together go well: none of them is the cause, or it is not repeatable"
-        return f"{asked.axis} {names[-1]} goes well, too: the cause is not there, or it is not repeatable"
+        which = f"with all of {', '.join(names)}" if asked.axis is Axis.AMONG else words[-1]
+        return f"{which} it goes well, too: the cause is not there, or it is not repeatable"
     if answer.left:
         rest = ", ".join(names[place] for place in sorted(answer.left))
-        return f"the cause is one of {asked.axis} {rest}" + ("" if asked.axis is Axis.AMONG else f", {names[answer.bad]}")
+        more = "" if asked.axis is Axis.AMONG else f", {names[answer.bad]}"
+        return f"the cause is one of {rest}{more}: they cannot be told apart"
     if answer.good is None:
-        return f"{asked.axis} {names[0]} is bad, too: the cause lies before it, or elsewhere"
+        return f"{words[0]} it goes bad, too: the cause lies before it, or elsewhere"
     good, bad = names[answer.good], names[answer.bad]
     if asked.axis is Axis.AMONG:
         return f"{bad} makes it bad, also alone"
     if asked.axis is Axis.COMMITS:
         return f"{bad}{asked.candidates[answer.bad].words} is the first bad commit; {good} goes well"
-    if asked.axis is Axis.STEPS:
-        return f"from the checkpoint of step {good} it goes well, from step {bad} it does not"
-    if asked.axis is Axis.LR:
-        return f"with LR x {good} it goes well, with LR x {bad} it does not"
     if asked.axis is Axis.DATA:
         return f"it goes well once the batch of step {good} is skipped: the cause is in that batch"
-    return f"{bad} is the first value that goes bad; {good} goes well"
+    return f"{words[answer.good]} it goes well, {words[answer.bad]} it does not"

@@ -13,7 +13,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
-from chronicle.report.markdown import IMAGES, machine_words
+from chronicle.report.markdown import IMAGES, machine_words, trial_rows
 from chronicle.report.markup import Raw, anchor_of, folded, html_table, html_text, link_target, plot, section
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.story.assemble import Story
@@ -80,6 +80,8 @@ def _chapter(chapter: Chapter) -> str:
     parts += [*(rows or _words("", words.text)), *_words("Seen", words.symptom)]
     for name, sentence in machine_words(entry):
         parts += _words(name, sentence)
+    trials = trial_rows(entry)
+    parts += [html_table(["change", "what came of it", "last step"], trials, numeric=(2,))] if trials else []
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
     parts += [html_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
     if chapter.action:

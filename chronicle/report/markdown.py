@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, StudyReport, Words
+from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, Replayed, Searched, StudyReport, Words
 from chronicle.journal.place import describe_parent
 from chronicle.report.markup import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
@@ -24,6 +24,7 @@ __all__ = [
     "chapter_section",
     "machine_words",
     "render_markdown",
+    "trial_rows",
 ]
 
 LINEAGE_PICTURE = "plots/lineage.png"
@@ -36,7 +37,7 @@ TOLD = frozenset(
 TOLD_KINDS = frozenset(
     (
         *(EntryKind.INCIDENT, EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT),
-        *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT),
+        *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT, EntryKind.REPLAY, EntryKind.SEARCH),
     )
 )
 
@@ -50,6 +51,28 @@ def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
         yield from _incident(event_of(entry))
     elif entry.kind == EntryKind.PROPOSAL:
         yield from _proposal(Proposed.of(entry))
+    elif entry.kind == EntryKind.REPLAY:
+        yield from _replay(Replayed.of(entry))
+    elif entry.kind == EntryKind.SEARCH:
+        event = Searched.of(entry)
+        yield "Found", f"{event.answer} ({len(event.rows)} launches in a sandbox, in {format_age(event.seconds or 0.0)})"
+
+
+def trial_rows(entry: Entry) -> list[tuple[object, ...]]:
+    """(what was changed, what came of it, last step) of each trial of a bisect, or of the tries before a rollback."""
+    rows = Searched.of(entry).rows if entry.kind == EntryKind.SEARCH else ()
+    return [
+        (row.get("change"), ": ".join(str(row[name]) for name in ("verdict", "why") if row.get(name)), row.get("last_step"))
+        for row in rows
+    ]
+
+
+def _replay(event: Replayed) -> Iterator[tuple[str, str]]:
+    begun = "from the beginning" if event.checkpoint is None else f"from the checkpoint of step {event.start}"
+    yield "Verdict", f"{event.verdict}: {event.why}"
+    if event.evidence:
+        yield "Evidence", "; ".join(event.evidence)
+    yield "Compared", f"{event.compared or 0} steps {begun}, {"twice" if event.replays == 2 else "once"}, in {format_age(event.seconds or 0.0)}"
 
 
 def _incident(event: Incident) -> Iterator[tuple[str, str]]:
@@ -135,6 +158,10 @@ def _paragraphs(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[s
         yield f"> Rule learnt: {markdown_line(rule)}"
     yield from _checks(GuardVerdict.view(chapter.data).checks)
     yield from _study(StudyReport.view(chapter.data))
+    trials = trial_rows(chapter.entry)
+    if trials:
+        lines = ["| change | what came of it | last step |", "|---|---|--:|"]
+        yield "\n".join([*lines, *("| " + " | ".join(map(markdown_cell, row)) + " |" for row in trials)])
     pieces = [row for row in words.evidence if isinstance(row, Mapping)]
     if pieces:
         yield "\n".join(_piece(row, chapter.title) for row in pieces)

@@ -127,8 +127,15 @@ def test_the_factor_of_the_lr_is_found_by_a_judge_of_the_user(repository: Path) 
     judge = 'python3 -c "import os, sys; sys.exit(float(os.environ[\'CHRONICLE_TRIAL_VALUE\']) > 1.0)"'
     done = chronicle(repository, "bisect", "--lr-scale", "0.8..1.3", "--until", "22", "--judge", judge, *UNPROVED, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    low, high = (float(word) for word in json.loads(done.stdout)["answer"].replace(",", " ").split() if word[0].isdigit())
+    low, high = (float(word) for word in json.loads(done.stdout)["answer"].split() if word[0].isdigit())
     assert low <= 1.0 < high and high / low < 1.11
+
+
+@pytest.mark.slow
+def test_where_both_ends_go_well_nothing_is_found(repository: Path) -> None:
+    done = chronicle(repository, "bisect", "--steps", "10..20", "--until", "22", "--judge", "exit 0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("from the checkpoint of step 20 it goes well, too")
 
 
 @pytest.mark.slow
