@@ -259,7 +259,7 @@ def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:
         why = f"the replay has no print of step {one.missing[0]}, of which the record has one"
         return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why=why, evidence=words)
     named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
-    why = f"{len(one.steps)} steps, every print equal: {named}"
+    why = f"{len(one.steps)} step{'' if len(one.steps) == 1 else 's'}, every print equal: {named}"
     more: tuple[str, ...] = ()
     if one.unprinted:
         more = (f"{len(one.unprinted)} steps between them have no print in the record",)

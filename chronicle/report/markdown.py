@@ -61,10 +61,11 @@ def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
 def trial_rows(entry: Entry) -> list[tuple[object, ...]]:
     """(what was changed, what came of it, last step) of each trial of a bisect, or of the tries before a rollback."""
     rows = Searched.of(entry).rows if entry.kind == EntryKind.SEARCH else ()
-    return [
-        (row.get("change"), ": ".join(str(row[name]) for name in ("verdict", "why") if row.get(name)), row.get("last_step"))
-        for row in rows
-    ]
+    return [(row.get("change"), _came_of(row), "" if row.get("last_step") is None else row["last_step"]) for row in rows]
+
+
+def _came_of(row: Mapping[str, Any]) -> str:
+    return ": ".join(str(row[name]) for name in ("verdict", "why") if row.get(name))
 
 
 def _replay(event: Replayed) -> Iterator[tuple[str, str]]:
@@ -72,7 +73,9 @@ def _replay(event: Replayed) -> Iterator[tuple[str, str]]:
     yield "Verdict", f"{event.verdict}: {event.why}"
     if event.evidence:
         yield "Evidence", "; ".join(event.evidence)
-    yield "Compared", f"{event.compared or 0} steps {begun}, {"twice" if event.replays == 2 else "once"}, in {format_age(event.seconds or 0.0)}"
+    times = "twice" if event.replays == 2 else "once"
+    steps = "1 step" if event.compared == 1 else f"{event.compared or 0} steps"
+    yield "Compared", f"{steps} {begun}, {times}, in {format_age(event.seconds or 0.0)}"
 
 
 def _incident(event: Incident) -> Iterator[tuple[str, str]]:
