@@ -16,7 +16,8 @@ def test_a_search_is_one_chapter_with_a_table_of_its_trials(tmp_path: Path) -> N
     rows = ({"change": "a1b2", "verdict": "good", "why": "loss 2.1", "last_step": 40}, {"change": "c|d", "verdict": "skipped"})
     with JournalWriter(paths) as writer:
         writer.write(Tried(search="s", change="a1b2", verdict="good"), launch=1, title="trial: a1b2: good")
-        writer.write(Searched(axis="commits", search="s", answer="c|d is it", rows=rows, seconds=81.0), title="bisect: c|d is it")
+        found = Searched(axis="commits", search="s", answer="c|d is it", rows=rows, seconds=81.0)
+        writer.write(found, launch=1, title="bisect: c|d is it")
         event = Replayed(verdict="data differ", why="another batch", evidence=("micro-batch 1",), compared=1, start=20,
                          checkpoint="x", replays=2, seconds=5.0)  # fmt: skip
         writer.write(event, launch=1, step=22, title="replay of step 22: data differ (another batch)")
