@@ -212,6 +212,12 @@ def is_health(name: str) -> bool:
     return any(word in name.lower() for word in HEALTH_WORDS)
 
 
+def is_held_out(name: str) -> bool:
+    """Whether a channel is a loss on data that is not trained on: `eval/loss`, `val_loss`."""
+    words = _words(name)
+    return re.fullmatch(EVAL, words) is not None and re.search(LOSS_WORDS, words) is not None
+
+
 def printed_names() -> str:
     """Return a regular expression for the names that trainers print, a loss of one data source among them."""
     names = {name for row in TABLE if row.role is not Role.LR_EXPECTED for name in (row.canonical, *row.aliases) if name}

@@ -1,6 +1,6 @@
 """How large `report.html` of a long run is, and how long a browser needs from opening it to the first plot drawn.
 
-    python -m benchmarks.story.page_open [STEPS] [LAUNCHES]      default 500000 13; needs Chromium and plotly
+    python -m benchmarks.story.page_open [STEPS] [LAUNCHES]      default 500000 13; needs Chromium
 """
 
 import math
@@ -14,7 +14,7 @@ from pathlib import Path
 from chronicle.journal import JournalWriter
 from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
-from chronicle.report.html import plotly_script, render_html
+from chronicle.report.html import render_html
 from chronicle.story import read_story
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import read_series
@@ -25,7 +25,7 @@ OVERLAP = 0.05  # of a launch is abandoned
 WATCH = """<script>
 const drawn = new MutationObserver(() => {
   const plot = document.getElementById("plot-lineage");
-  if (!plot.querySelector(".scatterlayer .trace")) return;
+  if (!plot.querySelector("svg.chart path")) return;
   drawn.disconnect();
   requestAnimationFrame(() => requestAnimationFrame(() => {
     const [load] = performance.getEntriesByType("navigation");
@@ -71,18 +71,17 @@ def open_page(page: Path, profile: Path) -> dict[str, float]:
 def main(steps: int, launches: int) -> None:
     """Build, render, open five times, print."""
     with tempfile.TemporaryDirectory() as directory:
-        paths, script = RunPaths(Path(directory) / "logs" / "long"), plotly_script()
+        paths = RunPaths(Path(directory) / "logs" / "long")
         make_run(paths, steps, launches)
         begun = time.process_time()
         story = read_story(paths, signs_of_life=False)
         series = read_series(paths, [launch.number for launch in story.launches])
-        html = render_html(story, series, script=script, lost_seconds=lost_seconds(story, paths))
+        html = render_html(story, series, lost_seconds=lost_seconds(story, paths))
         made = time.process_time() - begun
         page = Path(directory) / "report.html"
         page.write_text(html.replace("</body>", f"{WATCH}</body>"), encoding="utf-8")
-        mine, library = len(html.encode()) - len(script.encode()), len(script.encode())
         print(f"{steps} steps, {launches} launches, {CHANNELS + 2} channels")
-        print(f"page {mine / 1e6:.2f} MB + library {library / 1e6:.2f} MB")
+        print(f"page {len(html.encode()) / 1e6:.2f} MB")
         print(f"made in {made:.1f} s CPU; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         opened = [open_page(page, Path(directory) / f"profile-{number}") for number in range(5)]
         for name, words in (("parsed", "page parsed"), ("drawn", "first plot drawn")):

@@ -110,7 +110,6 @@ EXTRAS: Mapping[str, str] = {
     "mlflow": "mlflow",
     "mcp": "mcp",
     "matplotlib": "report",
-    "plotly": "report",
     "scipy": "study",
     "yaml": "study",
 }

@@ -11,7 +11,7 @@ import typer
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
-from chronicle.report.html import plotly_script, render_html, render_state
+from chronicle.report.html import render_html, render_state
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
@@ -63,11 +63,11 @@ def write_report(
     if markdown or check:
         return render(check, plots, run, logs, json)
     settings = need_run(settings_from(run, logs))
-    paths, script = settings.paths, plotly_script()
+    paths = settings.paths
     story = read_story(paths, signs_of_life=False)
     series = read_series(paths, [launch.number for launch in story.launches])
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    page = render_html(story, series, script=script, lost_seconds=lost, panels=panels, parent=read_parent(story, paths))
+    page = render_html(story, series, lost_seconds=lost, panels=panels, parent=read_parent(story, paths))
     target = out or paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
@@ -88,16 +88,16 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     index = out / "index.html"
     if index.exists() and OURS not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UsageProblem(f"--public {out}: `{index}` is not one of ours and would be replaced", "name another directory")
-    rows = write_site(directory, out, script=plotly_script(), page=_public_page)
+    rows = write_site(directory, out, page=_public_page)
     unread = [row for row in rows if row.get("problem")]
     talk = tuple(f"{row['name']} has no page: {row['problem']}" for row in unread)
     data = {"runs": [row["name"] for row in rows], "unreadable": [row["name"] for row in unread]}
     return CommandResult(text=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
 
 
-def _public_page(paths: RunPaths, script: str) -> str:
+def _public_page(paths: RunPaths) -> str:
     story, series, rest = _told(paths)
-    return render_html(story, series, script=script, apart=True, **rest)
+    return render_html(story, series, **rest)
 
 
 # --- chronicle report --markdown
@@ -168,12 +168,12 @@ def serve(
     """
     from chronicle.report.server import LiveServer, Makers
 
-    makers, script, many = Makers(_page, _state, _status), plotly_script(), _many_runs(run, logs)
+    makers, many = Makers(_page, _state, _status), _many_runs(run, logs)
     try:
         if many is not None:
-            server = LiveServer(many.runs, port, makers=makers, script=script, index=many.page)
+            server = LiveServer(many.runs, port, makers=makers, index=many.page)
         else:
-            server = LiveServer(need_run(settings_from(run, logs)).paths, port, makers=makers, script=script)
+            server = LiveServer(need_run(settings_from(run, logs)).paths, port, makers=makers)
     except OSError as problem:
         raise ChronicleError(
             f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
@@ -205,10 +205,10 @@ def _many_runs(run: str | None, logs: Path | None) -> "ServedIndex | None":
     return index if run is None and len(index.runs()) > 1 else None
 
 
-def _page(paths: RunPaths, mark: str, script: str) -> str:
-    """The served page; `script` is where Plotly's script is served."""
+def _page(paths: RunPaths, mark: str) -> str:
+    """The served page."""
     story, series, rest = _told(paths)
-    return render_html(story, series, script=script, mark=mark, **rest)
+    return render_html(story, series, mark=mark, **rest)
 
 
 def _state(paths: RunPaths, mark: str) -> str:

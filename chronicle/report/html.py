@@ -1,17 +1,14 @@
 """`report.html`: one self-contained page: facts, plots with a table each, and the whole story.
 
-Plotly's script is taken from the installed `plotly` package. A content security policy in the page forbids requests. Text is
+The plots are drawn by the page's own script as SVG (`page_chart.js`). A content security policy forbids requests. Text is
 escaped. The data of the plots comes from `chronicle.report.page_data`.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError
 from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
 from chronicle.report.markdown import IMAGES, machine_words, trial_rows
 from chronicle.report.markup import Raw, anchor_of, folded, html_table, html_text, link_target, plot, section
@@ -26,7 +23,6 @@ __all__ = [
     "page_body",
     "page_header",
     "page_story",
-    "plotly_script",
     "render_html",
     "render_state",
 ]
@@ -35,7 +31,7 @@ FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are i
 SHOWN, PART = 200, 1_000
 EXPERIMENT = "experiment"  # kind of studies in imported chronicles
 MOST_FACTORS = 40  # of the LR ledger in the head of the page; the table of launches has all
-SCRIPTS = ("page_axis.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module, in this order
+SCRIPTS = ("page_axis.js", "page_chart.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module
 
 
 # --- the story at the end of the page -----------------------------------------------------------------------------------
@@ -52,7 +48,10 @@ def page_story(chapters: Sequence[Chapter]) -> Iterator[str]:
         title = f"chapters {part[0].number} to {part[-1].number}, from {format_when(part[0].entry.ts)}"
         parts.append(folded("".join(_chapter(c) for c in part), title))
     listed = html_table(heads, (_row(c) for c in newest), numeric=(0, 2, 3, 6))
-    yield section("story", "The whole story", *parts, listed, *(_chapter(c) for c in newest))
+    listed = listed.replace("<table>", '<table class="chapters">', 1)
+    search = '<p><label>find <input id="find" type="search" placeholder="words of a chapter"></label> '
+    search += '<span class="soft" id="found" role="status"></span></p>'
+    yield section("story", "The whole story", search, *parts, listed, *(_chapter(c) for c in newest))
 
 
 def _row(chapter: Chapter) -> list[object]:
@@ -154,21 +153,30 @@ def page_header(story: Story) -> str:
     head, last = story.headline, story.last_launch
     if last is None:
         return '<p class="soft">No launches yet.</p>' + _problems(story)
-    facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
+    facts = [("step", f"{head.step:,}"), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
     line = story.ledger.line(head.launch)
     if line is not None:
         facts.append(("of the first LR", format_factor(line.factor)))
     lost = sum(launch.span.abandoned_steps for launch in story.launches)
-    facts += [("launches", str(len(story.launches))), ("steps abandoned", str(lost))]
-    facts.append(("open incidents", str(len(story.open_matters))))
-    facts.append((f"launch {last.number}", last.outcome))
+    facts += [("launches", f"{len(story.launches):,}"), ("steps abandoned", f"{lost:,}")]
+    facts.append(("open incidents", f"{len(story.open_matters):,}"))
+    lead = f'<p class="lead">Launch {last.number} {html_text(last.outcome)}'
+    lead += f", {html_text(format_when(last.ended or last.started))}." if last.ended or last.started else "."
+    lead += f' <b class="warn">{html_text(_worst(story))}</b></p>' if story.open_matters else "</p>"
     shown = ((html_text(name), html_text(value)) for name, value in facts)
     items = "".join(f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in shown)
     factors = [format_factor(factor) for factor in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
     doubt = f" · lineage {html_text(story.lineage.doubt)}" if story.lineage.doubt else ""
     ledger = f'<p class="soft">LR ledger: {html_text(path or "unknown")}{doubt}</p>'
-    return f'<ul class="facts">{items}</ul>{ledger}' + _problems(story)
+    return f'{lead}<ul class="facts">{items}</ul>{ledger}' + _problems(story)
+
+
+def _worst(story: Story) -> str:
+    """The newest open incident in one line."""
+    count = len(story.open_matters)
+    title = story.open_matters[-1].entry.title or "an incident"
+    return f"Open: {title}" + (f", and {count - 1} more" if count > 1 else "")
 
 
 def _problems(story: Story) -> str:
@@ -230,7 +238,7 @@ def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
         for x in data["incidents"]
     ]
     heads = ["incident", "kind", "tier", "launch", "earliest onset", "onset", "outcome"]
-    listed = folded(html_table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
+    listed = folded(html_table(heads, rows, numeric=(3, 4, 5)), "incidents as a table")
     words = (
         '<p class="soft">Red: onset, with a band back to its lower bound. '
         "Ticks: checkpoints. Dashed: target of the rollback.</p>"
@@ -256,19 +264,22 @@ def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
 def _channels(data: Mapping[str, Any]) -> Iterator[str]:
     rest = [name for name in data["channels"] if name not in (data["loss"], data["lr"])]
     if rest:
-        chooser = '<p><label>channel <select id="channel"></select></label></p>'
+        more = '<button id="more" type="button">add a panel</button>'
+        chooser = f'<p><label>channel <select id="channel"></select></label> {more}</p>'
         keys = ("channel", "before", "after", "sigmas")
         shifts = [[x["launch"], *(s[key] for key in keys)] for x in data["resumes"] for s in x["shifts"]]
         shifts.sort(key=lambda row: -abs(float(row[4])))
         heads = ["launch", "channel", "before", "after", "jump (σ)"]
         listed = folded(html_table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
         drawn = plot("plot-channel", "one channel by launch")
-        yield section("channels", "Channels", chooser, drawn, listed if shifts else "")
+        yield section("channels", "Channels", chooser, drawn, listed if shifts else "", '<div id="panels"></div>')
     if data["groups"]["sources"]:
         words = "<p class='soft'>Each data source on its own scale.</p>"
         yield section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
     if data["groups"]["health"]:
         yield section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')
+    if data["groups"]["machine"]:
+        yield section("machines", "Machine", '<div class="grid" id="machine"></div>')
 
 
 def _progress(data: Mapping[str, Any]) -> Iterator[str]:
@@ -339,44 +350,28 @@ def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
 # --- the page -----------------------------------------------------------------------------------------------------------
 
 
-def plotly_script() -> str:
-    """Plotly's JavaScript, read without importing plotly; raises `ChronicleError` if plotly is not installed."""
-    spec = find_spec("plotly")
-    if spec is None or not spec.submodule_search_locations:
-        raise ChronicleError("plotly is not installed: the page needs its script", "pip install 'chronicle-ml[report]'")
-    path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise ChronicleError(f"cannot read plotly's script `{path}`: {problem.strerror}", "reinstall plotly") from problem
-
-
 def render_html(
     story: Story,
     series: Sequence[LaunchSeries],
     *,
-    script: str,
     lost_seconds: Mapping[str, float] | None = None,
     panels: Sequence[Mapping[str, Any]] = (),
     parent: ParentSeries | None = None,
     mark: str | None = None,
-    apart: bool = False,
 ) -> str:
-    """The page. `script`: Plotly's text, or where it lies if it is `apart`. `panels`: the curves of studies.
+    """The page. `panels`: the curves of studies.
 
-    `mark`: of a served page, the name of what the run was like; it then listens for what is new, and its script is apart.
+    `mark`: of a served page, the name of what the run was like; it then listens for what is new.
     """
     data = build_page_data(story, series, lost_seconds or {}, panels, parent)
     live = mark is not None
-    plotly = script.replace("</script", "<\\/script")
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
-        "SOURCES": "'unsafe-inline' 'self'" if live or apart else "'unsafe-inline'",
+        "NAME": html_text(story.run),
         "CSS": _own("page.css"),
         "HEADER": page_header(story),
         "BODY": page_body(story, data),
         "DATA": _inline(drawn(data) | ({"mark": mark} if live else {})),
-        "PLOTLY": f'<script src="{html_text(script)}"></script>' if live or apart else f"<script>\n{plotly}\n</script>",
         "SCRIPT": "\n".join(_own(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
     }
     pieces = _own("page.html").split("@@")  # one pass, so that filled-in text is not searched for placeholders

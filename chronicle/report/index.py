@@ -1,12 +1,12 @@
 """The index of many runs as one HTML page: what is running, what is open, where each loss is. No script draws anything.
 
-`render_index` makes the page; `write_site` writes it with a page of each run beside it, for a web server or a mail: all pages
-share one file with Plotly's script, and nothing is loaded from elsewhere. A sparkline is the loss of the lineage, each step
+`render_index` makes the page; `write_site` writes it with a page of each run beside it and the files that notes attach, for
+a web server or a mail. Nothing is loaded from elsewhere. A sparkline is the loss of the lineage, each step
 once, between its 1st and 99th percentile.
 """
 
-import hashlib
 import math
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,13 +20,15 @@ from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.report.markup import html_text, write_page
 from chronicle.runs import list_runs, summarize_run
-from chronicle.story.plain import format_age, format_number
+from chronicle.story.plain import format_age, format_number, format_size
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_of, find_channel
 
 __all__ = ["ServedIndex", "loss_line", "render_index", "write_site"]
 
 AGAIN_SECONDS = 30
+MOST_ATTACHED = 50_000_000  # bytes of a file that a site takes along
+ATTACHED = re.compile(r'<a href="objects/[0-9a-f]{2}/([0-9a-f]{64})">([^<]*)</a>')
 WIDTH, HEIGHT, BUCKETS = 160, 30, 80
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
 HEADS = ("run", "state", "step", VALUES[0], "", VALUES[1].upper(), "launches", "steps abandoned", "open", "last sign", "tags")
@@ -174,22 +176,38 @@ class ServedIndex:
         return row, spark
 
 
-def write_site(logs: Path, out: Path, *, script: str, page: Callable[[RunPaths, str], str]) -> list[dict[str, Any]]:
-    """Write `index.html`, `runs/NAME.html` for each run of `logs`, and Plotly's script into `out`; return the rows.
+def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> list[dict[str, Any]]:
+    """Write `index.html`, `runs/NAME.html` for each run of `logs`, and what these pages attach, into `out`; return the rows.
 
-    `page(paths, path of the script)` makes a run's page. A run that cannot be read is a row without a page.
+    `page(paths)` makes a run's page. A run that cannot be read is a row without a page.
     """
-    name = f"plotly-{hashlib.sha256(script.encode()).hexdigest()[:12]}.js"
-    write_page(out / name, script)
     rows, sparks = [], {}
     for paths in list_runs(logs):
         try:
             row = summarize_run(paths)
             sparks[paths.run] = loss_line(paths)
-            write_page(out / "runs" / f"{paths.run}.html", page(paths, f"../{name}"))
+            write_page(out / "runs" / f"{paths.run}.html", _with_attachments(page(paths), paths, out / "runs"))
         except (ChronicleError, OSError, ValueError) as problem:
             row = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}
         rows.append(row)
     now = datetime.now(UTC).timestamp()
     write_page(out / "index.html", render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}.html", now=now))
     return rows
+
+
+def _with_attachments(page: str, paths: RunPaths, beside: Path) -> str:
+    """The page, with each attachment that it links to copied beside it; a link to one that is gone or large becomes text."""
+
+    def copied(link: re.Match[str]) -> str:
+        stored = paths.object_path(link[1])
+        target = beside / "objects" / link[1][:2] / link[1]
+        try:
+            if stored.stat().st_size > MOST_ATTACHED:
+                return f"{link[2]} (not on this site: {format_size(stored.stat().st_size)})"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(stored.read_bytes())
+        except FileNotFoundError:
+            return f"{link[2]} (missing)"
+        return f'<a download="{link[2]}" href="objects/{link[1][:2]}/{link[1]}">{link[2]}</a>'
+
+    return ATTACHED.sub(copied, page)

@@ -1,5 +1,5 @@
 // Puts the plots into the page and listens. Text of people is only ever set as text. Plots are drawn when they come into
-// view, so that a long history opens at once. Keys: 1-4 choose the x axis, t the theme.
+// view, so that a long history opens at once. Keys: 1-4 choose the x axis, l the log axis, t the theme, / searches the story.
 const observer = new IntersectionObserver((seen) => {
   for (const entry of seen) if (entry.isIntersecting) { observer.unobserve(entry.target); if (waiting.push(entry.target) === 1) drawNext(); }
 }, { rootMargin: "300px" });
@@ -101,11 +101,65 @@ function build() { // of what is in <main> now
     add(byId("plot-channel"), (element) => channel(element, chooser.value));
     chooser.addEventListener("change", () => { state.channel = chooser.value; state.zoom.delete("plot-channel"); redraw(); });
     numbers(byId("plot-channel"));
+    for (const name of state.panels.filter((one) => data.channels.includes(one))) addPanel(name);
+    byId("more").addEventListener("click", () => {
+      const used = [chooser.value, ...state.panels], fresh = data.channels.find((name) => !used.includes(name)) || data.channels[0];
+      state.panels.push(fresh);
+      addPanel(fresh).focus();
+    });
+  }
+  const machine = byId("machine");
+  if (machine) for (const name of data.groups.machine) add(box(machine, name), (element) => channel(element, name, { height: 200, bare: true }));
+  const find = byId("find");
+  if (find) {
+    find.value = state.find || "";
+    find.addEventListener("input", () => { state.find = find.value; sift(); });
+    sift();
   }
   for (const input of document.querySelectorAll("input[name=axis]")) input.disabled = !has(input.value);
 }
+function addPanel(name) { // one more panel, with any channel; its own choice and its own zoom
+  const holder = document.createElement("div"), choice = document.createElement("select"), gone = document.createElement("button"), plot = document.createElement("div");
+  holder.className = "panel";
+  holder.id = `panel-${++addPanel.count}`;
+  choice.setAttribute("aria-label", "channel of this panel");
+  for (const one of data.channels) choice.append(new Option(one, one));
+  choice.value = name;
+  gone.type = "button";
+  gone.textContent = "remove";
+  plot.className = "plot";
+  holder.append(choice, " ", gone, plot);
+  byId("panels").append(holder);
+  add(plot, (element) => channel(element, choice.value));
+  numbers(plot);
+  choice.addEventListener("change", () => {
+    state.panels[state.panels.indexOf(name)] = choice.value;
+    name = choice.value;
+    state.zoom.delete(nameOf(plot));
+    if (plot.dataset.drawn) plots.get(plot)();
+  });
+  gone.addEventListener("click", () => { state.panels.splice(state.panels.indexOf(name), 1); plots.delete(plot); holder.remove(); });
+  return choice;
+}
+addPanel.count = 0;
+function sift() { // the story's chapters that hold every word
+  const words = byId("find").value.toLowerCase().split(/\s+/).filter(Boolean), story = byId("story");
+  const chapters = [...story.querySelectorAll("article")], has = (one) => words.every((word) => one.textContent.toLowerCase().includes(word));
+  for (const one of chapters) one.hidden = words.length > 0 && !has(one);
+  for (const row of story.querySelectorAll("table.chapters tbody tr")) row.hidden = words.length > 0 && !has(row);
+  if (words.length) for (const fold of story.querySelectorAll(":scope > details")) fold.open = fold.querySelector("article:not([hidden])") !== null;
+  byId("found").textContent = words.length ? `${chapters.filter((one) => !one.hidden).length} of ${chapters.length} chapters` : "";
+}
 build();
 
+const log = byId("log"), smooth = byId("smooth"), wide = byId("wide");
+log.addEventListener("change", () => { state.log = log.checked; state.zoom.clear(); redraw(); });
+smooth.addEventListener("input", () => {
+  state.smooth = Number(smooth.value);
+  wide.textContent = state.smooth ? `${state.smooth} %` : "";
+  clearTimeout(smooth.later);
+  smooth.later = setTimeout(redraw, 60);
+});
 for (const input of document.querySelectorAll("input[name=axis]"))
   input.addEventListener("change", () => { state.axis = input.value; redraw(); });
 const theme = byId("theme");
@@ -121,6 +175,8 @@ document.addEventListener("keydown", (event) => {
   const input = axis && document.querySelector(`input[name=axis][value=${axis}]`);
   if (input && !input.disabled) input.click();
   if (event.key === "t") theme.click();
+  if (event.key === "l") log.click();
+  if (event.key === "/" && byId("find")) { event.preventDefault(); byId("find").focus(); }
 });
 function reveal() {
   const meant = byId(location.hash.slice(1));

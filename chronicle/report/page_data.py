@@ -9,6 +9,7 @@ docs/studies.md; parts of another form are left out.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from chronicle.story.series import (
     tell_clocks,
     thin,
 )
-from rollback.channels import Role, find_channel, is_health, role_of
+from rollback.channels import Role, find_channel, is_health, is_held_out, role_of
 
 __all__ = [
     "MANY",
@@ -62,6 +63,10 @@ MOST_PANEL_BYTES = 16 << 20
 MOST_PANEL_POINTS = 400  # of one curve
 MOST_PANEL_CURVES = 64
 CONTRAST_KEYS = ("name", "formula", "question", "n", "mean", "low", "high", "verdict")
+MOST_HELD_OUT = 3
+MACHINE = re.compile(
+    r"^(system|gpu|cpu|node|host|disk|net|power)[/_.]|(^|[/_.])(memory|mem|power|utili[sz]ation|temperature)([/_.]|$)"
+)
 SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
 # Of the rows in the tables, the fields that the script draws: with 10^4 launches the others are megabytes
 DRAWN: Mapping[str, Sequence[str]] = {
@@ -211,7 +216,8 @@ def build_page_data(
         "hardware": [_hardware(story, entry) for entry in story.hardware],
         "resumes": [_resume(window) for window in resume_windows(story, series)],
         "cards": incident_cards(story, series),
-        "groups": {"sources": _sources(names), "health": _health(names)},
+        "groups": {"sources": _sources(names), "health": _health(names), "machine": _machine(names)},
+        "evals": _held_out(names),
         "progress": _progress(tell_progress(story, series)),
         "studies": list(panels),
     }
@@ -322,11 +328,21 @@ def _resume(window: ResumeWindow) -> dict[str, Any]:
 
 
 def _sources(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.startswith(SOURCE_PREFIXES)]
+    return [name for name in names if name.startswith(SOURCE_PREFIXES) and not is_held_out(name)]
 
 
 def _health(names: Sequence[str]) -> list[str]:
     return [name for name in names if is_health(name) and name not in _sources(names)]
+
+
+def _machine(names: Sequence[str]) -> list[str]:
+    """What the machine did: memory, power, use, speed, where the trainer or a tracker logged it."""
+    return [name for name in names if MACHINE.search(name) or role_of(name) is Role.SPEED]
+
+
+def _held_out(names: Sequence[str]) -> list[str]:
+    """Losses on data that is not trained on, which are drawn beside the training loss."""
+    return [name for name in names if is_held_out(name)][:MOST_HELD_OUT]
 
 
 def _progress(progress: Progress) -> dict[str, Any]:

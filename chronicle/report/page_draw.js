@@ -1,19 +1,6 @@
 // How every plot looks, and how thousands of lines and marks are drawn as a few.
 const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
-function layout(extra) {
-  const ink = css("--ink"), line = css("--line");
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
-  const out = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: ink, family: "system-ui, DejaVu Sans, sans-serif", size: 12 },
-    margin: { l: 60, r: 16, t: extra.height > 250 ? 28 : 10, b: 42 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, dragmode: "zoom",
-    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 }, ...extra,
-  };
-  for (const key of Object.keys(out)) if (/^[xy]axis\d*$/.test(key)) out[key] = { ...axis, ...out[key] };
-  return out;
-}
-const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] };
 const MANY = 200; // more lines or marks than this: what looks alike is one line with gaps, and neighbours are one mark
 function merged(traces) {
   if (traces.length <= MANY) return traces;
@@ -43,21 +30,9 @@ function apart(marks, x, look) { // of many marks that look alike those that a s
 }
 // A plot keeps its zoom: the ranges that the reader chose are known by the plot's name and set again when it is drawn anew.
 const nameOf = (element) => element.id || `${element.closest("[id]")?.id}/${element.previousElementSibling?.textContent}`;
-function listen(element) {
-  element.on("plotly_relayout", (change) => {
-    const zoom = state.zoom.get(nameOf(element))?.axis === state.axis ? state.zoom.get(nameOf(element)) : { axis: state.axis, ranges: {} };
-    for (const key of Object.keys(change)) {
-      const axis = /^([xy]axis\d*)\.(range|autorange)/.exec(key)?.[1];
-      if (axis && change[`${axis}.autorange`]) delete zoom.ranges[axis];
-      else if (axis) zoom.ranges[axis] = [...element.layout[axis].range];
-    }
-    state.zoom.set(nameOf(element), zoom);
-  });
-}
 function react(element, traces, extra) {
-  const out = layout(extra), zoom = state.zoom.get(nameOf(element)), first = !element.on;
-  for (const [axis, range] of Object.entries(zoom?.axis === state.axis ? zoom.ranges : {})) out[axis] = { ...out[axis], range, autorange: false };
-  const done = Plotly.react(element, merged(traces), out, { ...config, displayModeBar: extra.height > 250 && "hover" });
-  if (first) listen(element);
-  return done;
+  const out = { ...extra }, zoom = state.zoom.get(nameOf(element));
+  for (const key of Object.keys(out)) if (/^[xy]axis\d*$/.test(key)) out[key] = { ...out[key] };
+  for (const [axis, range] of Object.entries(zoom?.axis === state.axis ? zoom.ranges : {})) if (out[axis]) out[axis].range = [...range];
+  chart(element, merged(traces), out);
 }

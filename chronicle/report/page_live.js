@@ -10,7 +10,6 @@ function exchange(fresh) {
   const drawn = new Set([...plots.keys()].filter((element) => element.dataset.drawn).map(nameOf));
   const read = [...document.querySelectorAll("main section[id], main article[id]")].findLast((one) => one.getBoundingClientRect().top <= 80);
   const place = read && scrollY > 0 ? { id: read.id, top: read.getBoundingClientRect().top } : null;
-  for (const element of plots.keys()) if (element.dataset.drawn) Plotly.purge(element);
   byId("head").innerHTML = fresh.header;
   document.querySelector("main").innerHTML = fresh.body;
   take(fresh.data);
@@ -45,7 +44,7 @@ function append(launch, rows) {
     const told = { step, loss: values[data.loss], LR: values[data.lr] };
     for (const [fact, value] of Object.entries(told)) {
       const place = byId("head").querySelector(`[data-fact="${fact}"] b`);
-      if (place && value !== undefined && value !== null) place.textContent = fact === "step" ? String(value) : String(Number(value.toPrecision(4)));
+      if (place && value !== undefined && value !== null) place.textContent = fact === "step" ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
     }
   }
   const of = launches.get(launch), last = rows.at(-1)[0];

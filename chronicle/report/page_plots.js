@@ -7,27 +7,47 @@ function lines(name, axes, options = {}) {
     type: "scatter", mode: "lines", ...axes, x: before.s, y: before.v, line: { color: css("--soft"), width: 1.2 },
     name: escape(`run ${data.parent.name}`), showlegend: Boolean(options.legend), hovertemplate: `run ${escape(data.parent.name)}<br>step %{x}<br>${escape(name)} %{y:.5g}<extra></extra>`,
   });
+  const width = state.smooth && span(curves) * state.smooth / 200;
   for (const curve of curves) {
     const l = launches.get(curve.launch);
     for (const [part, abandoned] of [["gone", true], ["kept", false]]) {
       if (!curve[part]) continue;
-      const drift = !abandoned && curve.drift?.s.length > 1;
+      const drift = !abandoned && (width ? { s: curve[part].s, v: smoothed(curve[part], width) } : curve.drift?.s.length > 1 && curve.drift);
       traces.push({
         type: "scatter", mode: few || curve[part].s.length === 1 ? "lines+markers" : "lines", ...axes,
         x: placeAll(l.number, curve[part].s), y: curve[part].v, customdata: curve[part].s, connectgaps: false,
-        line: { color: abandoned ? grey() : l.colour, width: abandoned || drift ? 1 : 1.4 }, marker: { size: 4 }, opacity: drift ? 0.45 : 1,
+        line: { color: abandoned ? grey() : l.colour, width: abandoned || drift ? 1 : 1.4 }, marker: { size: 4 }, opacity: drift ? 0.32 : 1,
         name: abandoned ? `launch ${l.number}, abandoned` : `launch ${l.number} ${l.lr}`,
         legendgroup: `launch ${l.number}`, showlegend: Boolean(options.legend) && !abandoned && !drift,
         hovertemplate: `launch ${l.number}${abandoned ? " (abandoned)" : ""}<br>step %{customdata}<br>${escape(name)} %{y:.5g}<extra></extra>`,
       });
       if (drift) traces.push({
-        type: "scatter", mode: "lines", ...axes, x: placeAll(l.number, curve.drift.s), y: curve.drift.v, line: { color: l.colour, width: 2.2 },
+        type: "scatter", mode: "lines", ...axes, x: placeAll(l.number, drift.s), y: drift.v, line: { color: l.colour, width: 2.2 },
         hoverinfo: "skip", name: `launch ${l.number} ${l.lr}`, showlegend: Boolean(options.legend), legendgroup: `launch ${l.number}`,
       });
     }
   }
   return traces;
 }
+
+const span = (curves) => { // steps from the first to the last point of a channel
+  const ends = curves.flatMap((c) => (c.kept ? [c.kept.s[0], c.kept.s.at(-1)] : []));
+  return ends.length ? Math.max(...ends) - Math.min(...ends) : 0;
+};
+function smoothed({ s, v }, width) { // the mean of the drawn points within `width` steps, at the ends fewer, to both sides alike
+  const out = [];
+  let low = 0, high = 0, sum = 0, count = 0;
+  for (let i = 0; i < s.length; i++) {
+    const near = Math.min(width, s[i] - s[0], s.at(-1) - s[i]);
+    for (; high < s.length && s[high] <= s[i] + near; high++) if (number(v[high])) { sum += v[high]; count++; }
+    for (; s[low] < s[i] - near; low++) if (number(v[low])) { sum -= v[low]; count--; }
+    out.push(number(v[i]) && count ? sum / count : null);
+  }
+  return out;
+}
+// A logarithmic axis where it was asked for and every value allows it.
+const kindOf = (name) => (state.log && (data.curves[name] || []).every((c) => [c.kept, c.gone].every((part) => !part || part.v.every((v) => v === null || v > 0))) ? "log" : "linear");
+const rangeOf = (name) => (kindOf(name) === "log" ? undefined : data.ranges[name]);
 
 function marks() {
   const shapes = [];
@@ -36,11 +56,19 @@ function marks() {
     if (x === null) return;
     shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, opacity: 0.75, layer: "above" });
   };
-  for (const r of data.rollbacks) rule(owner(r), r.to, AMBER, "dash");
+  for (const r of data.rollbacks) rule(owner(r), r.to, css("--ink"), "dash");
   for (const r of data.restarts) rule(r.launch, r.step, grey(), "dot");
   for (const h of data.hardware) rule(owner(h), h.step, VIOLET, "solid");
   for (const i of data.incidents) if (i.onset !== null) rule(i.launch, i.onset, ALARM, "solid", 0.6);
   return apart(shapes, (s) => s.x0, (s) => s.line.color);
+}
+
+function heldOut(name) { // evaluation beside training: open circles
+  const found = lines(name, { xaxis: "x", yaxis: "y2" }).filter((t) => t.hoverinfo !== "skip");
+  return found.map((t, i) => ({
+    ...t, mode: "lines+markers", line: { ...t.line, width: 1, dash: "dot" }, marker: { size: 7, open: true, color: t.line.color }, opacity: 1,
+    name: `${escape(name)} (held out)`, legendgroup: name, showlegend: i === found.length - 1,
+  }));
 }
 
 function lineage(element) {
@@ -48,6 +76,7 @@ function lineage(element) {
   const traces = [
     ...lines(data.lr, { xaxis: "x", yaxis: "y3" }),
     ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
+    ...data.evals.flatMap(heldOut),
   ];
   const rows = new Map(data.launches.map((l, row) => [l.number, row]));
   const stopped = data.launches.map((l, row) => ({ l, row })).filter(({ l, row }) => l.stood !== null && row % data.every === 0);
@@ -86,7 +115,7 @@ function lineage(element) {
     height: 640 + 12 * Math.min(n, 40),
     xaxis: { title: { text: AXES[state.axis] }, anchor: "y" },
     yaxis: { domain: [0, tree], range: [n - 0.4, -0.6], tickvals: data.launches.map((_, i) => i).slice(0, 40), ticktext: data.launches.map((l) => `${l.number} ${l.lr}`).slice(0, 40) },
-    yaxis2: { domain: [tree + 0.04, 0.76], title: { text: escape(loss || "") }, range: loss ? data.ranges[loss] : undefined },
+    yaxis2: { domain: [tree + 0.04, 0.76], title: { text: escape(loss || "") }, type: kindOf(loss), range: rangeOf(loss) },
     yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges[data.lr], exponentformat: "e" },
     yaxis4: { domain: [tree + 0.04, 0.76], overlaying: "y2", range: [0, 1], visible: false, fixedrange: true },
     shapes: marks(),
@@ -96,7 +125,7 @@ function lineage(element) {
 function channel(element, name, extra = {}) {
   react(element, lines(name, {}), {
     height: extra.height || 260, xaxis: { title: { text: AXES[state.axis] } },
-    yaxis: { title: { text: escape(name) }, type: extra.log ? "log" : "linear", exponentformat: "e", range: extra.log ? undefined : data.ranges[name] },
+    yaxis: { title: { text: extra.bare ? "" : escape(name) }, type: extra.log ? "log" : kindOf(name), range: extra.log ? undefined : rangeOf(name) },
     shapes: extra.bare ? [] : marks(),
   });
 }
@@ -114,7 +143,7 @@ function card(element, c) {
   const shapes = [{ type: "line", x0: c.onset, x1: c.onset, yref: "paper", y0: 0, y1: 1, line: { color: ALARM, width: 1.4 } }];
   if (c.low !== null && c.low < c.onset) shapes.push({ type: "rect", x0: c.low, x1: c.onset, yref: "paper", y0: 0, y1: 1, fillcolor: ALARM, opacity: 0.15, line: { width: 0 } });
   for (const s of c.checkpoints) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 0.08, line: { color: css("--soft"), width: 2 } });
-  for (const s of c.chosen) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 1, line: { color: AMBER, width: 1.4, dash: "dash" } });
+  for (const s of c.chosen) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 1, line: { color: css("--ink"), width: 1.2, dash: "dash" } });
   react(element, [{ type: "scatter", mode: "lines", x: c.curve.s, y: c.curve.v, line: { color: launches.get(c.launch).colour, width: 1.2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
     { height: 210, margin: { l: 44, r: 8, t: 6, b: 30 }, shapes, xaxis: {}, yaxis: {} });
 }

@@ -33,13 +33,12 @@ ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
-ALWAYS_NEW = ("/metrics",)  # whether a launch lives changes without a line in any file
+ALWAYS_NEW = ("/metrics", "/status.json")  # whether a launch lives changes without a line in any file
 OF_A_RUN = re.compile(r"/runs/([^/]+)(/.*)")
 DIGEST = re.compile(r"/objects/([0-9a-f]{2})/([0-9a-f]{64})")
 STREAMS = 32  # open event streams; further ones get 503
 MOST_BYTES = 10_000  # of one event with points: of more points every nth is sent
 MOST_READ = 4 << 20  # of a log between two looks; beyond it the page asks for the state
-SCRIPT_AGE = "private, max-age=31536000, immutable"  # its name has its digest
 COMPRESSED = 1_000  # bytes from which on an answer is compressed
 
 Mark = Mapping[Path, tuple[int, int]]  # file -> (size in bytes, time of change in ns)
@@ -122,9 +121,9 @@ def _short(value: float) -> float | None:
 
 
 class Makers(NamedTuple):
-    """What makes the served texts of a run: its page (with the mark and the script's path), its state, its status."""
+    """What makes the served texts of a run: its page and its state (with the mark), its status."""
 
-    page: Callable[[RunPaths, str, str], str]
+    page: Callable[[RunPaths, str], str]
     state: Callable[[RunPaths, str], str]
     status: Callable[[RunPaths], str]
 
@@ -132,10 +131,10 @@ class Makers(NamedTuple):
 class RunSite:
     """What is served of one run, below its own path: `/`, `/state.json`, `/status.json`, `/metrics`, `/events`, attachments."""
 
-    def __init__(self, paths: RunPaths, makers: Makers, script_path: str) -> None:
+    def __init__(self, paths: RunPaths, makers: Makers) -> None:
         self.paths = paths
         self._make: dict[str, Callable[[str], str]] = {
-            "/": lambda mark: makers.page(paths, mark, script_path),
+            "/": lambda mark: makers.page(paths, mark),
             "/state.json": lambda mark: makers.state(paths, mark),
             "/status.json": lambda mark: makers.status(paths),
             "/metrics": lambda mark: exposition(json.loads(makers.status(paths))),
@@ -167,21 +166,18 @@ class LiveServer(ThreadingHTTPServer):
         port: int,
         *,
         makers: Makers,
-        script: str,
         index: Callable[[], str] | None = None,
         poll: float = POLL_SECONDS,
     ) -> None:
-        """`runs`: the one run, or what lists them, and `index` makes their page; `script` is Plotly's."""
+        """`runs`: the one run, or what lists them, and `index` makes their page."""
         super().__init__((ADDRESS, port), _Handler)
         self.poll = poll
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
-        self.script = script.encode()
-        self.script_path = f"/plotly-{hashlib.sha256(self.script).hexdigest()[:12]}.js"
         self.index = index
         self._makers = makers
         self._list = runs if callable(runs) else None
-        self._sites = {} if callable(runs) else {"": RunSite(runs, makers, self.script_path)}
+        self._sites = {} if callable(runs) else {"": RunSite(runs, makers)}
         self._lock = threading.Lock()
 
     @property
@@ -202,7 +198,7 @@ class LiveServer(ThreadingHTTPServer):
                 known = {one.run: one for one in self._list()}
                 if name not in known:
                     return None
-                self._sites[name] = RunSite(known[name], self._makers, self.script_path)
+                self._sites[name] = RunSite(known[name], self._makers)
             return self._sites[name], found[2]
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -227,9 +223,6 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._asked_by_our_name():
             return
         path = self.path.partition("?")[0]
-        if path == self.server.script_path:
-            self._send(HTTPStatus.OK, self.server.script, "text/javascript; charset=utf-8", keep=SCRIPT_AGE)
-            return
         if path == "/" and self.server.index is not None:
             self._send(HTTPStatus.OK, self.server.index().encode(), "text/html; charset=utf-8")
             return
@@ -279,13 +272,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(HTTPStatus.OK, content, "application/octet-stream", download=True)
 
-    def _send(self, code: HTTPStatus, body: bytes, kind: str, *, download: bool = False, keep: str = "no-store") -> None:
+    def _send(self, code: HTTPStatus, body: bytes, kind: str, *, download: bool = False) -> None:
         packed = len(body) >= COMPRESSED and not download and "gzip" in self.headers.get("Accept-Encoding", "")
         body = gzip.compress(body, 5) if packed else body
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", keep)
+        self.send_header("Cache-Control", "no-store")
         self.send_header("Vary", "Accept-Encoding")
         if packed:
             self.send_header("Content-Encoding", "gzip")

@@ -50,7 +50,6 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 def test_the_tutorial_runs_as_it_stands(tmp_path: Path) -> None:
     """Every block of `sh`, in order, in an empty directory, with nothing but the trainer that it prints."""
     pytest.importorskip("accelerate")
-    pytest.importorskip("plotly")
     text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     (trainer,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "train.py").write_text(trainer, encoding="utf-8")

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from chronicle.report.html import plotly_script, render_html
+from chronicle.report.html import render_html
 from chronicle.report.page_data import build_page_data, drawn, read_panels
 from chronicle.story import read_story
 from chronicle.story.series import ChannelCurve, LaunchSeries, read_series
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser, screenshot, visit
 from tests.report.devtools import browser
-
-pytest.importorskip("plotly")
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> ${1} @@DATA@@"
 
@@ -82,7 +80,7 @@ def add_study(run: StoryRun, **changes: Any) -> None:
 def page_of(run: StoryRun, path: Path, extra: str = "") -> Path:
     story = read_story(run.paths, signs_of_life=False)
     series = read_series(run.paths, [x.number for x in story.launches])
-    page = render_html(story, series, script=plotly_script(), panels=read_panels(story, run.paths))
+    page = render_html(story, series, panels=read_panels(story, run.paths))
     path.write_text(page.replace("</body>", f"{extra}</body>"), encoding="utf-8")
     return path
 
@@ -95,8 +93,7 @@ def rich_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_is_alone_in_the_world(rich_page: Path) -> None:
     page = rich_page.read_text()
-    own = page.replace(plotly_script(), "")
-    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", own) == []
+    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page) == []
     assert "default-src 'none'" in page
 
 
@@ -116,8 +113,8 @@ def test_of_a_studys_many_entries_only_its_newest_report_is_an_experiment(tmp_pa
 
 
 def test_words_of_people_are_never_markup(rich_page: Path) -> None:
-    page = rich_page.read_text().replace(plotly_script(), "")
-    assert page.count("<script") == 3
+    page = rich_page.read_text()
+    assert page.count("<script") == 2
     assert "<img" not in page
 
 
@@ -131,7 +128,7 @@ def test_the_page_draws_every_plot_without_a_word_on_the_console(rich_page: Path
     assert len(plots) >= 15
     assert "<h3>held out, minus the reference at the same seed</h3>" in seen.dom
     assert [p for p in plots if "data-drawn" not in p] == []
-    assert seen.dom.count('class="main-svg"') >= 2 * len(plots)
+    assert seen.dom.count('<svg class="chart"') == len(plots)
 
 
 @needs_browser
@@ -161,6 +158,45 @@ def test_keys_and_buttons_change_axis_and_theme(tmp_path: Path) -> None:
     assert unreachable == 0
 
 
+@needs_browser
+def test_log_axis_smoothing_panels_held_out_loss_and_search(tmp_path: Path) -> None:
+    """The smoothed line lies over the raw one, which stays; a panel has any channel; the story shows what has the words."""
+    script = """<script>const waits = setInterval(() => {
+      const plot = document.getElementById("plot-lineage"), byId = (id) => document.getElementById(id);
+      if (!plot.data) return;
+      clearInterval(waits);
+      const raw = () => plot.data.filter((t) => t.yaxis === "y2" && t.opacity === 0.32).flatMap((t) => t.y).length;
+      const smooth = () => plot.data.filter((t) => t.yaxis === "y2" && t.line.width === 2.2);
+      const seen = { held: plot.data.filter((t) => t.marker?.open).length, kinds: [plot.layout.yaxis2.type] };
+      document.dispatchEvent(new KeyboardEvent("keydown", { key: "l", bubbles: true }));
+      seen.kinds.push(plot.layout.yaxis2.type);
+      byId("smooth").value = 10;
+      byId("smooth").dispatchEvent(new Event("input"));
+      byId("more").click();
+      byId("panels").querySelector("select").value = "share/code";
+      byId("panels").querySelector("select").dispatchEvent(new Event("change"));
+      byId("find").value = "xid 64";
+      byId("find").dispatchEvent(new Event("input"));
+      seen.found = byId("found").textContent;
+      seen.chapters = [...document.querySelectorAll("#story article")].filter((one) => !one.hidden).length;
+      setTimeout(() => {
+        Object.assign(seen, { raw: raw(), smooth: smooth().map((t) => Math.max(...t.y) - Math.min(...t.y)) });
+        document.body.dataset.seen = JSON.stringify(seen);
+      }, 500);
+    }, 100)</script>"""
+    run = rich_run(tmp_path)
+    run.start(4, 700)
+    run.metrics(4, {s: {"loss": 2 + math.sin(s), "eval/loss": 2.1} for s in range(701, 1001)})
+    seen = visit(page_of(run, tmp_path / "more.html", script), tmp_path / "profile")
+    found = re.search(r'data-seen="([^"]*)"', seen.dom)
+    assert found is not None and seen.console == []
+    told = json.loads(found[1].replace("&quot;", '"'))
+    assert told["held"] == 1 and told["kinds"] == ["linear", "log"]
+    assert told["found"].startswith("1 of ") and told["chapters"] == 1
+    assert told["raw"] >= 300 and min(told["smooth"]) < 0.5  # of a sine of amplitude 1
+    assert "<h2>Machine</h2>" not in seen.dom and 'id="panel-1"' in seen.dom
+
+
 @pytest.mark.slow
 @needs_browser
 def test_an_axis_that_nobody_logged_is_off(tmp_path: Path) -> None:
@@ -177,13 +213,14 @@ def test_an_axis_that_nobody_logged_is_off(tmp_path: Path) -> None:
 @pytest.mark.sample
 @needs_browser
 def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> None:
-    """A drag zooms all three panels, a hover names launch and step, a click hides a launch, Tab and keys reach the axis."""
+    """A drag zooms all panels, a double click goes back, a hover names launch and step, a click hides a launch, keys work."""
     with browser(tmp_path / "profile") as running:
         tab = running.open(rich_page.as_uri())
-        tab.until("document.querySelector('#plot-lineage[data-drawn] .legendtoggle') !== null")
         plot = "document.getElementById('plot-lineage')"
-        where = f"{plot}.querySelector('.nsewdrag[data-subplot=xy2]').getBoundingClientRect()"
-        left, top, width, height = tab.value(f"(() => {{ const r = {where}; return [r.left, r.top, r.width, r.height]; }})()")
+        tab.until(f"{plot}?.querySelector('.legend button') && true")
+        where = f"const r = {plot}.querySelector('svg').getBoundingClientRect(), {{ xaxis, yaxis2 }} = {plot}.layout; "
+        where += "return [r.left + xaxis.start, r.top + yaxis2.stop, xaxis.stop - xaxis.start, yaxis2.start - yaxis2.stop];"
+        left, top, width, height = tab.value(f"(() => {{ {where} }})()")
         middle = top + height / 2
         full = tab.value(f"{plot}.layout.xaxis.range")
         tab.mouse("mousePressed", left + width / 4, middle, down=True)
@@ -192,7 +229,12 @@ def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> 
         tab.mouse("mouseReleased", left + width / 2, middle)
         zoomed = tab.until(f"({plot}.layout.xaxis.range[1] < {full[1]} * 0.6) && {plot}.layout.xaxis.range")
         assert full[0] < zoomed[0] < zoomed[1] < full[1]
-        told = f"[...{plot}.querySelectorAll('.hovertext')].map((e) => e.textContent).join()"
+        for count in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                at = {"x": left + width / 2, "y": middle, "button": "left", "clickCount": count}
+                tab.ask("Input.dispatchMouseEvent", type=kind, **at)
+        assert tab.until(f"({plot}.layout.xaxis.range[1] > {zoomed[1]}) && {plot}.layout.xaxis.range") == full
+        told = f"[...{plot}.querySelectorAll('.tip:not([hidden])')].map((e) => e.textContent).join()"
         seen = ""
         for part in range(1, 40):  # from the top down: the curve is somewhere
             tab.mouse("mouseMoved", left + width / 2, top + height * part / 40)
@@ -200,7 +242,7 @@ def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> 
             seen = seen or tab.value(told)
         assert re.search(r"launch \d.*step \d+", seen), seen
         x, y = tab.value(
-            f"(() => {{ const toggle = {plot}.querySelector('.legendtoggle'); toggle.scrollIntoView({{ block: 'center' }});"
+            f"(() => {{ const toggle = {plot}.querySelector('.legend button'); toggle.scrollIntoView({{ block: 'center' }});"
             " const r = toggle.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; })()"
         )
         tab.mouse("mousePressed", x, y, down=True)
@@ -220,7 +262,7 @@ def test_a_panel_that_does_not_fit_its_form_is_left_out_and_its_words_stay(tmp_p
         story = read_story(run.paths)
         panels = read_panels(story, run.paths)
         assert all(panel["curves"] == [] for panel in panels) and len(panels) == (0 if number == 0 else 1)
-        assert "Does it hurt?" in render_html(story, [], script="", panels=panels)
+        assert "Does it hurt?" in render_html(story, [], panels=panels)
 
 
 @pytest.mark.slow
