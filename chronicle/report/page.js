@@ -67,6 +67,7 @@ const CHANNEL_TITLES = { loss: "training loss", eval: "held out", difference: "h
 function build() { // of what is in <main> now
   plots.clear();
   observer.disconnect();
+  resized.disconnect();
   add(byId("plot-lineage"), lineage);
   if (data.resumes.length) add(byId("plot-resumes"), resumes);
   if (data.progress.s.length) add(byId("plot-progress"), progress);

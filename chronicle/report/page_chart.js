@@ -56,6 +56,9 @@ const SYMBOLS = {
   x: (x, y, r) => `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`,
 };
 let made = 0;
+const resized = new ResizeObserver((seen) => { // a plot is as wide as its place; its zoom stays
+  for (const { target } of seen) if (target.layout && Math.abs(target.clientWidth - target.drawnWidth) > 4) chart(target, target.data, target.layout);
+});
 
 function chart(element, traces, layout) {
   const hidden = element.hiddenNames ||= new Set(), names = Object.keys(layout).filter((key) => /^yaxis\d*$/.test(key));
@@ -65,6 +68,8 @@ function chart(element, traces, layout) {
   const x = layout.xaxis;
   x.range ||= room(extent(seen.map((t) => t.x), x.type === "log"), seen.some((t) => /markers/.test(t.mode)) ? 0.02 : 0.005, x.type === "log");
   for (const name of names) layout[name].range ||= room(extent(seen.filter((t) => of(t) === name).map((t) => t.y), layout[name].type === "log"), 0.06, layout[name].type === "log");
+  if (element.drawnWidth === undefined) resized.observe(element);
+  element.drawnWidth = width;
   element.data = traces;
   element.layout = layout;
 
