@@ -99,7 +99,7 @@ OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
     "CHRONICLE_MLFLOW_URI": "off",
 }
-NEEDS_BERT = ("sentence-transformers", "cross-encoder", "hf-stream-mlm")
+NEEDS_BERT = ("sentence-transformers", "cross-encoder", "hf-stream-mlm", "hf-thaw-callback")
 USUAL_KILLS = (8, 7, 9)
 # A sentence for a person names no Python type and prints no object; one line of the guard is one thought.
 UNREADABLE = re.compile(r"Traceback|unexpected|\b[A-Z]\w+(Error|Exception)\b|<[\w.]+ object at 0x|NoneType|dict_keys|JSON")
