@@ -381,7 +381,8 @@ def plain_value(thing: Any, depth: int = 0) -> Any:
     if isinstance(thing, Mapping):
         return _mapping(thing, depth)
     if isinstance(thing, functools.partial):
-        return [plain_value(thing.func), plain_value(thing.args, depth + 1), plain_value(thing.keywords, depth + 1)]
+        parts = [plain_value(thing.func), plain_value(thing.args, depth + 1), plain_value(thing.keywords, depth + 1)]
+        return [None if part is SKIPPED else part for part in parts]  # a module bound to it has no value
     if isinstance(thing, (type, types.FunctionType, types.BuiltinFunctionType)):
         return getattr(inspect.unwrap(thing), "__qualname__", "") or SKIPPED
     if type(thing).__module__ == "numpy" and hasattr(thing, "item") and getattr(thing, "ndim", 1) == 0:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.journal.events import Incident
 from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
 from chronicle.resume.checks.memory import Calibration, LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
@@ -320,7 +321,10 @@ class Loads:
         return check_newest(expectation.memory, root, self._journal.read(), expectation.contract)
 
     def check_owner(self) -> list[Check]:
-        """Noted when another run saved what was loaded, and nobody declared this run a fork or copy of it."""
+        """Noted when another run saved what was loaded, and nobody declared this run a fork or copy of it.
+
+        A run that has checkpoints of its own has a reason to load those: then it is an incident too.
+        """
         found, own = self.start.identity, self._journal.run_id
         if self._ranks.rank != 0 or not own or found.get("run_id") in (None, "", own):
             return []
@@ -330,6 +334,11 @@ class Loads:
         name = plain(found.get("run") or found["run_id"])
         belongs = f"this checkpoint belongs to run {name} (launch {found.get('launch')}, step {found.get('step')})"
         cause = f"{belongs}; for a fork on purpose: `chronicle init --from CHECKPOINT`"
+        if history.checkpoints and not self.start.again:
+            text = f"{belongs}, and this run has checkpoints of its own (the newest of step {history.last_step})"
+            self._journal.say("owner", f"warn: checkpoint-of-another-run: {text}")
+            event = Incident(kind="checkpoint-of-another-run", tier="warn", text=text, onset_step=self.start.start_step)
+            self._journal.write(event, step=self.start.start_step, title=f"warn: checkpoint-of-another-run: {text}")
         return [noted("run", "M6", expected=own, found=str(found["run_id"]), where="identity in the checkpoint", cause=cause)]
 
     def check_writers(self) -> list[Check]:

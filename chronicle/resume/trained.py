@@ -11,6 +11,7 @@ shows it, and a test keeps both equal. A difference that is refused is named val
 is trained.
 """
 
+import inspect
 import math
 import re
 import sys
@@ -32,6 +33,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_gradient import NAME as GRADIENT
+from chronicle.resume.horizon import numbers_in
 from chronicle.resume.memory import Memory
 
 __all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", "format_table", "is_near"]
@@ -84,6 +86,7 @@ class TrainedWatch:
             "feed": feed_record(live.feed),
             "shape": self.shapes.to_json(),
             "arguments": {name: plain for name, one in live.arguments.items() if (plain := plain_value(one)) is not SKIPPED},
+            "averages": {name: numbers for name, one in live.averages.items() if (numbers := average_numbers(one))},
             "schedulers": scheduler_states(live),
             "own_schedulers": [i for i, bound in enumerate(live.schedulers) if is_of_another_make(bound.scheduler)],
             "versions": {name: str(getattr(sys.modules[name], "__version__", "")) for name in LIBRARIES if name in sys.modules},
@@ -94,6 +97,12 @@ def gradients_of(models: Sequence[Any]) -> dict[str, int]:
     """How many parameters hold a gradient, of how many; {} when none does."""
     flags = [p.grad is not None for model in models for p in unwrapped(model).parameters()]
     return {"held": sum(flags), "parameters": len(flags)} if any(flags) else {}
+
+
+def average_numbers(average: Any) -> dict[str, float]:
+    """The numbers in the functions of an `AveragedModel`: its decay."""
+    functions = [function for name in ("multi_avg_fn", "avg_fn") if (function := getattr(average, name, None)) is not None]
+    return {name: number for function in functions for name, number in numbers_in(inspect.unwrap(function))}
 
 
 def scheduler_states(live: LiveState) -> list[dict[str, Any]]:
@@ -204,6 +213,8 @@ TABLE = (
          "equal weights compute something else"),
     _row("trainer", "arguments of the trainer that shape loss or gradient: label smoothing, clipping, noise, `beta`, precision",
          REFUSED, "the same state and batch would give another gradient"),
+    _row("average", "numbers in the function of an averaged copy (`AveragedModel`): its decay", REFUSED,
+         "the average would follow the weights faster or slower"),
     _row("", "other arguments of the trainer: seeds, order, masks of its own", NOTED, "the next batch itself is compared (M4)"),
     _row(GRADIENT, "gradient of the first step, where micro-batches and random numbers are those of the first pass", REFUSED,
          "equal state and batch give an equal gradient: the loss, its labels or the clipping are others"),
@@ -240,7 +251,9 @@ TABLE = (
          "some recompute fields in their load"),
     _row("", "gradients that existed before the first batch, or of an unfinished accumulation", NOTED,
          "harmless if the script clears them, which the guard cannot see"),
-    _row("", "the run that saved the checkpoint", NOTED, "a fork is legitimate: `chronicle init --from` declares it"),
+    _row("", "the run that saved the checkpoint", NOTED,
+         "a fork is legitimate: `chronicle init --from` declares it; an incident too where the run has "
+         "checkpoints of its own"),
     _row("", "another living launch that writes the same run", NOTED, "it may be about to end"),
     _row("lr", "learning rates now and in the next 20 steps", REFUSED, "the most frequent accident of a resume"),
     _row("", "an LR or another number of the groups that was restored, and then set by the script to a new value", NOTED,
@@ -294,6 +307,7 @@ def check_trained(expected: Expectation, found: Memory, *, same_data: bool = Fal
     yield from _model_checks(expected, saved, own)
     yield from _tensor_checks(expected, saved, own)
     yield from _argument_checks(expected, saved.get("arguments") or {}, own.get("arguments") or {})
+    yield from _average_checks(expected, saved.get("averages") or {}, own.get("averages") or {})
     yield from _feed_checks(expected, saved, own, same_data)
     yield from _shape_checks(expected, saved.get("shape") or {}, own.get("shape") or {})
     one, other = (record.get("shape", {}).get("autocast") for record in (saved, own))
@@ -362,6 +376,15 @@ def _argument_checks(expected: Expectation, saved: Mapping[str, Any], own: Mappi
     cause = "the trainer's arguments were changed"
     yield from _verdicts(expected, "trainer", "M6", firm, "arguments of the trainer", cause)
     yield from _notes("M6", [change for change in changes if change not in firm], "arguments of the trainer")
+
+
+def _average_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    """How an average forgets; its weights are compared apart."""
+    both = [(name, key) for name in saved.keys() & own.keys() for key in saved[name].keys() & own[name].keys()]
+    changes = [(f"{name}.{key}", saved[name][key], own[name][key]) for name, key in sorted(both)]
+    changes = [change for change in changes if not is_near(change[1], change[2])]
+    cause = "the average is made with another function or number"
+    yield from _verdicts(expected, "average", "M6", changes, "function of the averaged copy", cause)
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -1,5 +1,6 @@
 """What is trained: its record is equal before and after training, names every difference, and notes what may differ."""
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import chronicle
 from chronicle import ResumeRefused
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.configuration import model_record
 from chronicle.resume.contract import Expectation
@@ -457,6 +460,57 @@ def test_objects_and_averages_that_the_script_names_are_compared(tmp_path: Path,
             assert names_of(refusal) == wrong
         else:
             loop.train(1)
+
+
+def test_the_decay_of_an_average_is_compared() -> None:
+    """torch keeps it in a closure, which no state shows."""
+    swa = torch.optim.swa_utils
+
+    def averaged(decay: float) -> dict[str, Any]:
+        model = network()
+        average = swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(decay))
+        return record(model, averages={"ema": average})
+
+    assert refused(averaged(0.999), averaged(0.999)) == set()
+    assert refused(averaged(0.999), averaged(0.5)) == {"ema.decay"}
+    assert refused(averaged(0.999), averaged(0.5), accepted={"average": "why"}) == set()
+
+
+def test_a_function_that_is_bound_to_a_module_breaks_no_record() -> None:
+    """x-transformers binds functions to its layers; the record of every save failed."""
+    model = network()
+    model[1].act = functools.partial(torch.nn.functional.linear, nn.Linear(2, 2), bias=None)
+    assert json.dumps(model_record([model]))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_checkpoint_of_another_run_where_this_one_has_its_own(tmp_path: Path, run_dir: Path, own: bool) -> None:
+    other = Loop(tmp_path / "logs" / "other")
+    other.train(2)
+    path = other.save(tmp_path / "other.pt")
+    if own:
+        first = Loop(run_dir)
+        first.train(3)
+        first.save(tmp_path / "own.pt")
+    loop = Loop(run_dir)
+    loop.load(path)
+    loop.train(1)
+    incidents = [one.title for one in read_journal(RunPaths(run_dir)).entries if one.kind == "incident"]
+    assert [one.startswith("warn: checkpoint-of-another-run: this checkpoint belongs to run other") for one in incidents] == (
+        [True] if own else []
+    )
+
+
+def test_an_optimizer_whose_constructor_makes_its_state_was_not_loaded(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adagrad's sums begin with the optimizer, at step 0: it is no sign of a load before `attach`."""
+    model = network()
+    optimizer = torch.optim.Adagrad(model.parameters())
+    chronicle.attach(run_dir, model, optimizer)
+    model(torch.ones(4, 8)).mean().backward()
+    optimizer.step()
+    assert "already had state" not in capsys.readouterr().err
 
 
 class OwnScheduler:

@@ -290,7 +290,7 @@ def _trained_before(live: LiveState) -> str:
     steps = optimizer_steps(live.optimizers)
     if steps is not None and steps[1]:
         return f"the optimizer was already at step {steps[1]}"
-    if any(optimizer.state for optimizer in live.optimizers):
+    if steps is None and any(optimizer.state for optimizer in live.optimizers):  # Adagrad's begins with its constructor, at 0
         return "the optimizer already had state"
     for bound in live.schedulers:
         epoch = getattr(bound.scheduler, "last_epoch", 0)
