@@ -93,7 +93,8 @@ class Recording:
         elif merged != known:
             self._settings[source] = merged
             event = LaunchSettings(values=merged, source=source)
-            self._write(event, title=f"settings of {source}: {', '.join(merged)}"[:200])
+            title = f"settings of {source}: {', '.join(merged)}"
+            self._write(event, title=title if len(title) <= 200 else f"{title[:198].rpartition(',')[0]}, …")
 
     def note(self, text: str, *, step: int | None = None, tags: tuple[str, ...] = ()) -> None:
         """Write a note into the journal; the first line is its title. Any rank may."""
