@@ -105,7 +105,7 @@ class Unlistable(Mapping[str, Any]):
 
 def test_a_title_of_many_settings_ends_after_a_whole_name(tmp_path: Path) -> None:
     names = [f"per_device_train_batch_size_{i}" for i in range(9)]
-    Recording(environment(tmp_path)).config({name: 1 for name in names})
+    Recording(environment(tmp_path)).config(dict.fromkeys(names, 1))
     (entry,) = read_journal(RunPaths(Path(environment(tmp_path)["CHRONICLE_RUN_DIR"]))).of_kind("launch.settings")
     assert entry.title.endswith(", …") and len(entry.title) <= 200
     assert set(entry.title.partition(": ")[2].split(", ")) <= {*names, "…"}
