@@ -1,0 +1,138 @@
+"""Planted changes for `chronicle bisect`: whether it names the right one, and in how many launches.
+
+Every play is a recorded run of a plain script and a bisect over real forks of it. The place of the change is drawn: a commit
+that changes the arithmetic by a hundredth (judged by the step prints), a value of a variable that doubles the loss, one member
+of several that does, and a weight that is spoilt at some step (judged by the loss of launches from each checkpoint).
+"""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN
+
+RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
+GIT = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+SCALED = "OBJECTIVE_SCALE={}"
+Play = tuple[list[str], Callable[[str], bool], int]  # words of the bisect, whether an answer is right, number of candidates
+
+
+def show(plays: int, seed: int) -> int:
+    """Print one line a play and the sums; returns how many were not found."""
+    draw = random.Random(seed)
+    found = late = 0
+    for number in range(plays):
+        kind = KINDS[number % len(KINDS)]
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name).resolve()
+            words, is_right, num = kind(directory, draw)
+            done = _chronicle(directory, "bisect", *words[: _dashes(words)], *RUN, "--json", *words[_dashes(words) :])
+        told = json.loads(done.stdout) if done.stdout.startswith("{") else {"answer": done.stderr[-200:], "rows": []}
+        right, most = is_right(told["answer"]), math.ceil(math.log2(num)) + 2
+        found += right
+        late += right and len(told["rows"]) > most
+        mark = "ok   " if right else "WRONG"
+        launches = f"{num:3} candidates, {len(told['rows'])} launches of {most}"
+        print(f"  {mark} {kind.__name__[1:]:8} {launches}: {told['answer'][:90]}", flush=True)
+    print(f"found: {found} of {plays}; in more than log2 n + 2 launches: {late}")
+    return plays - found
+
+
+def _dashes(words: list[str]) -> int:
+    return words.index("--") if "--" in words else len(words)
+
+
+def _commits(directory: Path, draw: random.Random) -> Play:
+    num = draw.randrange(4, 17)
+    bad = draw.randrange(1, num)
+    _write(directory, 24, run=False)
+    (directory / ".gitignore").write_text("logs\ncheckpoints\n*.pt\n__pycache__\n")
+    _git(directory, "init", "-q")
+    names = []
+    for place in range(num):
+        text = HELPERS.replace("return 1.0", "return 1.01") if place >= bad else HELPERS
+        (directory / "helpers.py").write_text(f"{text}\n\nNUMBER = {place}\n")
+        _git(directory, "add", "-A")
+        _git(directory, "commit", "-q", "-m", f"change {place}")
+        names.append(_git(directory, "rev-parse", "HEAD"))
+        if place == 0:
+            _record(directory, 24)
+    words = ["--commits", f"{names[0]}..HEAD", "--until", "22", "--bad-if", "differs"]
+    return words, lambda answer: answer.startswith(names[bad][:12]), num
+
+
+def _values(directory: Path, draw: random.Random) -> Play:
+    num = draw.randrange(4, 13)
+    bad = draw.randrange(1, num)
+    _write(directory, 24)
+    values = [f"{1 + place / 1000:g}" if place < bad else f"{2 + place / 1000:g}" for place in range(num)]
+    command = ["--", "env", SCALED, sys.executable, "train.py", "24"]
+    words = ["--values", ",".join(values), "--until", "22", "--bad-if", "loss > 1.6", *command]
+    return words, lambda answer: answer.startswith(f"with {values[bad - 1]} it goes well, with {values[bad]} "), num
+
+
+def _among(directory: Path, draw: random.Random) -> Play:
+    num = draw.randrange(3, 10)
+    bad = f"n{draw.randrange(num)}"
+    _write(directory, 24)
+    names = [f"n{place}" for place in range(num)]
+    inner = f'case ",$1," in *,{bad},*) export OBJECTIVE_SCALE=2;; esac; exec {sys.executable} train.py 24'
+    words = ["--among", ",".join(names), "--until", "22", "--bad-if", "loss > 1.6", "--", "sh", "-c", inner, "sh", "{}"]
+    return words, lambda answer: answer.startswith(f"{bad} makes it bad"), num
+
+
+def _steps(directory: Path, draw: random.Random) -> Play:
+    num = draw.randrange(4, 13)
+    bad = draw.randrange(1, num)
+    fault = {"kind": "weights", "step": 10 * bad + 5, "place": draw.randrange(96)}
+    script = TRAIN.replace("flip(model[2].weight, 22)", "model[2].weight.data.view(-1)[place] = 1e4")
+    _write(directory, 10 * num + 4, script, json.dumps(fault))
+    words = ["--steps", f"10..{10 * num}", "--until", str(10 * num + 4), "--bad-if", "loss > 20"]
+    right = f"from the checkpoint of step {10 * bad} it goes well, from the checkpoint of step {10 * bad + 10} it does not"
+    return words, lambda answer: answer == right, num
+
+
+KINDS = (_commits, _values, _among, _steps)
+
+
+def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *, run: bool = True) -> None:
+    import torch
+
+    for name, text in (("train.py", script), ("objective.py", OBJECTIVE), ("helpers.py", HELPERS)):
+        (directory / name).write_text(text)
+    generator = torch.Generator().manual_seed(5)
+    rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
+    torch.save((rows, labels), directory / "data.pt")
+    if fault:
+        (directory / "fault.json").write_text(fault)
+    if run:
+        _record(directory, steps)
+    (directory / "fault.json").unlink(missing_ok=True)
+
+
+def _record(directory: Path, steps: int) -> None:
+    done = _chronicle(directory, "run", *RUN, "--", sys.executable, "train.py", str(steps))
+    if done.returncode:
+        raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr[-500:]}")
+
+
+def _chronicle(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    environ |= {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
+    return subprocess.run(
+        [sys.executable, "-m", "chronicle_ml", *words],
+        cwd=directory, env=environ, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+
+
+def _git(directory: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(directory), *words], env={**os.environ, **GIT}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
