@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from chronicle.replay.verdict import (
     prints_agree,
 )
 from chronicle.resume.batch_record import read_batches
+from chronicle.resume.operations import OPS_VARIABLE, first_difference, read_operations
 from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay"]
@@ -145,8 +146,13 @@ class _Played:
     batches: Mapping[int, list[int]]
 
 
-def replay(plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, say: Say = lambda line: None) -> Replay:
-    """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
+def replay(
+    plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, ops: bool = False, say: Say = lambda line: None
+) -> Replay:
+    """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played.
+
+    `ops`: where two replays disagree, two more name the first operation that does.
+    """
     begun = time.monotonic()
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
     say(f"launch {plan.origin.launch} again from {plan.origin.words}, to step {plan.until}")
@@ -165,9 +171,31 @@ def replay(plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False,
         steps = [step for step in comparison.steps if step <= comparison.first.step]
         same = prints_agree(one.prints, two.prints, steps)
         judged = judge_replay(comparison, _compare(record, two, plan.until), same, changed=found, facts_known=known)
+        if ops and judged.verdict is ReplayVerdict.RANDOM:
+            judged = _with_operation(judged, plan, sandbox, _first_apart(one, two, steps), say)
+            replays = 4
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
+
+
+def _first_apart(one: _Played, two: _Played, steps: Sequence[int]) -> int:
+    """The first step in which two replays disagree."""
+    return next((step for step in steps if not prints_agree(one.prints, two.prints, [step])), steps[-1])
+
+
+def _with_operation(judged: Ruling, plan: ReplayPlan, sandbox: Path | None, step: int, say: Say) -> Ruling:
+    """The first module or gradient of this step that two more replays do not agree on."""
+    say(f"two replays disagree at step {step}: two more, operation by operation")
+    environ = {**plan.origin.environ, OPS_VARIABLE: str(step)}
+    origin = replace(plan.origin, environ=environ)
+    found = []
+    for _ in range(2):
+        with play(origin, step, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+            found.append(read_operations(forked.directory / "launch"))
+    first = first_difference(*found)
+    where = f"first at step {step}: {first}" if first else f"no operation of step {step} differs in two more replays"
+    return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, where))
 
 
 def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int) -> PrintComparison:

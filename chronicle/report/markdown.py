@@ -73,7 +73,7 @@ def _replay(event: Replayed) -> Iterator[tuple[str, str]]:
     yield "Verdict", f"{event.verdict}: {event.why}"
     if event.evidence:
         yield "Evidence", "; ".join(event.evidence)
-    times = "twice" if event.replays == 2 else "once"
+    times = {None: "once", 1: "once", 2: "twice"}.get(event.replays, f"{event.replays} times")
     steps = "1 step" if event.compared == 1 else f"{event.compared or 0} steps"
     yield "Compared", f"{steps} {begun}, {times}, in {format_age(event.seconds or 0.0)}"
 

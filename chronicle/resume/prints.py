@@ -43,6 +43,7 @@ from chronicle.resume.batches import is_call, keep_yielded, leaves_of, yielded_l
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
+from chronicle.resume.operations import OPS_VARIABLE, StepOperations
 from rollback.channels import Role, find_channel
 
 __all__ = ["PRINTS_VARIABLE", "StepPrints"]
@@ -113,6 +114,8 @@ class StepPrints:
         self._steps = 0  # since a print was timed
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
+        self._models: Sequence[Any] = ()
+        self._operations = StepOperations(self._launch_dir, environ) if OPS_VARIABLE in environ else None
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         if self._launch_dir is not None:
@@ -179,6 +182,7 @@ class StepPrints:
         if self._begins:
             self._begin(step - 1, optimizer, models)
         self._now = now = _Step(step)
+        self._models = models
         if self._entered is not None:
             (now.torch, now.others), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
         self._read_options(now, optimizer, models)
@@ -190,6 +194,8 @@ class StepPrints:
         """The gradient of the step is complete; that of an engine (None) cannot be reached."""
         if self._now is None or self._now.over or optimizer is None:
             return
+        if self._operations is not None:
+            self._operations.stepping(self._now.step, self._rank(), self._models, self._params)
         begun = self._clock()
         chosen = _chosen(self._params, self._now.step)
         grads = [p.grad if p.grad is None or not p.grad.is_sparse else None for p in chosen]

@@ -136,3 +136,21 @@ def test_a_changed_line_is_named(recorded: Path) -> None:
     assert done.returncode == 5
     assert json.loads(done.stdout)["verdict"] == "code or packages differ"
     assert "helpers.py" in json.loads(done.stdout)["why"]
+
+
+@pytest.mark.slow
+def test_the_operation_that_is_not_repeatable_is_named(recorded: Path) -> None:
+    script = recorded / "objective.py"
+    text = script.read_text()
+    noise = "import struct\n\nNOISE = struct.unpack('<H', os.urandom(2))[0] / 65536\n\n\ndef loss_of(logits, labels):\n"
+    noise += "    logits.register_hook(lambda grad: grad * (1 + 1e-3 * NOISE))\n"
+    script.write_text(text.replace("def loss_of(logits, labels):\n", noise))
+    other = chronicle(recorded, "run", "--", sys.executable, "train.py", "34")
+    assert other.returncode == 0, other.stderr[-2000:]
+    try:
+        done = chronicle(recorded, "replay", "32", "--ops", "--json")
+    finally:
+        script.write_text(text)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["verdict"]) == (5, "not deterministic"), found
+    assert "the gradient of `2.bias`" in found["evidence"][-1], found["evidence"]
