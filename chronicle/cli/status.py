@@ -32,6 +32,7 @@ from chronicle.journal.events import (
     Replayed,
     Restarted,
     RollbackReceipt,
+    Searched,
     Verified,
     events_of,
 )
@@ -363,7 +364,15 @@ def _has_prints(settings: Settings, launch: int) -> bool:
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
     """What a replay found out about an incident, or the line that asks for one."""
     onset, launch = matter.onset, matter.entry.launch
-    if onset is None or onset < 1 or launch not in printed:
+    if onset is None or onset < 1:
+        return
+    searched = [
+        event for entry, event in events_of(story.entries, Searched)
+        if entry.launch == launch and event.found and (event.start or 0) <= onset <= (event.until or 0)
+    ]  # fmt: skip
+    if searched:
+        yield _Row("", plain(f"{'tried' if searched[-1].axis == 'rollback' else 'bisect'}: {searched[-1].answer}"))
+    if launch not in printed:
         return
     found = [
         event for entry, event in events_of(story.entries, Replayed)
@@ -371,7 +380,7 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     ]  # fmt: skip
     if found:
         yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
-    else:
+    elif not searched:
         yield _Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
 
 

@@ -97,6 +97,26 @@ def test_an_open_incident_is_nagged_until_it_is_closed(tmp_path: Path, chronicle
     assert chronicle("status", "--json").json["open_incidents"] == []
 
 
+def test_an_incident_says_what_a_replay_or_a_bisect_found_out(tmp_path: Path, chronicle: Cli) -> None:
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.metrics(1, {step: {"loss": 2.0} for step in range(1, 40)})
+    (run.paths.launch_dir(1) / "prints-0.ring").touch()
+    run.add("incident", launch=1, step=30, data={"kind": "spike", "tier": "warn", "status": "open", "onset_step": 30})
+
+    def told() -> str:
+        return " ".join(chronicle("status").out.split())
+
+    assert "cause not known: `chronicle replay 30 --launch 1`" in told()
+    run.add("replay", launch=1, step=30, data={"verdict": "data differ", "why": "another batch at step 30", "until": 31})
+    assert "replayed: data differ (another batch at step 30)" in told() and "cause not known" not in told()
+    found = {"axis": "commits", "search": "s", "answer": "abc is the first bad commit", "found": True, "start": 20, "until": 40}
+    run.add("search", launch=1, step=40, data=found)
+    assert "bisect: abc is the first bad commit" in told()
+    run.add("search", launch=1, step=90, data={**found, "answer": "not of this incident", "start": 50, "until": 90})
+    assert "not of this incident" not in told()
+
+
 def test_a_rollback_behind_an_incident_answers_it_until_it_is_undone(tmp_path: Path, chronicle: Cli) -> None:
     """The weights no longer descend from the steps where it began; what came of the rollback is the open question."""
     run = diverged_run(tmp_path)
