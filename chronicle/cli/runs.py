@@ -315,13 +315,13 @@ def show_comparison(
 
     Forks from where they parted: chronicle compare tr-190 tr-190-low --by ancestor
     """
-    from chronicle.report.comparison import Axis, compare_runs, draw_comparison, tell
+    from chronicle.report.comparison import Alignment, compare_runs, draw_comparison, tell
 
-    if by not in tuple(Axis):
-        raise UsageProblem(f"--by `{by}`: expected one of {', '.join(Axis)}")
+    if by not in tuple(Alignment):
+        raise UsageProblem(f"--by `{by}`: expected one of {', '.join(Alignment)}")
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
-    comparison = compare_runs([_named(name, logs) for name in names], channel, Axis(by))
+    comparison = compare_runs([_named(name, logs) for name in names], channel, Alignment(by))
     talk = []
     if out is not None:
         draw_comparison(comparison, out)

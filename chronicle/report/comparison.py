@@ -34,7 +34,7 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, role_of
 
-__all__ = ["Axis", "Comparison", "compare_runs", "draw_comparison"]
+__all__ = ["Alignment", "Comparison", "compare_runs", "draw_comparison"]
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
@@ -44,7 +44,7 @@ WIDTH = 40  # letters of a setting's value
 HOUR_SECONDS = 3600
 
 
-class Axis(StrEnum):
+class Alignment(StrEnum):
     """What the curves are aligned by."""
 
     STEP = "step"
@@ -53,11 +53,11 @@ class Axis(StrEnum):
     ANCESTOR = "ancestor"
 
 
-LABELS: Mapping[Axis, str] = {
-    Axis.STEP: "step",
-    Axis.TOKENS: "tokens",
-    Axis.TIME: "hours of training",
-    Axis.ANCESTOR: "steps after the common ancestor",
+LABELS: Mapping[Alignment, str] = {
+    Alignment.STEP: "step",
+    Alignment.TOKENS: "tokens",
+    Alignment.TIME: "hours of training",
+    Alignment.ANCESTOR: "steps after the common ancestor",
 }
 
 
@@ -81,7 +81,7 @@ class Comparison:
     """What is told of some runs. `at`: (place on the axis, value of each run there, the median of the points around it)."""
 
     channel: str
-    axis: Axis = Axis.STEP
+    axis: Alignment = Alignment.STEP
     branch: str = ""  # where the runs left their common ancestor, in words
     members: tuple[Member, ...]
     at: tuple[tuple[int, tuple[float | None, ...]], ...]
@@ -110,7 +110,7 @@ class Comparison:
 
 
 def compare_runs(
-    named: Sequence[tuple[str, Run, int | None]], channel: str, axis: Axis = Axis.STEP
+    named: Sequence[tuple[str, Run, int | None]], channel: str, axis: Alignment = Alignment.STEP
 ) -> Comparison:
     """Compare runs by (label, run, launch whose settings count; None: its last).
 
@@ -119,12 +119,12 @@ def compare_runs(
     runs = [run for _, run, _ in named]
     curves = [run.curve(channel) for run in runs]
     branch = ""
-    if axis is Axis.ANCESTOR:
+    if axis is Alignment.ANCESTOR:
         lines, branch = _since_ancestor(runs, curves)
-    elif axis is Axis.STEP:
+    elif axis is Alignment.STEP:
         lines = [ChannelCurve(one.step, one.time, one.value) for one in curves]
     else:
-        along = _tokens if axis is Axis.TOKENS else _seconds
+        along = _tokens if axis is Alignment.TOKENS else _seconds
         lines = [along(run, curve) for run, curve in zip(runs, curves, strict=True)]
     members = tuple(_member(*one, curve, line) for one, curve, line in zip(named, curves, lines, strict=True))
     names = sorted({name for one in members for name in one.settings} - set(OUTSIDE))
@@ -251,8 +251,8 @@ def _since_ancestor(runs: Sequence[Run], curves: Sequence[LoggedCurve]) -> tuple
     return told, f"run {found.name}, step {branch}"
 
 
-def _scaled(axis: Axis, place: int) -> float:
-    return round(place / HOUR_SECONDS, 4) if axis is Axis.TIME else place
+def _scaled(axis: Alignment, place: int) -> float:
+    return round(place / HOUR_SECONDS, 4) if axis is Alignment.TIME else place
 
 
 def _all_equal(values: Sequence[Any]) -> bool:
@@ -305,12 +305,12 @@ def tell(comparison: Comparison) -> str:
     return "\n".join(said)
 
 
-def _place(axis: Axis, place: int) -> str:
-    if axis is Axis.STEP:
+def _place(axis: Alignment, place: int) -> str:
+    if axis is Alignment.STEP:
         return f"  at step {place}"
-    if axis is Axis.TOKENS:
+    if axis is Alignment.TOKENS:
         return f"  at {format_number(place)} tokens"
-    if axis is Axis.ANCESTOR:
+    if axis is Alignment.ANCESTOR:
         return f"  {place} steps after it"
     return f"  after {place / HOUR_SECONDS:.2f} h" if place >= HOUR_SECONDS // 10 else f"  after {place} s"
 
