@@ -81,12 +81,13 @@ class Channel(ChannelState):
             self.restart_row = row
             self.before = self._descent()
             return abandon_events(self, row, step) if rewound else []
+        closed = abandon_events(self, row, step) if self.config.log and self.excursion is not None else []
         if self.excursion is None:
             self.sorted, self.warm, self.cusum, self.pairs, self.hot, self.age = [], [], 0.0, 0, 0, 0
             self.order.clear()
             self.lagged.clear()
             self.buffer.clear()
-        return []
+        return closed
 
     def finish(self) -> list[ChannelEvent]:
         """Judge the open event by its last points: the log is complete. Not part of the fold."""

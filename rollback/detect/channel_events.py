@@ -204,6 +204,7 @@ def open_event(
         sigma=unit, wander=_own_wander(channel, row) / unit, decades=channel.config.log,
         inflation=_local_inflation(channel, sigma) if local else channel.inflation, local=local,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
+        young=channel.age - (row - first[0]) < channel.config.middle_points,
     )  # fmt: skip
     if sudden and row - first[0] <= channel.config.sudden_points:
         event.shape = "instant"

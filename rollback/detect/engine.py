@@ -35,7 +35,7 @@ from rollback.detect.watches import (
     ScaleWatch,
 )
 
-STATE_VERSION = 8
+STATE_VERSION = 9
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)

@@ -72,6 +72,7 @@ class ChannelEvent:
     respike: bool = False
     local: bool = False  # judged against the fast level: its unit is the noise of one point
     after_restart: bool = False
+    young: bool = False  # it began before the channel's level was known
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

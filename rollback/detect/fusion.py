@@ -372,6 +372,8 @@ def _is_publishable(group: Group, row: int) -> bool:
         return leader.unresolved
     if group.role is Role.SOURCE:
         return leader.unresolved
+    if leader.young:  # a norm falls or grows severalfold while a run or a log interval is young: it has no usual size yet
+        return False
     slow = row - leader.onset_row > SLOW_NORM_ROWS  # a norm that grows for the whole run is no incident
     return leader.persistent or (leader.unresolved and leader.height >= (EXPLODED_DECADES if slow else FAR_DECADES))
 
