@@ -192,16 +192,19 @@ def open_event(
     if row - first[0] > channel.config.sudden_points:
         low = _earlier(channel, low, row - first[0])
     local = sudden and value - reference < 3.0 * unit
+    wander, usual = _own_wander(channel, row), reference + 2.0 * unit
     if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
         before = sorted(item[3] for item in list(channel.buffer)[-INSTANT_REFERENCE:-1])
         reference, unit = before[len(before) // 2] if before else value, sigma
         if reference >= value:  # it falls so steeply that the level of half a window ago is above the spike
             reference = value - z * sigma
         first = low = tail[-1]
+        if channel.age >= channel.config.doubt_points:  # no higher than the slow level's own noise reaches: its wander
+            wander = max(wander, (usual - reference) / channel.config.wanders)
     event = ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
         onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=reference,
-        sigma=unit, wander=_own_wander(channel, row) / unit, decades=channel.config.log,
+        sigma=unit, wander=wander / unit, decades=channel.config.log,
         inflation=_local_inflation(channel, sigma) if local else channel.inflation, local=local,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
         young=channel.age - (row - first[0]) < channel.config.middle_points,

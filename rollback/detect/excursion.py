@@ -27,6 +27,7 @@ SCATTER_POINTS, SCATTER_MOST = 24, 128  # points that show whether the lower val
 SCATTER_RISE = 0.4  # of the mean: in a real rise the lowest tenth rises as far as the mean
 SCATTER_LOW, SCATTER_WIDE = 0.7, 1.25  # or it hardly rises at all, in noise that is wide also for one that wanders
 SCATTER_SKEW = 2.0  # spikes on a raised middle are a run that is ill: in another order of the data both sides widen
+SCATTER_STILL = 1.75  # times these two once it was seen: the lower values must have risen with the mean
 SCATTER_GROWTH = 1.15  # of the noise: less is the run's usual noise
 BACK, AGAIN, RETURNS = 1.5, 4.0, 3  # of one point's noise; so often high again: batches of several sorts, not one spike
 CLIP = 4.0  # one point counts as at most so far below the reference
@@ -154,10 +155,11 @@ class Excursion:
         wide = (ordered[(9 * size) // 10] - ordered[size // 10]) / DECILES_TO_SIGMA
         rise = ordered[size // 10] + 0.5 * DECILES_TO_SIGMA * point
         mean = math.fsum(ordered) / size
-        stands = ordered[size // 10] < SCATTER_LOW and wide > SCATTER_WIDE * (1.0 if self.event.local else self.spread)
+        least, share = (SCATTER_LOW, SCATTER_RISE) if not known else (SCATTER_STILL * SCATTER_LOW, SCATTER_STILL * SCATTER_RISE)
+        stands = ordered[size // 10] < least and wide > SCATTER_WIDE * (1.0 if self.event.local else self.spread)
         middle = ordered[size // 2]
         spiky = ordered[(9 * size) // 10] - middle > SCATTER_SKEW * (middle - ordered[size // 10]) and middle > SCATTER_LOW
-        grown = stands or (wide > SCATTER_GROWTH * point and rise < SCATTER_RISE * mean)
+        grown = stands or (wide > SCATTER_GROWTH * point and rise < share * mean)
         self.event.scattered = grown and not spiky
         return self.event.scattered is not known
 
@@ -182,7 +184,7 @@ class Excursion:
         if event.unresolved and event.status is not Status.OPEN:
             return False
         mean = self._mean(residuals, size)
-        high = mean > 2.0 * self.spread
+        high = mean > max(2.0 * self.spread, self.own)
         if event.unresolved or (size >= 12 and high and not event.scattered and not self._is_falling(residuals, size)):
             event.unresolved, event.status = True, Status.DIVERGING
         elif event.status is Status.OPEN:

@@ -294,6 +294,8 @@ class Fusion:
             return False
         if leader.shape == "gradual" and leader.crest <= leader.wander * leader.sigma:
             return False  # no higher than this run has drifted, and come back, by itself
+        if leader.local and leader.lasting and not _is_unusual(leader):
+            return False
         earlier = self.events[number] if number < len(self.events) else None
         return self._size_of(group.cluster) + (earlier is None or _is_lone(earlier)) >= UNSTABLE_EVENTS
 
@@ -327,9 +329,14 @@ class Fusion:
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
-        if norm_exploded or stayed or leader.status is Status.DIVERGING:
+        if norm_exploded or ((stayed or leader.status is Status.DIVERGING) and _is_unusual(leader)):
             return Tier.WARN
         return Tier.NOTICE
+
+
+def _is_unusual(leader: ChannelEvent) -> bool:
+    """Whether an event rose above what the run has drifted by itself."""
+    return leader.crest > UNUSUAL * leader.wander * leader.sigma
 
 
 def _is_lone(event: Event) -> bool:
