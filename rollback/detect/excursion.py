@@ -184,7 +184,7 @@ class Excursion:
         if event.unresolved and event.status is not Status.OPEN:
             return False
         mean = self._mean(residuals, size)
-        high = mean > max(2.0 * self.spread, self.own)
+        high = mean > max(2.0 * self.spread, self.own * self.event.local)
         if event.unresolved or (size >= 12 and high and not event.scattered and not self._is_falling(residuals, size)):
             event.unresolved, event.status = True, Status.DIVERGING
         elif event.status is Status.OPEN:

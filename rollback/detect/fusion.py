@@ -329,7 +329,7 @@ class Fusion:
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
-        if norm_exploded or ((stayed or leader.status is Status.DIVERGING) and _is_unusual(leader)):
+        if norm_exploded or ((stayed or leader.status is Status.DIVERGING) and not (leader.local and not _is_unusual(leader))):
             return Tier.WARN
         return Tier.NOTICE
 
