@@ -143,13 +143,17 @@ class Detector:
                     self._shares.setdefault(name, deque(maxlen=SHARE_POINTS)).append((row, value))
                 continue
             if role is Role.LOSS and value - value == 0.0 and not repeated:
-                self._fusion.note_loss(value, row, step)
+                if value * self._fusion.sign <= 0.0 or self._fusion.first_loss is None:  # else there is nothing to note
+                    self._fusion.note_loss(value, row, step)
                 if name == self._lead:
                     if self._resume.count >= 0 or channel.excursion is not None:
                         self._watch_resume(row, step, launch, name, value, changed)
                     else:
                         self._resume.past.append((step, value))
-                if self._plateau.feed(value):
+                plateau = self._plateau
+                plateau.total += value
+                plateau.count += 1
+                if plateau.count >= BLOCK_POINTS and plateau.end_block():
                     self._note_plateau(row, step, launch, name, changed)
             if repeated and channel.last_step == step and value - value == 0.0:
                 continue

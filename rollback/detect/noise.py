@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 BF16_BITS = 7
 FP16_BITS = 10
+FP16_SHARE = 1 / 8  # of the distance between two bf16 numbers
 PRINT_TOLERANCE = 6e-5  # four printed decimals
 SHARE_ON_GRID = 0.98
 MIN_VALUES = 64
@@ -23,14 +24,6 @@ def quantum_at(value: float, bits: int) -> float:
     if value == 0.0 or value - value != 0.0:
         return 0.0
     return math.ldexp(1.0, math.frexp(abs(value))[1] - 1 - bits)
-
-
-def is_on_grid(value: float, bits: int) -> bool:
-    """Whether a printed value is one that the format can hold; False where the grid is finer than the print tolerance."""
-    quantum = quantum_at(value, bits)
-    if quantum <= 4 * PRINT_TOLERANCE:
-        return False
-    return abs(value - round(value / quantum) * quantum) <= PRINT_TOLERANCE
 
 
 class GridSense:
@@ -51,10 +44,14 @@ class GridSense:
         self.ties, self.last, self.least = ties, last, least
 
     def feed(self, value: float) -> None:
-        """Fold one finite value."""
+        """Fold one finite value: a printed number that a format can hold, where its grid is coarser than the printing."""
         self.seen += 1
-        self.bf16 += is_on_grid(value, BF16_BITS)
-        self.fp16 += is_on_grid(value, FP16_BITS)
+        quantum = quantum_at(value, BF16_BITS)
+        if quantum > 4 * PRINT_TOLERANCE:
+            self.bf16 += abs(value - round(value / quantum) * quantum) <= PRINT_TOLERANCE
+            quantum *= FP16_SHARE
+            if quantum > 4 * PRINT_TOLERANCE:
+                self.fp16 += abs(value - round(value / quantum) * quantum) <= PRINT_TOLERANCE
         gap = abs(value - self.last)
         self.last = value
         if gap == 0.0:

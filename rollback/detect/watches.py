@@ -448,7 +448,10 @@ Z_95 = 1.96
 
 
 class PlateauWatch(Watch):
-    """A fold over the loss; `feed` returns True once when a plateau is seen, again only after an improvement."""
+    """A fold over the loss; it says once that a plateau is seen, again only after an improvement.
+
+    The engine adds up the losses of a block by itself (a call a point costs as much as the sum) and ends the block here.
+    """
 
     __slots__ = ("blocks", "count", "level", "on_plateau", "seen", "total")
 
@@ -457,12 +460,8 @@ class PlateauWatch(Watch):
         self.total, self.count, self.seen, self.level = 0.0, 0, 0, 0.0
         self.on_plateau = False
 
-    def feed(self, value: float) -> bool:
-        """Fold one loss; True when a plateau is seen for the first time."""
-        self.total += value
-        self.count += 1
-        if self.count < BLOCK_POINTS:
-            return False
+    def end_block(self) -> bool:
+        """Fold the mean of a whole block; True when a plateau is seen for the first time."""
         self.blocks.append(self.total / self.count)
         self.total, self.count = 0.0, 0
         self.seen += 1
