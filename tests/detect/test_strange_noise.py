@@ -109,7 +109,8 @@ def test_a_norm_alone_is_told_only_when_its_usual_size_is_known() -> None:
     """Of fourteen false warnings in fresh public logs nine were norms of a young run or a young log interval."""
     for seed in range(3):
         for interval_at in (None, 100):
-            assert all(event.tier is Tier.NOTICE for event in young_norm(seed, interval_at=interval_at).events), (seed, interval_at)
+            events = young_norm(seed, interval_at=interval_at).events
+            assert all(event.tier is Tier.NOTICE for event in events), (seed, interval_at)
 
 
 def test_a_norm_that_is_high_when_the_log_interval_changes_begins_anew() -> None:
