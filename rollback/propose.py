@@ -302,7 +302,9 @@ NO_TARGET = "no verified checkpoint at or before step"
 
 
 def _no_target(limit: int, onset: int, known: Sequence[CandidateCheckpoint]) -> str:
-    oldest = f"the oldest one is of step {min(c.step for c in known)}" if known else "there is none at all"
+    if not known:
+        return f"{NO_TARGET} {limit} (onset {onset}): no checkpoint is known here; name their directory with --checkpoints DIR"
+    oldest = f"the oldest one is of step {min(c.step for c in known)}"
     return f"{NO_TARGET} {limit} (onset {onset}): {oldest}; look for an older one or restart from scratch"
 
 

@@ -26,7 +26,7 @@ from chronicle.metrics.readers import LogReading, NothingToWatch, UnknownLog, li
 from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
 from rollback.channels import LossKind
 from rollback.detect import Tier
-from rollback.propose import Proposal
+from rollback.propose import Action, Proposal
 
 __all__ = [
     "FormatOption",
@@ -213,7 +213,8 @@ def describe_proposal(proposal: Proposal) -> str:
     if proposal.target_step is not None:
         lines.append(f"to: {_place(proposal.target_step, proposal.cost_steps, proposal.cost_hours)}")
     lines += [f"or: {_place(other.step, other.cost_steps, other.cost_hours)}" for other in proposal.alternatives]
-    lines.append(f"action: {proposal.action.value}")
+    if proposal.target_step is not None or proposal.action is Action.STOP:
+        lines.append(f"action: {proposal.action.value}")
     lines += [f"budget exceeded: {text}" for text in proposal.exhausted]
     lines += [f"by hand: {proposal.by_hand}"] if proposal.by_hand else []
     if proposal.command is not None:

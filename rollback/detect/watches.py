@@ -284,6 +284,7 @@ class DisguiseWatch(Watch):
             ended = self.begun and loss is not None
             finding = DisguiseFinding(False, row, step, self.sound_step, "the log is as usual again") if ended else None
             if loss is not None:
+                self.repeats += 0 if self.begun else self.signs  # of a coarse number format, then
                 self.signs, self.begun, self.sound_step = 0, False, step
                 self._learn(loss, norm)
             self._remember(step, loss, skipped)
@@ -316,12 +317,6 @@ class DisguiseWatch(Watch):
             if told and self.usual >= USUAL_POINTS:
                 return "the loss is missing from lines that always held it: NaN is left out by the trainer"
             return None
-        far = noise > 0.0 and abs(level) > FAR_FROM_ZERO * noise and self.usual >= USUAL_POINTS
-        why = "the gradient norm is NaN" if norm is not None else "there is no gradient norm"
-        if loss == 0.0 and far and (normless or unknown):
-            return f"the loss is exactly 0.0 and {why}: a filter of the trainer hides NaN"
-        if loss == self.last_loss and far and (normless or (unknown and self.repeats < DISGUISED_POINTS)):
-            return f"the loss repeats bit for bit and {why}: a filter of the trainer hides NaN"
         if skipped is not None and self.last_step is not None and self.last_skipped is not None and self.usual >= USUAL_POINTS:
             steps = step - self.last_step
             if 0 < steps <= max(skipped - self.last_skipped, skipped if skipped <= steps else 0.0):
@@ -330,6 +325,12 @@ class DisguiseWatch(Watch):
             self.scale_top = max(self.scale_top, scale)
             if scale <= FLOOR_SCALE < self.scale_top / FLOOR_FALL:
                 return f"the loss scale fell from {self.scale_top:g} to its floor of {scale:g}: every gradient overflows"
+        far = noise > 0.0 and abs(level) > FAR_FROM_ZERO * noise and self.usual >= USUAL_POINTS
+        why = "the gradient norm is NaN" if norm is not None else "there is no gradient norm"
+        if loss == 0.0 and far and (normless or unknown):
+            return f"the loss is exactly 0.0 and {why}: a filter of the trainer hides NaN"
+        if loss == self.last_loss and far and (normless or (unknown and self.repeats < DISGUISED_POINTS)):
+            return f"the loss repeats bit for bit and {why}: a filter of the trainer hides NaN"
         return None
 
     def _learn(self, loss: float, norm: float | None) -> None:
@@ -338,7 +339,7 @@ class DisguiseWatch(Watch):
 
     def _remember(self, step: int, loss: float | None, skipped: float | None) -> None:
         self.last_step = step
-        self.repeats += loss is not None and loss == self.last_loss
+        self.repeats += not self.signs and loss is not None and loss == self.last_loss
         self.last_loss = loss if loss is not None else self.last_loss
         self.last_skipped = skipped if skipped is not None else self.last_skipped
         if loss is None and not self.signs:
