@@ -45,9 +45,12 @@ class MetricsWriter:
     Raises OSError when the file cannot be opened or written; a short write (disk full) raises too.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = clock.time) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = clock.time, aloud: bool = True
+    ) -> None:
+        """`aloud`: those in `heard` are told of each line."""
         self.path = Path(path)
-        self._clock = clock
+        self._clock, self._aloud = clock, aloud
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._keys: dict[str, str] = {}
@@ -68,7 +71,7 @@ class MetricsWriter:
         line = "".join(parts).encode() + b"}\n"
         if os.write(self._fd, line) != len(line):
             raise OSError(f"short write to `{self.path}`: the line of step {step} is incomplete (disk full?)")
-        for hear in heard:
+        for hear in heard if self._aloud else ():
             hear(step, values)
 
     def close(self) -> None:
