@@ -2,6 +2,7 @@
 
     python -m benchmarks.crash_sweep             all points (some minutes)
     python -m benchmarks.crash_sweep --every 9   a sample
+    python -m benchmarks.crash_sweep --patched   the optimizer's file is patched in place, as files of 32 MiB are
 
 One undisturbed run is traced; each (system call, ordinal) that touches the run's own files is a point, reading calls
 included. `inject=NAME:…:when=N` counts per call name, so that is how points are named. At each point:
@@ -33,7 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rollback.transaction.apply
+
 CODE = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
+PATCHED_BYTES = 1200  # with --patched: optimizer.bin is larger, the scheduler is not
+PATCHED_CODE = f"import rollback.transaction.apply; rollback.transaction.apply.PATCHED_BYTES = {PATCHED_BYTES}; {CODE}"
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,mkdir,mkdirat,unlink,unlinkat,rmdir,"
     "close,ftruncate,utimensat,chmod,fchmod,fchmodat,chown,lchown,fchownat,sendfile,copy_file_range,flock,"
@@ -110,7 +115,8 @@ def environment() -> dict[str, str]:
 
 
 def command_line(top: Path, *words: str) -> list[str]:
-    return [sys.executable, "-c", CODE, *arguments(top, *words)]
+    lowered = rollback.transaction.apply.PATCHED_BYTES == PATCHED_BYTES
+    return [sys.executable, "-c", PATCHED_CODE if lowered else CODE, *arguments(top, *words)]
 
 
 def arguments(top: Path, *words: str) -> list[str]:
@@ -250,6 +256,10 @@ class Sweep:
         self.bad: list[str] = []
         self.outcomes: Counter[str] = Counter()
 
+    def is_patched(self) -> bool:
+        """Whether the undisturbed run renamed the root for a patch in place."""
+        return "checkpoints.chronicle-" in (self.work / "trace.log").read_text(errors="replace")
+
     def copy(self, source: Path, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["cp", "-a", str(source), str(target)], check=True)
@@ -343,6 +353,8 @@ def sweep(every: int = 1, *, commands: Iterable[Command] = COMMANDS, say: Callab
         make_template(template)
         for command in commands:
             one = Sweep(command, template, Path(name))
+            if command.name == "rollback" and rollback.transaction.apply.PATCHED_BYTES == PATCHED_BYTES:
+                assert one.is_patched(), "no file was patched in place"
             tried = 0
             for kind in KINDS:
                 for point in [point for point in one.points if is_tried(point, kind)][::every]:
@@ -352,6 +364,8 @@ def sweep(every: int = 1, *, commands: Iterable[Command] = COMMANDS, say: Callab
             bad += one.bad
             say(f"{command.name:<9} {len(one.points):4} calls, {tried:4} points: "
                 + ", ".join(f"{outcome} {count}" for outcome, count in sorted(one.outcomes.items())))  # fmt: skip
+            for line in one.bad:
+                say(f"BAD {line}")
     say(f"{total} points in {time.monotonic() - began:.0f} s, {len(bad)} bad")
     return bad
 
@@ -360,14 +374,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="try only every N-th point")
     parser.add_argument("--command", action="append", help="only this command (repeatable)")
+    parser.add_argument("--patched", action="store_true", help="lower the size from which files are patched in place")
     options = parser.parse_args()
+    if options.patched:
+        rollback.transaction.apply.PATCHED_BYTES = PATCHED_BYTES
     if shutil.which("strace") is None:
         print("strace is not installed (apt install strace): running the sweep inside one process instead")
         sys.exit(subprocess.call([sys.executable, "-m", "pytest", "-q", "tests/rollback/test_crash_points.py"]))
     chosen = [c for c in COMMANDS if not options.command or c.name in options.command]
     bad = sweep(options.every, commands=chosen, say=lambda text: print(text, flush=True))
-    for line in bad:
-        print("BAD", line)
     sys.exit(1 if bad else 0)
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.edit_large_checkpoint                 2 GB, ratio, bytes written
     python -m benchmarks.edit_large_checkpoint --flat          0.2, 1, 2 and 5 GB: the time does not depend on the size
+    python -m benchmarks.edit_large_checkpoint --command       CPU of the whole command as typed, by size, copied and patched
     python -m benchmarks.edit_large_checkpoint --directory D   where the files are made (a real disk, not tmpfs)
 
 Setting: one file with one name, no full checksums, page cache warm for both (each is read once before). Every result is
@@ -158,16 +159,62 @@ def compare(directory: Path, root: Path, path: Path, best: float) -> None:
     print(f"         whole command `chronicle rollback`: {time.perf_counter() - began:.2f} s")
 
 
+COMMAND = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
+COPIED = "import rollback.transaction.apply as a; a.PATCHED_BYTES = a.LARGE_BYTES; "  # as before 2026-11-23
+SIZES = (100_000, 20_000_000, 100_000_000)
+
+
+def child_cpu(words: list[str]) -> float:
+    """User and system CPU seconds of a program, by what the kernel counted for it."""
+    with open(os.devnull, "wb") as nowhere:
+        process = subprocess.Popen(words, stdout=nowhere, stderr=nowhere)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, (words, process.returncode)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure_command(directory: Path) -> None:
+    """A fresh run and a checkpoint of each size, edited by the whole command; the one-liner and Python alone beside it."""
+    print(f"{'GB':<22}{'as it is':>18}{'always copied':>15}{'one-liner':>11}{'python -c pass':>16}   CPU s, median of {REPEATS}")
+    for size_bytes in SIZES:
+        found: dict[str, list[float]] = {"now": [], "copied": [], "torch": [], "python": []}
+        for number in range(REPEATS):
+            for kind, code in (("now", COMMAND), ("copied", COPIED + COMMAND)):
+                top = directory / f"{kind}-{number}"
+                path = top / "checkpoints" / "ckpt.pt"
+                path.parent.mkdir(parents=True)
+                make_checkpoint(path, size_bytes)
+                os.sync()
+                read_once(path)
+                time.sleep(2.1)  # a file that was written just now is hashed again at every use
+                words = ["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", "--run", "b"]
+                places = ["--logs", str(top / "logs"), "--checkpoints", str(path.parent)]
+                found[kind].append(child_cpu([sys.executable, "-c", code, *words, *places]))
+                if kind == "now":
+                    check_loads(path, 1e-3 * (1 + math.cos(math.pi / 10)) / 4)
+                    found["torch"].append(child_cpu([sys.executable, "-c", ONE_LINER, str(path)]))
+                shutil.rmtree(top)
+            found["python"].append(child_cpu([sys.executable, "-c", "pass"]))
+        median = {kind: sorted(times)[len(times) // 2] for kind, times in found.items()}
+        columns = f"{median['now']:>18.3f}{median['copied']:>15.3f}{median['torch']:>11.2f}{median['python']:>16.3f}"
+        print(f"{size_bytes / GB:<22.4g}{columns}   all now: {', '.join(f'{x:.2f}' for x in sorted(found['now']))}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--flat", action="store_true", help="0.2 to 5 GB instead of one size")
+    parser.add_argument("--command", action="store_true", help="CPU of the whole command, by size")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chronicle-bench-", dir=options.directory) as name:
         directory = Path(name)
         filesystem = subprocess.run(["stat", "-f", "-c", "%T", name], capture_output=True, text=True, check=True)
         print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, filesystem {filesystem.stdout.strip()}")
+        if options.command:
+            measure_command(directory)
+            return
         if not options.flat:
             measure(directory, int(options.gigabytes * GB), against_torch=True, check=True)
             return

@@ -29,7 +29,8 @@ from chronicle.cli.transaction import OpenedRun, agree, find_undoable, move_back
 from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, Journal
 from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, events_of
-from chronicle.story.matters import open_proposal
+from chronicle.journal.lineage import compute_lineage
+from chronicle.story.matters import answer_matters, collect_matters, event_of, open_proposal
 from chronicle.story.plain import format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
@@ -148,10 +149,13 @@ def _plan(saves: Sequence[Save], limit: int, journal: Journal, referred: Mapping
     seen = [event for _, event in events_of(journal.entries, Incident) if event.onset_step is not None]
     told = [event for event in seen if event.tier in ("warn", "propose")]
     late = [event.alarm_step - (event.onset_step or 0) for event in told if event.alarm_step is not None]
+    matters = answer_matters(collect_matters(journal.entries), compute_lineage(journal.entries))
+    still = [matter for matter in matters if matter.open and event_of(matter.entry).tier in ("warn", "propose")]
     return plan_retention(
         saves,
         budget_bytes=limit,
         onsets=[min(event.onset_low_step or event.onset_step or 0, event.onset_step or 0) for event in told],
+        open_onsets=[matter.onset for matter in still if matter.onset is not None],
         delays=[delay for delay in late if delay > 0],
         pinned={**_pinned(saves, journal), **referred},
     )

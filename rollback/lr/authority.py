@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
@@ -246,10 +247,18 @@ def _ungoverned(optimizer: OptimizerState, state: CheckpointState, scale: float,
             f"({_shown(lrs)}): {listed}",
             change="multiply the LR where the script sets it",
         )
-    elif len(governing) == 1 and len(schedulers) == 1:
-        answer = reproduces_saved_lr(governing[0].state, optimizer.groups)
-        if answer is not None and answer.contradicts:
-            yield Doubt(seen=f"`{_place(governing[0].file, governing[0].prefix)}`: {answer.reason}")
+        return
+    answers = [reproduces_saved_lr(scheduler.state, optimizer.groups) for scheduler in governing]
+    told = [(one, answer.reason) for one, answer in zip(governing, answers, strict=True) if answer and answer.contradicts]
+    if len(told) == len(governing) and not _explained_by_two(schedulers, optimizer):
+        yield Doubt(seen=f"`{_place(told[0][0].file, told[0][0].prefix)}`: {told[0][1]}")
+
+
+def _explained_by_two(schedulers: Sequence[SchedulerState], optimizer: OptimizerState) -> bool:
+    """Whether two schedulers that a script steps one after the other give the LRs, as torch's `ChainedScheduler` would."""
+    lrs = [group.get("lr") for group in optimizer.groups]
+    chains = ({"_schedulers": [one.state, other.state], "_last_lr": lrs} for one, other in permutations(schedulers[:4], 2))
+    return any(reproduces_saved_lr(chain, optimizer.groups) is None for chain in chains)
 
 
 def _last_lrs(state: Mapping[str, object]) -> Sequence[object] | None:

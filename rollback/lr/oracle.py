@@ -292,6 +292,9 @@ def reproduces_saved_lr(state: Mapping[str, Any], groups: Sequence[Mapping[str, 
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
         return Unknown(f"the scheduler state is malformed ({type(problem).__name__}: {problem})")
     rounding = _rounding(state, groups)
+    if given is not None and len(given) != len(held):
+        reason = f"{name} holds {len(given)} base LRs, the optimizer has {len(held)} parameter groups: another optimizer's?"
+        return Unknown(reason, contradicts=True)
     if given is not None and not all(_close(*each, rounding) for each in zip(given, held, _bases(state, groups), strict=True)):
         return Unknown(
             f"{name} would be at {given} by its own fields, the checkpoint holds {held}: edited before, or another class?",

@@ -1,35 +1,41 @@
 """Which checkpoints to keep for a number of bytes, so that going back costs the fewest steps.
 
 A rollback goes to the newest kept checkpoint at or before the onset of what went wrong, and loses the steps between the two.
-Nobody knows the next onset. What is known is how late troubles are found: most within a few saves, some after a long time.
-So the age of the onset, counted back from the newest checkpoint, has this distribution:
+What is known of the next onset: the incidents that are open, each with its onset, and how late troubles without a sign are
+found: most within a few saves, some after a long time. So the onset has this distribution:
 
-    half      uniform over a recent window: 40 saves, or twice the longest delay that this run has had
-    half      log-uniform over the whole run: each doubling of the age is as likely as the last
+    open      half of it, where incidents are open: each of their onsets is as likely as the other; else nothing
+    window    half of the rest: uniform over a quarter of the run, at least 20 saves and the longest delay that this run has had
+    far       the other half: log-uniform over the whole run: each doubling of the age is as likely as the last
 
 Removing one checkpoint costs (steps to its older neighbour) x (chance of an onset before its newer neighbour). The one that
 costs least per byte goes first, until the rest fits. Recent checkpoints stay dense, older ones thin out.
 
 Never removed: the newest two that are verified, the two before the onset of the newest incident, and whatever the caller pins.
-Pure: reads no file. The window comes from public cases: a spike that lasted 34 saves (K2-65B).
+Pure: reads no file. The window is twice the largest share of a run after which a public report found a trouble that had shown
+no sign (BLOOM: replicas apart for an eighth of it). What cannot be reached is in `benchmarks/retention.py`.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
-from statistics import median
+from statistics import fmean, median
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import Finding, Severity
 
 __all__ = ["Retention", "Save", "check_retention", "loss_of", "plan_retention"]
 
-WINDOW_SAVES = 40
+WINDOW_SAVES = 20
+WINDOW_RUN = 0.25  # of the run's steps
 WINDOW_SHARE = 0.5
+OPEN_SHARE = 0.5
+RECENT_GAPS = 8  # older gaps are those that thinning left
 SAFE = 2  # verified checkpoints that remain: the newest, and before the newest incident
 
 
@@ -71,37 +77,39 @@ def plan_retention(
     *,
     budget_bytes: int,
     onsets: Sequence[int] = (),
+    open_onsets: Sequence[int] = (),
     delays: Sequence[int] = (),
     pinned: Mapping[str, str] | Collection[str] = (),
 ) -> Retention:
     """Choose what stays within `budget_bytes`; more stays where the checkpoints that are never removed need more.
 
-    `onsets` are the steps at which known incidents began, newest last; `delays` how many steps later they were found.
+    `onsets` are the steps at which known incidents began, newest last; `open_onsets` those of them that nothing has answered
+    yet; `delays` how many steps later they were found.
     `pinned` are names that stay, each with its reason where it is a mapping. A checkpoint that is not verified serves
     no rollback and goes first, except the newest of all.
     """
     listed = sorted(saves, key=lambda save: (save.step, save.name))
     good = [save for save in listed if save.verified]
     why = _never_removed(listed, good, onsets, pinned)
-    window = _window(good, delays)
     head = listed[-1].step if listed else 0
+    chances = _Chances(head, _window(good, delays), sorted(onset for onset in open_onsets if 0 <= onset < head))
     size = sum(save.size_bytes for save in listed)
     removed: set[str] = set()
     for save in listed:
         if size > budget_bytes and not save.verified and save.name not in why:
             removed.add(save.name)
             size -= save.size_bytes
-    removed |= _thin_out(good, size - budget_bytes, why, head=head, window=window)
+    removed |= _thin_out(good, size - budget_bytes, why, chances)
     keep = tuple((save, why.get(save.name, "")) for save in listed if save.name not in removed)
     before, after = [save.step for save in good], [save.step for save, _ in keep if save.verified]
     return Retention(
         keep=keep,
         remove=tuple(save for save in listed if save.name in removed),
-        expected_loss=_expected(after, head, window),
-        worst_loss=_worst(after, head, window),
-        expected_before=_expected(before, head, window),
-        worst_before=_worst(before, head, window),
-        window=window,
+        expected_loss=chances.expected_loss(after),
+        worst_loss=_worst(after, head, chances.window),
+        expected_before=chances.expected_loss(before),
+        worst_before=_worst(before, head, chances.window),
+        window=chances.window,
     )
 
 
@@ -122,6 +130,40 @@ def check_retention(
     return [Finding(check="F10", severity=Severity.INFO, path=".", message=message)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Chances:
+    """Where the onset of the next rollback lies, among the steps from 0 to `head`."""
+
+    head: int
+    window: int
+    open_onsets: Sequence[int]  # in order
+
+    def between(self, step: int, upto: int) -> float:
+        """The chance of an onset from `step` on and before `upto`."""
+        unseen = self._within(self.head - step) - self._within(self.head - upto)
+        if not self.open_onsets:
+            return unseen
+        seen = (bisect_left(self.open_onsets, upto) - bisect_left(self.open_onsets, step)) / len(self.open_onsets)
+        return OPEN_SHARE * seen + (1 - OPEN_SHARE) * unseen
+
+    def _within(self, age: int) -> float:
+        """The chance that an onset without a sign lies at most `age` steps before the newest checkpoint."""
+        longest = max(self.head, self.window, 1)
+        recent = min(max(age, 0), self.window) / self.window
+        return WINDOW_SHARE * recent + (1 - WINDOW_SHARE) * log(1 + min(max(age, 0), longest)) / log(1 + longest)
+
+    def expected_loss(self, steps: Sequence[int]) -> float:
+        """Mean loss in steps with these checkpoints; an onset without a sign is taken as uniform within a gap of two."""
+        edges = [0, *[step for step in steps if step > 0], self.head]
+        unseen = sum(
+            (later - earlier) / 2 * (self._within(self.head - earlier) - self._within(self.head - later))
+            for earlier, later in pairwise(edges)
+        )
+        if not self.open_onsets:
+            return unseen
+        return OPEN_SHARE * fmean(loss_of(steps, onset) for onset in self.open_onsets) + (1 - OPEN_SHARE) * unseen
+
+
 def _never_removed(
     listed: Sequence[Save], good: Sequence[Save], onsets: Sequence[int], pinned: Mapping[str, str] | Collection[str]
 ) -> dict[str, str]:
@@ -138,10 +180,11 @@ def _never_removed(
 
 def _window(good: Sequence[Save], delays: Sequence[int]) -> int:
     gaps = [later.step - earlier.step for earlier, later in pairwise(good) if later.step > earlier.step]
-    return max(round(WINDOW_SAVES * (median(gaps) if gaps else 1)), 2 * max(delays, default=0), 1)
+    interval = median(gaps[-RECENT_GAPS:]) if gaps else 1
+    return max(round(WINDOW_SAVES * interval), round(WINDOW_RUN * (good[-1].step if good else 0)), max(delays, default=0), 1)
 
 
-def _thin_out(good: Sequence[Save], excess: int, why: Collection[str], *, head: int, window: int) -> set[str]:
+def _thin_out(good: Sequence[Save], excess: int, why: Collection[str], chances: _Chances) -> set[str]:
     """Names to remove, the cheapest first, until `excess` bytes are gone or nothing more may go."""
     older = {save.name: good[at - 1] if at else None for at, save in enumerate(good)}
     newer = {save.name: good[at + 1] if at + 1 < len(good) else None for at, save in enumerate(good)}
@@ -150,8 +193,7 @@ def _thin_out(good: Sequence[Save], excess: int, why: Collection[str], *, head: 
     def cost(save: Save) -> float:
         before, after = older[save.name], newer[save.name]
         lost = save.step - (before.step if before else 0)
-        upto = after.step if after else head
-        return lost * (_chance(head - save.step, head, window) - _chance(head - upto, head, window)) / max(save.size_bytes, 1)
+        return lost * chances.between(save.step, after.step if after else chances.head) / max(save.size_bytes, 1)
 
     heap = [(cost(save), save.step, save.name, save) for save in good if save.name not in why]
     heapq.heapify(heap)
@@ -171,21 +213,6 @@ def _thin_out(good: Sequence[Save], excess: int, why: Collection[str], *, head: 
         if after:
             older[after.name] = before
     return removed
-
-
-def _chance(age: int, head: int, window: int) -> float:
-    """The chance that the onset lies at most `age` steps before the newest checkpoint."""
-    longest = max(head, window, 1)
-    recent = min(max(age, 0), window) / window
-    return WINDOW_SHARE * recent + (1 - WINDOW_SHARE) * log(1 + min(max(age, 0), longest)) / log(1 + longest)
-
-
-def _expected(steps: Sequence[int], head: int, window: int) -> float:
-    """Mean loss over onsets; within a gap between two checkpoints the onset is taken as uniform."""
-    total, edges = 0.0, [0, *[step for step in steps if step > 0], head]
-    for earlier, later in pairwise(edges):
-        total += (later - earlier) / 2 * (_chance(head - earlier, head, window) - _chance(head - later, head, window))
-    return total
 
 
 def _worst(steps: Sequence[int], head: int, window: int) -> int:

@@ -32,11 +32,13 @@ from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, PatchedFile, Receipt, is_patched
-from rollback.transaction.protocol import Record, apply_change, probe_path, remove_probes
+from rollback.transaction.protocol import Record, apply_change
 from rollback.transaction.staging import StagedFile, Writer
 
-# A larger file is patched in place where its filesystem has no reflinks, and fingerprinted by size, time and inode:
-# gigabytes are neither copied nor read to change eight bytes.
+# From this size on a file is patched in place where its filesystem has no reflinks: copying it and proving the copy reads
+# it five times to change eight bytes, which is most of the command's time (decision DDD).
+PATCHED_BYTES = 32 << 20
+# A larger file is never copied, and fingerprinted by size, time and inode: gigabytes are not even read.
 LARGE_BYTES = 128 << 20
 # deepspeed/runtime/engine.py: a file naming a directory beside it
 POINTER_NAMES = ("latest", "latest_universal", TRACKER, LAST)
@@ -177,7 +179,7 @@ def apply_plan(
     for edit in plan.edits:
         by_file.setdefault(edit.file, []).append(edit)
     root = Path(plan.root)
-    patches = plan_patches(folder, by_file, reflinks=lambda: _has_reflinks(root.parent, disk))
+    patches = plan_patches(folder, by_file, reflinks=lambda: disk.can_reflink(root.parent))
     copied = {name: edits for name, edits in by_file.items() if name not in patches}
     writers: dict[str, Writer] = {
         "" if plan.single_file else name: _editor(edits) for name, edits in copied.items()
@@ -221,31 +223,27 @@ def edited_copies(plan: Plan, source: Path, target: Path) -> tuple[StagedFile, .
 def plan_patches(
     folder: Path, by_file: Mapping[str, Sequence[FieldEdit]], *, reflinks: Callable[[], bool]
 ) -> dict[str, tuple[BytePatch, ...]]:
-    """The files that are patched in place instead of copied, with the bytes of each patch."""
-    large = [name for name in by_file if (folder / name).stat().st_size >= LARGE_BYTES]
+    """The files that are patched in place instead of copied, with the bytes of each patch.
+
+    A file below `LARGE_BYTES` is copied where a patch will not do: its new numbers need more bytes, it is text, it has a
+    second name, or it may not be written. A larger one is then refused, here or by the preconditions.
+    """
+    sizes = {name: (folder / name).stat().st_size for name in by_file}
+    large = [name for name, size_bytes in sizes.items() if size_bytes >= PATCHED_BYTES]
     if not large or reflinks():
         return {}
     found = {}
     for name in large:
+        copied = sizes[name] < LARGE_BYTES
+        if copied and ((folder / name).stat().st_nlink > 1 or not os.access(folder / name, os.W_OK)):
+            continue
         file = read_state_file(folder / name)
-        pieces = plan_patch(file, {edit.keys: edit.after for edit in by_file[name]})
-        found[name] = pieces
+        try:
+            found[name] = plan_patch(file, {edit.keys: edit.after for edit in by_file[name]})
+        except PlanRefused:
+            if not copied:
+                raise
     return found
-
-
-def _has_reflinks(directory: Path, disk: Disk) -> bool:
-    probe, attributes = probe_path(directory), Attributes.of(directory)
-    try:
-        remove_probes(directory, disk)
-        disk.point("mkdir", probe)
-        probe.mkdir()
-        return disk.can_reflink(probe)
-    except OSError:
-        return False  # the preconditions report what is wrong with this directory
-    finally:
-        if probe.is_dir():
-            disk.remove_tree(probe)
-            disk.set_attributes(directory, attributes)
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:

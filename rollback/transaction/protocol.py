@@ -166,13 +166,8 @@ def remove_leftovers(
 _PROBE = ".chronicle-probe-"
 
 
-def probe_path(parent: Path) -> Path:
-    """The directory in which this process tries what the filesystem beside the checkpoints can do."""
-    return parent / f"{_PROBE}{os.getpid()}"
-
-
 def remove_probes(parent: Path, disk: Disk) -> int:
-    """Remove the probes of processes that were killed; returns how many. The times of `parent` stay."""
+    """Remove what versions before 2026-11-23 left when they were killed; returns how many. The times of `parent` stay."""
     attributes = Attributes.of(parent)
     left = [path for path in parent.glob(f"{_PROBE}*") if path.is_dir() and not _runs(path.name.removeprefix(_PROBE))]
     for path in left:

@@ -53,9 +53,9 @@ def test_recent_ones_stay_dense_and_old_ones_thin_out() -> None:
 
 def test_a_run_whose_troubles_are_found_late_keeps_a_longer_window() -> None:
     early = plan_retention(every(100, 400), budget_bytes=10 * 120)
-    late = plan_retention(every(100, 400), budget_bytes=10 * 120, delays=[5_000])
-    assert late.window == 10_000 > early.window
-    onsets = range(30_500, 36_000, 50)
+    late = plan_retention(every(100, 400), budget_bytes=10 * 120, delays=[15_000])
+    assert late.window == 15_000 > early.window
+    onsets = range(25_500, 30_000, 50)
     losses = [sum(loss_of([save.step for save, _ in plan.keep], onset) for onset in onsets) for plan in (early, late)]
     assert losses[1] < losses[0]
 
@@ -63,3 +63,19 @@ def test_a_run_whose_troubles_are_found_late_keeps_a_longer_window() -> None:
 def test_what_cannot_be_resumed_from_goes_first() -> None:
     saves = [Save("a", 100, 10), Save("b", 200, 10, verified=False), Save("c", 300, 10), Save("d", 400, 10)]
     assert [save.name for save in plan_retention(saves, budget_bytes=30).remove] == ["b"]
+
+
+def test_an_open_incident_keeps_its_checkpoint_when_a_newer_one_comes() -> None:
+    """The newest incident's checkpoints are pinned; the older one, that nobody has answered, is as likely the one."""
+    saves, onsets = every(100, 400), [12_345, 30_150]
+    blind = plan_retention(saves, budget_bytes=10 * 20, onsets=onsets)
+    plan = plan_retention(saves, budget_bytes=10 * 20, onsets=onsets, open_onsets=onsets)
+    assert loss_of([save.step for save, _ in plan.keep], 12_345) == 45 < loss_of([save.step for save, _ in blind.keep], 12_345)
+    assert loss_of([save.step for save, _ in plan.keep], 30_150) == 50
+    assert plan.kept_bytes <= 200
+
+
+def test_thinned_gaps_do_not_widen_the_window() -> None:
+    """The window counts saves, and old gaps are those that earlier plans left."""
+    thinned = [save for save in every(100, 400) if save.step % 1000 == 0 or save.step > 39_000]
+    assert plan_retention(thinned, budget_bytes=10**6).window == plan_retention(every(100, 400), budget_bytes=10**6).window
