@@ -176,7 +176,8 @@ def child_cpu(words: list[str]) -> float:
 
 def measure_command(directory: Path) -> None:
     """A fresh run and a checkpoint of each size, edited by the whole command; the one-liner and Python alone beside it."""
-    print(f"{'GB':<22}{'as it is':>18}{'always copied':>15}{'one-liner':>11}{'python -c pass':>16}   CPU s, median of {REPEATS}")
+    titles = f"{'as it is':>18}{'always copied':>15}{'one-liner':>11}{'python -c pass':>16}"
+    print(f"{'GB':<22}{titles}   CPU s, median of {REPEATS}")
     for size_bytes in SIZES:
         found: dict[str, list[float]] = {"now": [], "copied": [], "torch": [], "python": []}
         for number in range(REPEATS):

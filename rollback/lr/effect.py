@@ -60,7 +60,8 @@ def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator
     children = state.get("_schedulers")
     if isinstance(children, list | tuple):
         for index, child in enumerate(children):
-            yield from scheduler_lr_leaves(child, (*prefix, "_schedulers", index))
+            if isinstance(child, Mapping):
+                yield from scheduler_lr_leaves(child, (*prefix, "_schedulers", index))
 
 
 def _lr_fields(state: Mapping[str, Any]) -> tuple[str, ...]:

@@ -112,6 +112,8 @@ CLOSED_FORM = frozenset({SchedulerClass.LAMBDA, SchedulerClass.ONE_CYCLE, Schedu
 
 def infer_scheduler_class(state: Mapping[str, Any]) -> SchedulerClass | None:
     """Name the class whose attributes `state` carries, or `None` when no known class fits exactly."""
+    if not isinstance(state, Mapping):  # a damaged or unknown list of children
+        return None
     for name, required, optional in _SIGNATURES:
         if required <= state.keys():
             further = state.keys() - required - optional - _COMMON
@@ -123,7 +125,7 @@ def infer_scheduler_class(state: Mapping[str, Any]) -> SchedulerClass | None:
 def child_states(state: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """The states nested in a SequentialLR or ChainedScheduler, in order; empty for every other class."""
     children = state.get("_schedulers")
-    return tuple(children) if isinstance(children, list | tuple) else ()
+    return tuple(child for child in children if isinstance(child, Mapping)) if isinstance(children, list | tuple) else ()
 
 
 def _is_private_flag(key: str, value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The values of a transaction (what changes, what is prepared, what was done), and the in-place patch of large files.
 
-A very large file on a filesystem without reflinks is patched in place instead of copied. This happens while the whole
+A large file (32 MiB) on a filesystem without reflinks is patched in place instead of copied. This happens while the whole
 checkpoints root is renamed:
 
     root -> root.chronicle-<id>     a loader finds no checkpoints at all and reports it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import random
 from pathlib import Path
@@ -18,13 +20,13 @@ from chronicle.journal.events import Incident
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import collect_candidates
 from rollback.checkpoint.listing import open_checkpoint, read_state
-from rollback.errors import PlanRefused
+from rollback.errors import PlanRefused, RollbackError
 from rollback.files.config_text import ConfigFile
 from rollback.lr.authority import Evidence, lr_doubts
 from rollback.lr.rules import infer_scheduler_class
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import RollbackRequest
-from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, train_step
+from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, SchedulerCase, build, lrs, train_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 HALF = RollbackRequest(step=10, lr_scale=0.5)
@@ -224,6 +226,107 @@ def test_states_made_at_random_are_never_named_as_another_class(seed: int, tmp_p
         whole = [s for s in state.schedulers if s.prefix == ("lr_scheduler",)]
         assert all(infer_scheduler_class(s.state) is None for s in whole), made
         assert lr_doubts(state, 0.5), made
+
+
+class Floored(L.StepLR):
+    """All fields of its parent, and another formula once the floor is reached."""
+
+    def get_lr(self) -> list[float]:
+        return [max(float(lr), 9e-4) for lr in super().get_lr()]
+
+
+class Squared(L.CosineAnnealingLR):
+    """All fields of its parent, and another formula."""
+
+    def get_lr(self) -> list[float]:
+        return [base * (0.5 + 0.5 * math.cos(math.pi * self.last_epoch / self.T_max)) ** 2 + 1e-5 for base in self.base_lrs]
+
+
+class Shifted(L.ExponentialLR):
+    """All fields of its parent, and LRs of its own."""
+
+    def get_lr(self) -> list[float]:
+        return [3e-4 * self.gamma**self.last_epoch for _ in self.base_lrs]
+
+
+SUBCLASSES: dict[str, SchedulerCase] = {
+    "floored": lambda o: Floored(o, 2, 0.5), "squared": lambda o: Squared(o, 60), "shifted": lambda o: Shifted(o, 0.97),
+}  # fmt: skip
+EVERY = COMPUTED | FUNCTIONS | SUBCLASSES
+
+
+def _changed(chance: random.Random, how: str, state: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Change one thing of a scheduler's state, or of the optimizer's groups, in place."""
+    own = [k for k in state if k not in ("base_lrs", "last_epoch", "_last_lr", "_step_count", "_is_initial", "verbose")]
+    field = chance.choice([k for k in own if not k.startswith("_get_lr")] or ["last_epoch"])
+    if how == "removed":
+        del state[field]
+    elif how == "another kind":
+        state[field] = chance.choice(["7", None, torch.tensor(7.0), [3], {"a": 3}, -5, 1e9, 7.0, True])
+    elif how == "merged":
+        state |= {**build(EVERY[chance.choice(list(COMPUTED))])[2].state_dict(), **state}
+    elif how == "bases":
+        bases: list[Any] = [[1e-3], torch.tensor([1e-3, 5e-4]), [1e-3, 5e-4, 1e-4], [2e-3, 1e-3], [0.0, 0.0]]
+        state["base_lrs"] = chance.choice([*bases, [math.nan] * 2, None])
+    elif how == "counter":
+        state["last_epoch"] = chance.choice([0, -1, 500, 2.5, None])
+    elif how == "last":
+        state["_last_lr"] = [2 * lr for lr in state["_last_lr"]]
+    elif how == "groups":
+        for group in groups:
+            group["lr"] *= 3
+
+
+def _with(tree: Any, keys: tuple[Any, ...], value: float) -> None:
+    for key in keys[:-1]:
+        tree = tree[key]
+    tree[keys[-1]] = torch.tensor(value) if isinstance(tree[keys[-1]], torch.Tensor) else value
+
+
+def _next_lrs(name: str, content: dict[str, Any]) -> list[tuple[float, ...]]:
+    """The LRs of 25 steps of a launch that loads what was saved into the class that saved it."""
+    model, optimizer, scheduler = build(EVERY[name])
+    optimizer.load_state_dict(copy.deepcopy(content["optimizer"]))
+    scheduler.load_state_dict(copy.deepcopy(content["scheduler"]))
+    rows = []
+    for _ in range(25):
+        rows.append(lrs(optimizer))
+        train_step(model, optimizer, scheduler)
+    return rows
+
+
+@pytest.mark.parametrize("how", ["none", "removed", "another kind", "merged", "bases", "counter", "last", "groups", "second"])
+def test_what_is_proved_of_states_made_at_random_comes_true(how: str, tmp_path: Path) -> None:
+    """Whatever is accepted is loaded by the class that saved it: half of the old LRs, and those of the forecast."""
+    chance = random.Random(how)
+    for index in range(12):
+        name = list(SUBCLASSES)[index] if index < len(SUBCLASSES) else chance.choice(list(EVERY))
+        model, optimizer, scheduler = build(EVERY[name])
+        for _ in range(num_steps := chance.choice([5, 8, 14])):
+            train_step(model, optimizer, scheduler)
+        content = {"optimizer": optimizer.state_dict(), "scheduler": dict(scheduler.state_dict()), "step": num_steps}
+        content = copy.deepcopy(content)
+        _changed(chance, how, content["scheduler"], content["optimizer"]["param_groups"])
+        if how == "second":
+            content["other_scheduler"] = build(EVERY[chance.choice(list(COMPUTED))])[2].state_dict()
+        torch.save(content, path := tmp_path / f"{index}.pt")
+        request = RollbackRequest(step=num_steps, lr_scale=0.5)
+        try:
+            plan = plan_lr_edits(request, read_state(open_checkpoint(path)), None)
+        except RollbackError:
+            assert how != "none" or name in SUBCLASSES, name
+            continue
+        assert name not in SUBCLASSES, (how, name)
+        edited = copy.deepcopy(content)
+        for edit in plan.edits:
+            _with(edited, edit.keys, edit.after)
+        try:
+            before, after = _next_lrs(name, content), _next_lrs(name, edited)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+            continue  # torch cannot go on from it either
+        for old, new, foretold in zip(before, after, plan.expected.next_lrs or after, strict=False):
+            assert new == pytest.approx([lr / 2 for lr in old], rel=1e-9, abs=1e-15), (how, name)
+            assert new == pytest.approx(list(foretold), rel=1e-6, abs=1e-15), (how, name)
 
 
 # --- Megatron's directories, single files, an LR saved as an integer, and what a killed process left
