@@ -521,7 +521,9 @@ def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgre
 
 
 def read_every_byte(checkpoint: Checkpoint) -> Verification:
-    """Verify one checkpoint with its checksums, on all cores."""
+    """Verify one checkpoint with its checksums; a large one on all cores."""
+    if checkpoint.size_bytes < WORTH_BYTES:
+        return verify_and_read(checkpoint, full=True)  # threads cost more than they save
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(os.cpu_count()) as executor, byte_progress(checkpoint.size_bytes) as bar:

@@ -227,3 +227,32 @@ def test_a_step_that_file_and_name_both_say_outranks_an_optimizer_that_was_made_
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, root / name)
     found = {one.path.name: one.step for one in list_checkpoints(root)}
     assert found == {"step-10.pt": 10, "step-21.pt": 21, "mine.pt": 3, "epoch-7.pt": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "count", "stepped", "expected", "unit"),
+    [
+        ("mine.pt", 41, 3, 41, 41, 1),  # the optimizer was made anew: file and scheduler say so
+        ("mine.pt", 40, 10, 40, 10, 4),  # the scheduler is stepped for each of four batches
+        ("mine.pt", 40, 10, 10, 10, 1),  # the file counts batches
+        ("mine.pt", 41, 3, 3, 3, 1),  # the file counts something else
+        ("mine.pt", 41, 3, 7, 3, None),
+        ("step-41.pt", 41, 1, 41, 41, None),  # made anew, or 41 batches a step: the LRs of the next steps are not foretold
+        ("step-41.pt", 41, 3, 41, 41, 1),
+    ],
+)
+def test_the_step_of_a_file_whose_counters_differ(
+    name: str, step: int, count: int, stepped: int, expected: int, unit: int | None, root: Path
+) -> None:
+    """What two say outranks the optimizer, which counts from where it was made; one voice alone may count something else."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for _ in range(count):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    scheduler.last_epoch = stepped
+    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    torch.save(content | {"step": step}, root / name)
+    (checkpoint,) = list_checkpoints(root)
+    assert (checkpoint.step, read_state(checkpoint).scheduler_unit) == (expected, unit)

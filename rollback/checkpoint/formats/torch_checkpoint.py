@@ -23,6 +23,7 @@ from rollback.checkpoint.state import (
     hints_in,
     is_optimizer,
     is_scheduler,
+    last_epoch_of,
     optimizer_state,
     scheduler_state,
     scheduler_unit,
@@ -133,17 +134,27 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
         rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
         state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
     hints = hints_in(name, file.tree, [prefix for prefix, _, _ in found])
-    return replace(state, writer_step=_step_said_twice(name, counters), lr_hints=hints)
+    count = state.optimizer_step
+    step = _step_said_twice(name, counters, [last_epoch_of(s.state) for s in schedulers], count)
+    unit = state.scheduler_unit
+    if step not in (None, count) and unit != 1:  # made anew, or several batches a step? Only a remainder tells
+        unit = None if count and step % count == 0 else scheduler_unit(schedulers, step, None)
+    return replace(state, writer_step=step, scheduler_unit=unit, lr_hints=hints)
 
 
-def _step_said_twice(name: str, counters: Mapping[str, int | float]) -> int | None:
-    """The step that the file holds at its top level and that its name holds too; None where they do not agree.
+def _step_said_twice(
+    name: str, counters: Mapping[str, int | float], epochs: Sequence[int | None], count: int | None
+) -> int | None:
+    """The step that the file holds at its top level and that its name or every scheduler holds too; None where none agrees.
 
-    The optimizer counts its own steps, and begins again where a script makes it anew. One of the two alone may be an epoch.
+    The optimizer counts its own steps, `count`, and begins again where a script makes it anew. One voice alone may be an
+    epoch. A scheduler's may count batches: then the step is a multiple of the optimizer's, and nothing is concluded.
     """
     in_name = {int(found) for found in re.findall(r"\d{1,18}", name)}
-    said = (counters[key] for step in _STEP_KEYS for key in counters if key.endswith(f":{step}"))
-    return next((int(value) for value in said if isinstance(value, int) and value in in_name), None)
+    said = [counters[key] for step in _STEP_KEYS for key in counters if key.endswith(f":{step}")]
+    steps = [value for value in said if isinstance(value, int)]
+    stepped = [step for step in steps if epochs and set(epochs) == {step} and (not count or step % count)]
+    return next((step for step in steps if step in in_name), next(iter(stepped), None))
 
 
 def _state(
