@@ -37,7 +37,7 @@ from typing import Any
 import rollback.transaction.apply
 
 CODE = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
-PATCHED_BYTES = 1200  # with --patched: optimizer.bin is larger, the scheduler is not
+PATCHED_BYTES = 2000  # with --patched: optimizer.bin is larger, the scheduler is not
 PATCHED_CODE = f"import rollback.transaction.apply; rollback.transaction.apply.PATCHED_BYTES = {PATCHED_BYTES}; {CODE}"
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,mkdir,mkdirat,unlink,unlinkat,rmdir,"
