@@ -29,12 +29,13 @@ _FORMS = re.compile(
     r"|AKIA[A-Z0-9]{12,}|glpat-[A-Za-z0-9_-]{12,}|xox[abprs]-[A-Za-z0-9-]{10,}|nvapi-[A-Za-z0-9_-]{12,}"
     r"|wandb_v1_[A-Za-z0-9_-]{12,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
 )
-_URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@")
+# A name begins where no letter stands before it, and is of a bounded length: a long word is read once, not from each letter
+_URL_PASSWORD = re.compile(r"(?<!\w)(\w+://[^\s:/@]*):[^\s@/]+@")
 _URL_FIELD = re.compile(r"([?&;])([\w.-]+)=([^\s&;#]+)")
 _BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
-_FIELD = re.compile(r"""(["']?)([A-Za-z_][\w.-]*)\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'{}\[\]]+)""")
+_FIELD = re.compile(r"""(["']?)([A-Za-z_][\w.-]{0,99})\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'{}\[\]]+)""")
 
-_LITERAL = re.compile(r"""([A-Za-z_][\w.-]*)(["']?\]?\s*[:=]\s*)(["'])(?!\*\*\*)[^"'\n]{6,}\3""")
+_LITERAL = re.compile(r"""([A-Za-z_][\w.-]{0,99})(["']?\]?\s*[:=]\s*)(["'])(?!\*\*\*)[^"'\n]{6,}\3""")
 
 
 def looks_secret(name: str) -> bool:

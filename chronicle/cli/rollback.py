@@ -33,13 +33,14 @@ from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import (
     GUARDED_SAVES,
     CheckpointSaved,
+    LaunchEnd,
     LaunchStart,
     Searched,
     StateSaved,
     events_of,
 )
 from chronicle.journal.events import read as read_event
-from chronicle.metrics.log import seconds_per_step
+from chronicle.metrics.log import logged_pace
 from chronicle.settings import Settings, is_url
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import (
@@ -429,13 +430,20 @@ def _honoured(chosen: Checkpoint, memory: Mapping[str, object] | None, entries: 
 
 
 def _cost(step: int, opened: OpenedRun) -> Cost:
-    """Steps of the present lineage after the target, and hours where the per-step log gives the pace."""
+    """Steps of the present lineage after the target, and hours where the per-step log gives the pace.
+
+    Of a launch whose end nobody recorded (it was killed with its supervisor), the log says how far it came.
+    """
     entries = opened.journal.entries
     lineage = compute_lineage(entries)
     head = max([lineage.head_step, *(e.step for e in entries if e.kind == CheckpointSaved.KIND and e.step is not None)])
+    started = max((entry.launch or 0 for entry, _ in events_of(entries, LaunchStart)), default=0)
+    ended = {entry.launch for entry, _ in events_of(entries, LaunchEnd)}
+    unended = started if started and started not in ended else None
+    last, pace = logged_pace(opened.paths, unended or lineage.head_launch)
+    head = max(head, last or 0) if unended else head
     if head <= step:
         return Cost()
-    pace = seconds_per_step(opened.paths, lineage.head_launch)
     return Cost(steps=head - step, hours=None if pace is None else round((head - step) * pace / 3600, 2))
 
 

@@ -152,11 +152,13 @@ def read_metrics(path: str | os.PathLike[str]) -> Iterator[Point]:
                 yield point
 
 
-def seconds_per_step(paths: RunPaths, launch: int | None) -> float | None:
-    """The mean pace of a launch in its per-step log; None without two points that have a time."""
+def logged_pace(paths: RunPaths, launch: int | None) -> tuple[int | None, float | None]:
+    """(last step, mean seconds per step) of a launch's per-step log; None where it has no point, or not two with a time."""
     if launch is None or not paths.metrics_path(launch).exists():
-        return None
-    points = [(point.step, point.time) for point in read_metrics(paths.metrics_path(launch)) if point.time is not None]
-    if len(points) < 2 or points[-1][0] <= points[0][0]:
-        return None
-    return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
+        return None, None
+    steps = [(point.step, point.time) for point in read_metrics(paths.metrics_path(launch))]
+    timed = [(step, time) for step, time in steps if time is not None]
+    last = max((step for step, _ in steps), default=None)
+    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
+        return last, None
+    return last, max(0.0, (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]))

@@ -17,6 +17,7 @@ from chronicle.paths import RunPaths
 from rollback.files.state_file import read_state_file, write_edited_copy
 from rollback.plan.plan import plan_digest
 from tests.attacks.companions import healthy
+from tests.builders.story_runs import StoryRun
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.command_line import chronicle, places
 from tests.rollback.disks import picture
@@ -56,6 +57,20 @@ def test_dry_run_shows_the_plan_and_changes_nothing(top: Path, capsys: pytest.Ca
     for part in ("base_lrs.0", "→", "opt_step-15", "opt_step-20", "× 0.5", "CosineAnnealingLR", "computed"):
         assert part in shown
     assert picture(top) == before
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_it_discards_is_counted_from_the_log_of_a_launch_whose_end_nobody_recorded(
+    top: Path, capsys: pytest.CaptureFixture[str], ended: bool
+) -> None:
+    run = StoryRun(top, "r")
+    run.start(1, 0)
+    run.add("checkpoint", launch=1, step=20, data={"path": str(top / "checkpoints" / "opt_step-20")})
+    run.metrics(1, {step: {"loss": 2.0} for step in range(1, 116)})
+    if ended:
+        run.end(1, 115)
+    assert chronicle(top, "rollback", "--to", "10", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["steps"] == 105
 
 
 def test_uninitialised_directory_gets_a_journal_and_is_told_where(
