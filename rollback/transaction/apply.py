@@ -36,7 +36,7 @@ from rollback.transaction.protocol import Record, apply_change
 from rollback.transaction.staging import StagedFile, Writer
 
 # From this size on a file is patched in place where its filesystem has no reflinks: copying it and proving the copy reads
-# it five times to change eight bytes, which is most of the command's time (decision 144).
+# it five times to change eight bytes, which is most of the command's time.
 PATCHED_BYTES = 32 << 20
 # A larger file is never copied, and fingerprinted by size, time and inode: gigabytes are not even read.
 LARGE_BYTES = 128 << 20
