@@ -63,8 +63,9 @@ def _torchtune(root: Path, config: Config, resumed: bool) -> Lrs:
         seed.parent.mkdir()
         torch.save({"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}, seed)
     keeper = training.FullModelTorchTuneCheckpointer(
-        checkpoint_dir=str(seed.parent), checkpoint_files=["first.pt"],
-        model_type="LLAMA3", output_dir=str(root), should_load_recipe_state=resumed,
+        checkpoint_dir=str(seed.parent),
+        checkpoint_files=[f"epoch_0/{p.name}" for p in (root / "out" / "epoch_0").glob("*.bin")] if resumed else ["first.pt"],
+        model_type="LLAMA3", output_dir=str(root / "out"), should_load_recipe_state=resumed,
         recipe_checkpoint="recipe_state/recipe_state.pt" if resumed else None,
     )  # fmt: skip
     held = keeper.load_checkpoint()
@@ -98,11 +99,10 @@ add(
     _torchtune,
     "tune run full_finetune_single_device --config t.yaml",
     {"t.yaml": _TUNE + _COSINE},
-    free=True,
 )
-add("torchtune, constant", _torchtune, "tune run full_finetune_single_device --config t.yaml", {"t.yaml": _TUNE}, free=True)
+add("torchtune, constant", _torchtune, "tune run full_finetune_single_device --config t.yaml", {"t.yaml": _TUNE})
 add("torchtune, override", _torchtune, "tune run full_finetune_single_device --config t.yaml optimizer.lr=1e-4",
-    {"t.yaml": _TUNE + _COSINE}, free=True)  # fmt: skip
+    {"t.yaml": _TUNE + _COSINE})  # fmt: skip
 
 # --- litgpt (litgpt/pretrain.py `fit`): `get_lr(optimizer.defaults["lr"], iter_num, …, train.min_lr)` in every iteration
 
@@ -129,17 +129,17 @@ def _litgpt(root: Path, config: Config, resumed: bool) -> Lrs:
         if state["iter_num"] == SAVED_AT and not resumed:
             path.parent.mkdir(parents=True)
             fabric.save(path, state)
-            (path.parent / "hyperparameters.yaml").write_text((root.parent / "p.yaml").read_text())
+            need("omegaconf").OmegaConf.save(made, path.parent / "hyperparameters.yaml")  # as `save_hyperparameters`: in effect
     return used[-LATER_STEPS:]
 
 
 _LIT = (
     "optimizer:\n  class_path: torch.optim.AdamW\n  init_args:\n    lr: 4e-4\ntrain:\n  min_lr: 4e-5\n  lr_warmup_steps: 5\n"
 )
-add("litgpt pretrain", _litgpt, "litgpt pretrain pythia-14m --config p.yaml", {"p.yaml": _LIT}, free=True)
+add("litgpt pretrain", _litgpt, "litgpt pretrain pythia-14m --config p.yaml", {"p.yaml": _LIT})
 add("litgpt pretrain, overrides", _litgpt,
     "litgpt pretrain pythia-14m --config p.yaml --optimizer.init_args.lr=1e-3 --train.min_lr=1e-4",
-    {"p.yaml": _LIT}, free=True)  # fmt: skip
+    {"p.yaml": _LIT})  # fmt: skip
 
 # --- OLMo-core (olmo_core/optim/config.py): `initial_lr` is a fixed field, put back after the load; `lr` is set from it
 
@@ -176,7 +176,7 @@ def _olmo(kind: str) -> Loop:
 
 for _kind in ("cosine", "linear", "WSD", "constant"):
     add(f"OLMo-core {_kind}", _olmo(_kind), "torchrun train.py --config o.yaml", {
-        "o.yaml": "train_module:\n  optim:\n    lr: 3e-4\n"}, free=True)  # fmt: skip
+        "o.yaml": "train_module:\n  optim:\n    lr: 3e-4\n"})  # fmt: skip
 
 # --- ESPnet (espnet2/train/trainer.py `resume`): optimizers and schedulers are loaded from lists
 
@@ -277,8 +277,7 @@ for _kind in ("noam", "new bob", "cyclic"):
         _speechbrain(_kind),
         "python train.py --config h.yaml",
         {"h.yaml": "lr: 1e-3\n"},
-        free=True,
-    )
+        )
 
 # --- mmengine's Runner, by its own config dict and hooks
 

@@ -16,7 +16,7 @@ from chronicle.journal import Entry
 from chronicle.journal.events import RollbackReceipt, find_open_transaction
 from chronicle.settings import Settings, is_url
 from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_identity
-from rollback.disk.remote import Bucket, accept_changes, local_path, refuse_changed, shown
+from rollback.disk.remote import Bucket, accept_changes, local_path, open_bucket, refuse_changed, shown
 from rollback.plan.plan import Plan, format_plan
 from rollback.plan.request import RollbackRequest
 from rollback.transaction.change import Receipt
@@ -109,7 +109,7 @@ def _opened(
     settings: Settings, *, force: str | None, writing: bool = True, recovering: bool = False
 ) -> Iterator[tuple[OpenedRun, Bucket]]:
     """The run, whose journal is on a disk and records URLs, and whose root is the view of the store; and the bucket."""
-    bucket = Bucket(str(settings.checkpoints_url))
+    bucket = open_bucket(str(settings.checkpoints_url))
     with open_run(settings, force=force, writing=writing, recovering=recovering) as opened:
         yield replace(opened, root=local_path(str(settings.checkpoints_url))), bucket
 

@@ -53,7 +53,7 @@ from rollback.checkpoint.manifest import read_manifest
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, check_names, refuse_unusable, verify_and_read
 from rollback.disk.durable import write_atomic
-from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, Severity
+from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, PlanRefused, Severity
 from rollback.files.config_text import ConfigFile, NotPlainConfig
 from rollback.lr.authority import Evidence
 from rollback.plan.plan import Plan, format_plan
@@ -313,6 +313,11 @@ def make_plan(
     found = [c for c in listed if not c.path.is_symlink()]  # a link to a checkpoint is a pointer
     _refuse_link(listed, found, request.step)
     chosen = _select(found, request, abandoned_by) if path is None else _at(found, path)
+    if chosen.path == Path(os.path.abspath(opened.root)):
+        raise PlanRefused(
+            f"`{opened.root}` is a checkpoint itself: a rollback exchanges checkpoints inside a directory",
+            remedy=f"name the directory that holds it, and nothing of another run: --checkpoints {chosen.path.parent}",
+        )
     request = request if chosen.step is None else replace(request, step=chosen.step)
     refuse_strays(chosen)
     refuse_unusable(chosen, check_names(chosen))

@@ -163,7 +163,8 @@ BNB_STATE = "__bnb_optimizer_quant_state__"  # bitsandbytes/optim/optimizer.py: 
 _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"last_epoch", "_last_lr"},
                    {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"},
                    {"base_values", "param_group_field"}, {"base_values", "param_name"},
-                   {"min_lr", "lr_decay_style", "lr_decay_steps"})  # timm, mmengine, Megatron  # fmt: skip
+                   {"min_lr", "lr_decay_style", "lr_decay_steps"},
+                   {"hyperparam_value", "metric_values"})  # timm, mmengine, Megatron, SpeechBrain  # fmt: skip
 _MAX_COUNTERS = 64
 _MAX_SEARCHED = 200_000
 MAX_LEVELS = 12  # nested schedulers: each takes two levels

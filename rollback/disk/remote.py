@@ -38,6 +38,7 @@ __all__ = [
     "local_path",
     "notes",
     "object_mark",
+    "open_bucket",
     "refuse_changed",
     "shown",
 ]
@@ -46,6 +47,7 @@ __all__ = [
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
 _PIECE_BYTES = 8 * 2**20
 _OF_A_RUN = ("run.json", "contract.json", "journal-ends")
+_GOOGLE = ("gs://", "gcs://")
 _AT_ONCE = 16  # requests
 _INSTALL = "pip install 'chronicle-ml[remote]'"
 _MOST_OBJECTS = 1_000_000
@@ -99,12 +101,16 @@ def notes() -> tuple[str, ...]:
 
 
 def object_mark(path: Path) -> tuple[int, str]:
-    """(size in bytes, ETag) of the object that a file of a view stands for; the ETag is "" where the store tells none."""
+    """(size in bytes, tag) of the object that a file of a view stands for: its generation in gs://, its ETag in s3://.
+
+    The tag is "" where the store tells none.
+    """
     view = RemoteView.opened
     found = view.objects.get(os.path.abspath(path)) if isinstance(view, _View) else None
     if found is None:
         raise StoreFailed(f"`{shown(str(path))}` is no object that was listed", "repeat the command")
-    tags = [mark.partition("=")[2] for mark in found.mark if mark.startswith("ETag=")]
+    wanted = ("generation",) if found.url.startswith(_GOOGLE) else ("ETag",)
+    tags = [value for name, _, value in (mark.partition("=") for mark in found.mark) if name in wanted]
     return found.size_bytes, tags[0] if tags else ""
 
 
@@ -322,12 +328,28 @@ def _open_store(url: str) -> tuple[Any, str]:
     except ImportError:
         raise StoreFailed(f"`{url}` is in a store, which is read with fsspec: it is not installed", _INSTALL) from None
     try:
+        if url.startswith(_GOOGLE):
+            _import_gcsfs()
         filesystem, base = url_to_fs(url, use_listings_cache=False)
     except ImportError as problem:
         raise StoreFailed(f"`{url}`: the client of this store is not installed ({_words(problem)})", _INSTALL) from None
     except Exception as problem:  # noqa: BLE001 each store's client raises its own
         raise StoreFailed(f"`{url}` cannot be opened: {_words(problem)}", "is it s3://BUCKET/PREFIX or gs://…?") from None
     return filesystem, str(base)
+
+
+def _import_gcsfs() -> None:
+    """gcsfs by the JSON API alone, unless the environment says otherwise; the environment stays as it is.
+
+    Since 2026 it asks by gRPC first what kind of bucket it is, and waits a minute for each answer where gRPC does not pass.
+    """
+    name = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
+    told = os.environ.get(name)
+    os.environ[name] = told or "false"
+    try:
+        import gcsfs  # noqa: F401
+    finally:
+        os.environ.pop(name) if told is None else os.environ.update({name: told})
 
 
 def _find(filesystem: Any, base: str, url: str) -> dict[str, Any]:
@@ -378,39 +400,49 @@ class _Absent(Exception):
     """There is no such object."""
 
 
-class Bucket:
-    """Writes to one S3 bucket. An object is created, or replaced on the condition that it has a known ETag; never overwritten.
+def open_bucket(url: str) -> Bucket:
+    """The bucket of a URL, to write to it. Raises `Refused` for stores whose conditional puts are not known here."""
+    url = re.sub(":/+", "://", url, count=1)
+    if url.startswith(_GOOGLE):
+        return GoogleBucket(url)
+    if url.startswith(("s3://", "s3a://")):
+        return Bucket(url)
+    raise Refused(
+        f"`{url}` is in an object store whose conditional puts are not known here: a rollback ends with one "
+        "(`If-Match`, `ifGenerationMatch`), which is made for s3:// and gs:// only",
+        "copy the checkpoint to a disk, work there, and upload the result under a new prefix",
+    )
 
-    Raises `StoreFailed` where the store does not answer, `Superseded` where a condition does not hold.
+
+class Bucket:
+    """Writes to one S3 bucket. An object is created, or replaced on the condition that it has a known tag; never overwritten.
+
+    A tag tells two states of an object apart: the ETag. Raises `StoreFailed` where the store does not answer, `Superseded`
+    where a condition does not hold.
     """
 
+    conditions = "`If-None-Match`, `If-Match`"
+    no_such_tag = '"00000000000000000000000000000000"'
+
     def __init__(self, url: str) -> None:
-        """Open the bucket of a URL. Raises `Refused` for stores whose conditional puts are not known here."""
-        url = re.sub(":/+", "://", url, count=1)
-        scheme = url.partition(":")[0]
-        if scheme not in ("s3", "s3a"):
-            raise Refused(
-                f"`{url}` is in an object store whose conditional puts are not known here: a rollback ends with one "
-                "(`If-Match`), which is made for s3:// only",
-                "copy the checkpoint to a disk, work there, and upload the result under a new prefix",
-            )
-        self.scheme = scheme
+        """Open the bucket of a URL."""
+        self.scheme = url.partition(":")[0]
         self.filesystem, base = _open_store(url)
         self.name = base.partition("/")[0]
 
     def refuse_unconditional(self, folder: str) -> None:
-        """Raise `Refused` unless the store honours `If-None-Match` and `If-Match`: tried on an own object in `folder`."""
+        """Raise `Refused` unless the store honours both conditions: tried on an own object in `folder`."""
         probe = f"{folder.rstrip('/')}/chronicle-probe"
         etag = self.put(probe, b"1", etag=None)
         try:
-            for wrong in (None, '"00000000000000000000000000000000"'):
+            for wrong in (None, self.no_such_tag):
                 try:
                     self.put(probe, b"2", etag=wrong)
                 except Superseded:
                     continue
                 raise Refused(
                     f"`{probe}` was overwritten against its condition: this store does not honour conditional puts "
-                    "(`If-None-Match`, `If-Match`), so another writer of the pointer could be lost",
+                    f"({self.conditions}), so another writer of the pointer could be lost",
                     "use a store that does, or copy the checkpoint to a disk, work there, and upload it under a new prefix",
                 )
             self.put(probe, b"3", etag=etag)
@@ -418,11 +450,11 @@ class Bucket:
             self.remove(probe)
 
     def etag(self, url: str) -> str | None:
-        """The ETag of an object; None where there is none."""
+        """The tag of an object; None where there is none."""
         return self._head(url)[1] or None
 
     def read(self, url: str) -> tuple[bytes, str] | None:
-        """(content, ETag) of a small object; None where there is none."""
+        """(content, tag) of a small object; None where there is none."""
         while (etag := self.etag(url)) is not None:
             with _asking(url):
                 data = bytes(self.filesystem.cat_file(self._path(url)))
@@ -431,7 +463,7 @@ class Bucket:
         return None
 
     def put(self, url: str, content: bytes, *, etag: str | None) -> str:
-        """Write an object that does not exist (`etag` None) or that still has this ETag; returns its new ETag."""
+        """Write an object that does not exist (`etag` None) or that still has this tag; returns its new tag."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         return str(self._call(url, "put_object", Body=content, **condition)["ETag"])
 
@@ -449,7 +481,7 @@ class Bucket:
             self._in_parts(url, size_bytes, part)
 
     def copy(self, source: str, url: str, size_bytes: int, etag: str) -> None:
-        """Create an object with the bytes of another one inside the store, if that still has this ETag."""
+        """Create an object with the bytes of another one inside the store, if that still has this tag."""
         origin = {"CopySource": {"Bucket": self.name, "Key": self._key(source)}, "CopySourceIfMatch": etag}
         if size_bytes <= _PART_BYTES:
             self._call(url, "copy_object", **origin, IfNoneMatch="*")
@@ -462,12 +494,15 @@ class Bucket:
         self._in_parts(url, size_bytes, part)
 
     def has_copy(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
-        """Whether an object holds the bytes of another one: by an ETag that is their MD5, else every byte of both is read."""
+        """Whether an object holds the bytes of another one: by the MD5 that the store tells, else all of both are read."""
         size, copied = self._head(url)
         if size != size_bytes:
             return False
         if copied == etag and _SIMPLE_ETAG.fullmatch(etag):
             return True
+        return self._has_bytes_of(source, url, size_bytes, etag)
+
+    def _has_bytes_of(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
         pairs = zip(self.stream(source, size_bytes), self.stream(url, size_bytes), strict=True)
         return all(one == other for one, other in pairs) and self.etag(source) == etag
 
@@ -534,6 +569,82 @@ class Bucket:
 
     def _key(self, url: str) -> str:
         return re.sub("^[a-z0-9]+:/+", "", url).partition("/")[2]
+
+
+class GoogleBucket(Bucket):
+    """Writes to one bucket of Google Cloud Storage through its JSON API; the tag of an object is its generation.
+
+    `ifGenerationMatch=0` creates, another number replaces that generation alone
+    (https://cloud.google.com/storage/docs/request-preconditions).
+    """
+
+    conditions = "`ifGenerationMatch`"
+    no_such_tag = "1"  # generations are microseconds since 1970
+
+    def put(self, url: str, content: bytes, *, etag: str | None) -> str:
+        """Write an object that does not exist (`etag` None) or that still has this generation; returns its new one."""
+        target = f"{self.filesystem._location}/upload/storage/v1/b/{{}}/o"
+        words = {"uploadType": "media", "name": self._key(url), "ifGenerationMatch": etag or "0", "data": content}
+        return str(self._ask(url, "POST", target, self.name, **words)["generation"])
+
+    def upload(self, source: Path, url: str) -> None:
+        """Create an object with the bytes of a local file; a large one is sent in parts that count when all have arrived."""
+        if source.stat().st_size <= _PART_BYTES:
+            self.put(url, source.read_bytes(), etag=None)
+            return
+        with _asking(url), _superseded(url):
+            self.filesystem.put_file(str(source), self._path(url), mode="create", chunksize=_PART_BYTES)
+
+    def copy(self, source: str, url: str, size_bytes: int, etag: str) -> None:
+        """Create an object with the bytes of another one inside the store, if that still is this generation."""
+        place = (self.name, self._key(source), self.name, self._key(url))
+        words: dict[str, str] = {"ifGenerationMatch": "0", "ifSourceGenerationMatch": etag}
+        while True:
+            answer = self._ask(url, "POST", "b/{}/o/{}/rewriteTo/b/{}/o/{}", *place, **words)
+            if answer["done"]:
+                return
+            words["rewriteToken"] = answer["rewriteToken"]  # a large copy takes several requests
+
+    def has_copy(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
+        """Whether an object holds the bytes of another one: by the MD5 of both, else every byte of both is read."""
+        origin, copied = self._metadata(source) or {}, self._metadata(url) or {}
+        if origin.get("generation") != etag or int(copied.get("size", -1)) != size_bytes:
+            return False
+        if origin.get("md5Hash") and copied.get("md5Hash"):  # composed objects have none
+            return bool(origin["md5Hash"] == copied["md5Hash"])
+        return self._has_bytes_of(source, url, size_bytes, etag)
+
+    def remove(self, url: str) -> None:
+        """Delete an object that this program created."""
+        with _asking(url):
+            self.filesystem.call("DELETE", "b/{}/o/{}", self.name, self._key(url))
+
+    def _head(self, url: str) -> tuple[int | None, str]:
+        found = self._metadata(url)
+        return (None, "") if found is None else (int(found["size"]), str(found["generation"]))
+
+    def _metadata(self, url: str) -> dict[str, Any] | None:
+        with _asking(url):
+            try:
+                return dict(self.filesystem.call("GET", "b/{}/o/{}", self.name, self._key(url), json_out=True))
+            except FileNotFoundError:
+                return None
+
+    def _ask(self, url: str, method: str, path: str, *place: str, **words: Any) -> Any:
+        """One request of the JSON API, and its answer."""
+        with _asking(url), _superseded(url):
+            return self.filesystem.call(method, path, *place, json_out=True, **words)
+
+
+@contextmanager
+def _superseded(url: str) -> Iterator[None]:
+    """gcsfs raises `FileExistsError` for an answer of 412, and before 2024.10 its own error with that code."""
+    try:
+        yield
+    except Exception as problem:
+        if isinstance(problem, FileExistsError) or getattr(problem, "code", None) in (409, 412):
+            raise Superseded(url) from None
+        raise
 
 
 def _read_at(file: Any, start: int, count: int) -> bytes:

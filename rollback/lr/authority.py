@@ -12,7 +12,7 @@ Each writer below is cited by the line of its loader that decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -67,7 +67,8 @@ class Evidence:
 def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = None) -> tuple[Doubt, ...]:
     """Every reason for which multiplying the LRs of this checkpoint by `scale` may not do the same to the next launch."""
     evidence = evidence or Evidence()
-    found = [doubt for optimizer in of_first_rank(state.optimizers) for doubt in _of_optimizer(optimizer)]
+    logs = _SPEECHBRAIN_LOGS if state.checkpoint.format == "speechbrain" else frozenset()
+    found = [doubt for optimizer in of_first_rank(state.optimizers) for doubt in _of_optimizer(optimizer, logs)]
     found += [doubt for scheduler in state.schedulers for doubt in _of_scheduler(scheduler, state, scale, evidence)]
     hints = [hint for hint in state.lr_hints if hint.kind is HintKind.SCHEDULER]
     found += [_of_hint(hint, state, scale, evidence) for hint in hints]
@@ -172,10 +173,13 @@ _OTHER_STEPS: tuple[tuple[frozenset[str], str], ...] = (
 _KNOWN_LR_FIELDS = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "lr_mult", "lr_decay", "lr_decay_rate"})
 
 
-def _of_optimizer(optimizer: OptimizerState) -> Iterator[Doubt]:
+_SPEECHBRAIN_LOGS = frozenset({"prev_lr"})  # nnet/schedulers.py `update_learning_rate`: "to keep track of it", never read
+
+
+def _of_optimizer(optimizer: OptimizerState, logs: Set[str]) -> Iterator[Doubt]:
     told: set[str] = set()
     for index, group in enumerate(optimizer.groups):
-        for what in _odd_fields(group):
+        for what in _odd_fields({name: value for name, value in group.items() if name not in logs}):
             if what not in told:
                 told.add(what)
                 yield Doubt(seen=f"{what} (`{optimizer.file}`, group {index})", change="set the LR in the training script")
@@ -236,7 +240,8 @@ def _ungoverned(optimizer: OptimizerState, state: CheckpointState, scale: float,
     """Doubts about one optimizer: no scheduler, one that disagrees with it, or one that its class does not explain."""
     schedulers = [s for s in state.schedulers if s.authoritative and _class_of(s) is not SchedulerClass.MMENGINE_OTHER]
     if not schedulers:
-        yield _without_scheduler(optimizer, state, scale, evidence)
+        if state.checkpoint.format != _TORCHTUNE or len(state.optimizers) > 1:
+            yield _without_scheduler(optimizer, state, scale, evidence)
         return
     lrs = [group.get("lr") for group in optimizer.groups]
     governing = [s for s in schedulers if _agrees(s.state, lrs)]
@@ -267,7 +272,7 @@ def _last_lrs(state: Mapping[str, object]) -> Sequence[object] | None:
         value = state.get(name)
         if isinstance(value, list | tuple):
             return value
-    return None
+    return (state["hyperparam_value"],) if infer_scheduler_class(state) is SchedulerClass.NEW_BOB else None
 
 
 def _agrees(state: Mapping[str, object], lrs: Sequence[object]) -> bool:
@@ -330,11 +335,33 @@ WRITERS: tuple[ArgumentWriter, ...] = (
         # fairseq/dataclass/configs.py: `optimization.lr` is a list; the others belong to the scheduler's dataclass
         places=lambda name: (("optimization", name), ("lr_scheduler", name)),
     ),
+    ArgumentWriter(
+        name="litgpt",
+        loader="litgpt/pretrain.py `fit`: `get_lr(optimizer.defaults[\"lr\"], …, train.min_lr)` in every iteration",
+        fields=("optimizer.init_args.lr", "train.min_lr"),
+        option="--{name}={value}",
+        claims=lambda values: "train.lr_warmup_steps" in values,
+        places=lambda name: (tuple(name.split(".")),),
+    ),
 )
+
+
+# Writers that save no scheduler, and whose groups tell: OLMo-core sets `lr` from `initial_lr`, which is a fixed field
+# (olmo_core/optim/config.py `build`: `fixed_fields_per_group` is put back after each load)
+_OLMO_CORE = "olmo-core"
+# torchtune makes a new scheduler with `last_epoch`, which computes from the loaded `initial_lr`; without one the loaded `lr`
+# stays (recipes/full_finetune_single_device.py `_setup_lr_scheduler`)
+_TORCHTUNE = "torchtune"
 
 
 def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
     where = _place(optimizer.file, optimizer.prefix)
+    if state.checkpoint.format == _OLMO_CORE:
+        seen = (
+            f"OLMo-core sets the LR of each step from its config, not from `{where}` "
+            "(olmo_core/optim/config.py: `initial_lr` is put back after the load)"
+        )
+        return _from_initial(seen, ("train_module", "optim", "lr"), state, scale, evidence)
     arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
     for writer in WRITERS:
         hints = [hint for hint in arguments if writer.claims(hint.values)]
@@ -371,7 +398,8 @@ def _decided_by(
         wanted=() if writer.places is None else tuple(_wanted(writer, hint, state, scale, evidence.earlier)),
         seen=f"{writer.name} takes the LR of every step from its arguments, not from the checkpoint ({writer.loader}); "
         f"`{_place(hint.file, hint.keys)}` was made with {now}{since}",
-        change=_in_command(evidence, scale, after) or (f"change {lines}, or {given}" if lines else given),
+        change=_in_command(evidence, scale, {name.rpartition(".")[2]: value for name, value in after.items()})
+        or (f"change {lines}, or {given}" if lines else given),
     )
 
 
@@ -392,16 +420,11 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
     where = _place(hint.file, hint.keys)
     names = {str(name) for name in hint.values}
     if names == {"last_epoch"}:
-        bases = sorted({float(lr) for o in of_first_rank(state.optimizers) for group in o.groups
-                        if isinstance(lr := group.get("initial_lr", group.get("lr")), int | float)})  # fmt: skip
-        listed = ", ".join(f"{_number(lr)} → {_number(lr * scale)}" for lr in bases) or "multiplied by the factor"
-        return Doubt(
-            seen=f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
-            "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)",
-            change=_in_command(evidence, scale, {"lr": bases[0] * scale} if len(bases) == 1 else {})
-            or f"give the next launch `optimizer.lr` {listed} (`--optimizer.lr`)",
-            wanted=tuple(Wanted(places=(("optimizer", "lr"),), before=lr, after=lr * scale) for lr in bases if len(bases) == 1),
+        seen = (
+            f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
+            "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)"
         )
+        return _from_initial(seen, ("optimizer", "lr"), state, scale, evidence)
     arguments = [other for other in state.lr_hints if other.kind is HintKind.ARGUMENTS]
     for writer in WRITERS:
         known = [other for other in arguments if writer.claims(other.values)]
@@ -411,6 +434,20 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
     return Doubt(
         seen=f"`{where}` looks like the state of a scheduler of an unknown class: {shown}",
         change=_elsewhere(evidence, scale) or "multiply the LRs that the script gives this scheduler",
+    )
+
+
+def _from_initial(seen: str, place: Keys, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
+    """A writer that computes from the LR at `place` of its config; the groups' `initial_lr` tells what that was."""
+    bases = sorted({float(lr) for o in of_first_rank(state.optimizers) for group in o.groups
+                    if isinstance(lr := group.get("initial_lr", group.get("lr")), int | float)})  # fmt: skip
+    listed = ", ".join(f"{_number(lr)} → {_number(lr * scale)}" for lr in bases) or "multiplied by the factor"
+    name = ".".join(map(str, place))
+    return Doubt(
+        seen=seen,
+        change=_in_command(evidence, scale, {"lr": bases[0] * scale} if len(bases) == 1 else {})
+        or f"give the next launch `{name}` {listed} (`--{name}`)",
+        wanted=tuple(Wanted(places=(place,), before=lr, after=lr * scale) for lr in bases if len(bases) == 1),
     )
 
 

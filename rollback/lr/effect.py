@@ -35,6 +35,7 @@ _OWN_FIELDS: Mapping[SchedulerClass | None, tuple[str, ...]] = {
     SchedulerClass.MMENGINE: ("base_values", "_last_value", "eta_min", "eta_max"),
     SchedulerClass.MMENGINE_OTHER: (),
     SchedulerClass.MEGATRON: ("max_lr", "start_lr", "min_lr"),
+    SchedulerClass.NEW_BOB: ("hyperparam_value",),
 }
 
 
@@ -156,6 +157,7 @@ _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
     SchedulerClass.MMENGINE: (("base_values", "eta_min", "eta_max"), ("lr", "initial_lr", "max_lr", "min_lr")),
     SchedulerClass.MMENGINE_OTHER: ((), ()),
     SchedulerClass.MEGATRON: (("max_lr", "start_lr", "min_lr"), ("lr", "max_lr", "min_lr")),
+    SchedulerClass.NEW_BOB: (("hyperparam_value",), ("lr",)),  # each new value is the last one times a factor
 }
 
 

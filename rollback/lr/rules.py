@@ -6,7 +6,8 @@ its own way, and the answer is `None`. LRs kept as float32 (0-dim tensors, numpy
 each operation, as torch rounds them. Pure: state and groups are changed in place, as torch changes its objects.
 
 Source: `torch/optim/lr_scheduler.py` (1.13 to 2.13), `deepspeed/runtime/lr_schedules.py`, `timm/scheduler/` (1.0.31),
-`mmengine/optim/scheduler/` (0.10.7) and `megatron/core/optimizer_param_scheduler.py` (0.16.1).
+`mmengine/optim/scheduler/` (0.10.7), `megatron/core/optimizer_param_scheduler.py` (0.16.1) and
+`speechbrain/nnet/schedulers.py` (1.0: its other schedulers keep counters alone, and compute from the script's numbers).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class SchedulerClass(StrEnum):
     MMENGINE = "mmengine scheduler"  # of any class, for the LR
     MMENGINE_OTHER = "mmengine scheduler of another parameter"  # momentum, for example
     MEGATRON = "Megatron-core OptimizerParamScheduler"
+    NEW_BOB = "SpeechBrain NewBobScheduler"
     DEEPSPEED = "DeepSpeed"  # WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle: the LRs are in the config
 
 
@@ -94,6 +96,7 @@ _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] =
     (SchedulerClass.EXPONENTIAL, frozenset({"gamma"}), frozenset()),
     (SchedulerClass.LAMBDA, frozenset({"lr_lambdas"}), frozenset()),
     (SchedulerClass.DEEPSPEED, frozenset({"last_batch_iteration"}), frozenset()),
+    (SchedulerClass.NEW_BOB, frozenset({"hyperparam_value", "metric_values", "current_patient"}), frozenset()),
     (
         SchedulerClass.MEGATRON,
         frozenset({"min_lr", "lr_decay_style", "lr_decay_steps", "num_steps"}),
@@ -103,7 +106,8 @@ _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] =
 
 # Schedulers of other libraries; not of torch's shape
 FOREIGN = frozenset(
-    {SchedulerClass.TIMM, SchedulerClass.MMENGINE, SchedulerClass.MMENGINE_OTHER, SchedulerClass.MEGATRON}
+    {SchedulerClass.TIMM, SchedulerClass.MMENGINE, SchedulerClass.MMENGINE_OTHER, SchedulerClass.MEGATRON,
+     SchedulerClass.NEW_BOB}
 )
 
 # Classes whose next LR follows from counter and base LRs, so that setting the counter sets the LR.

@@ -2,8 +2,8 @@
 
     intent      journalled before anything is written; it names the new prefix and the pointer
     copy        a new prefix gets every object of the checkpoint: edited ones are uploaded, the others are copied inside the
-                store while they have the planned ETag. Each is read back, or has the MD5 of its source as its ETag
-    pointer     one conditional put (`If-Match`, `If-None-Match`): from here on the rollback is made
+                store while they have the planned ETag (Google: generation). Each is read back, or has the MD5 of its source
+    pointer     one conditional put (`If-Match`, `If-None-Match`, `ifGenerationMatch`): from here on the rollback is made
     receipt     journalled; it holds what `undo` needs, which is one conditional put back
 
 Before the pointer is put, `recover` deletes the new prefix; afterwards it writes contract and receipt. A store exchanges no
@@ -142,7 +142,7 @@ def _objects(chosen: Checkpoint) -> list[tuple[str, int, str]]:
     for path in paths:
         size, etag = object_mark(path)
         if not etag:
-            raise PlanRefused(f"`{shown(str(path))}` has no ETag: whether it is the planned one cannot be told")
+            raise PlanRefused(f"`{shown(str(path))}` has no ETag or generation: whether it is the planned one cannot be told")
         found.append((path.relative_to(chosen.folder).as_posix(), size, etag))
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rollback.checkpoint.formats.accelerate import AccelerateFormat
 from rollback.checkpoint.formats.dcp import DcpFormat, MegatronFormat
 from rollback.checkpoint.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
+from rollback.checkpoint.formats.folders import FOLDERS
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.formats.named import NAMED
 from rollback.checkpoint.formats.torch_checkpoint import LightningFormat, TorchFormat
@@ -21,6 +22,7 @@ FORMATS: tuple[CheckpointFormat, ...] = (
     UniversalFormat(),
     DeepSpeedFormat(),
     MegatronFormat(),
+    *FOLDERS,
     *NAMED,
     DcpFormat(),
     LightningFormat(),

@@ -1,4 +1,4 @@
-"""Checkpoints that are read and named, and whose LR is not edited: Keras, Orbax, PEFT adapters, NeMo, torchtune, nanochat,
+"""Checkpoints that are read and named, and whose LR is not edited: Keras, Orbax, PEFT adapters, NeMo, nanochat,
 and safetensors files of their own.
 
 `inspect` shows what they say of themselves, `verify` checks their files as far as their layout tells; what is not read is
@@ -10,8 +10,6 @@ named in the notes. Layouts:
     PEFT        adapter_config.json beside adapter_model.safetensors or .bin (peft/utils/constants.py)
     NeMo        `.nemo`: a tar of model_config.yaml and model_weights.ckpt (nemo/core/connectors/save_restore_connector.py);
                 NeMo 2: a directory with context/ and weights/ (nemo/lightning/ckpt_utils.py)
-    torchtune   epoch_N or step_N with the weights; recipe_state/recipe_state.pt beside them
-                (torchtune/training/checkpointing/_utils.py, `RECIPE_STATE_DIRNAME`)
     nanochat    model_N.pt, meta_N.json, optim_N_rankR.pt side by side (nanochat/checkpoint_manager.py `save_checkpoint`)
 """
 
@@ -294,42 +292,6 @@ class Nemo2Format(NamedFormat):
         )
 
 
-class TorchtuneFormat(NamedFormat):
-    """torchtune: weights of an epoch, with the recipe's state in or beside them."""
-
-    name = "torchtune"
-    needs = (frozenset({"recipe_state/recipe_state.pt"}), frozenset({"recipe_state.pt"}))
-    roles = (
-        (r"(?:recipe_state/)?recipe_state\.pt", Role.OPTIMIZER),
-        (r"(?:(?:epoch|step)_\d+/)?(?:model|ft-model|adapter|hf_model)[-_.\w]*\.(?:safetensors|bin|pt)", Role.MODEL),
-        (r"(?:.*/)?.*\.(?:json|txt|model|md)", Role.OTHER),
-    )
-    stems = r"recipe_state"
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: it counts epochs, or is in the recipe's state."""
-        return None
-
-    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        """Optimizer, epochs and steps of the recipe's state; the LR schedule is made again from `initial_lr` by the recipe."""
-        inner = next(file for file in checkpoint.files if file.path.endswith("recipe_state.pt"))
-        as_file = replace(checkpoint, path=checkpoint.path / inner.path, single_file=True)
-        state = read_script_state(as_file, read_state_file(as_file.path))
-        folder = inner.path.rpartition("/")[0]
-
-        def at(name: str) -> str:
-            return f"{folder}/{name}" if folder else name
-
-        return replace(
-            state,
-            checkpoint=checkpoint,
-            optimizers=tuple(replace(one, file=at(one.file)) for one in state.optimizers),
-            schedulers=tuple(replace(one, file=at(one.file)) for one in state.schedulers),
-            counters={at(name): value for name, value in state.counters.items()},
-            lr_hints=tuple(replace(hint, file=at(hint.file)) for hint in state.lr_hints),
-        )
-
-
 class NanochatFormat(NamedFormat):
     """nanochat: the files of one step side by side; one checkpoint is the newest step of the directory."""
 
@@ -422,7 +384,6 @@ def _header_facts(path: Path) -> dict[str, object]:
 NAMED: tuple[CheckpointFormat, ...] = (
     OrbaxFormat(),
     Nemo2Format(),
-    TorchtuneFormat(),
     NanochatFormat(),
     PeftFormat(),
     KerasFormat(),

@@ -1,0 +1,214 @@
+"""Directories of several torch files, each part in a file of its own: litgpt, OLMo-core, SpeechBrain, torchtune.
+
+A rollback moves them, and edits the LRs in each file. Where their launches take the LR from is in `rollback.lr.authority`.
+Layouts:
+
+    litgpt       step-N/lit_model.pth (a file, or DCP parts below it) beside hyperparameters.yaml, which holds the arguments
+                 (litgpt/pretrain.py `save_checkpoint`)
+    OLMo-core    stepN/model_and_optim (DCP), train/rankR.pt, .metadata.json, which is written last
+                 (olmo_core/train/checkpoint.py `Checkpointer._save`)
+    SpeechBrain  CKPT+NAME/CKPT.yaml beside one .ckpt for each part; brain.ckpt is YAML and has `optimizer_step`
+                 (speechbrain/utils/checkpoints.py `Checkpointer.save_checkpoint`, core.py `Brain._save`)
+    torchtune    epoch_N or step_N with the weights; recipe_state/recipe_state.pt beside them
+                 (torchtune/training/checkpointing/_utils.py, `RECIPE_STATE_DIRNAME`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rollback.checkpoint.formats.dcp import missing_in_dcp, read_dcp_state, role_in_dcp
+from rollback.checkpoint.formats.format import RoleAndRank, missing_file
+from rollback.checkpoint.formats.named import NamedFormat
+from rollback.checkpoint.formats.torch_checkpoint import read_script_state
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
+from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, scheduler_state
+from rollback.disk.content import read_bounded
+from rollback.errors import Finding
+from rollback.files.config_text import NotPlainConfig, numbers
+from rollback.files.dcp_file import METADATA_NAME
+from rollback.files.state_file import read_state_file
+
+_MAX_TEXT = 1 << 20
+_TORCH = re.compile(r".*\.(?:pt|pth|ckpt)")
+
+
+class FolderFormat(NamedFormat):
+    """A directory whose torch files and DCP directories are read one after the other; `texts` are files in other forms."""
+
+    editable = True
+    texts: str = ""
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """The states of all parts together, each named by its file."""
+        folders = {f.path.rpartition("/")[0] for f in checkpoint.files if f.path.rpartition("/")[2] == METADATA_NAME}
+        parts = [read_dcp_state(checkpoint, folder, owner="app") for folder in sorted(folders)]
+        for file in checkpoint.files:
+            if file.role is not Role.MODEL and _TORCH.fullmatch(file.path) and not re.fullmatch(self.texts, file.path):
+                parts.append(_read_part(checkpoint, file))
+        schedulers = tuple(s for part in parts for s in part.schedulers)
+        return CheckpointState(
+            checkpoint=checkpoint,
+            schedulers=schedulers,
+            optimizers=tuple(o for part in parts for o in part.optimizers),
+            counters={key: value for part in parts for key, value in part.counters.items()},
+            optimizer_step=max((p.optimizer_step or 0 for p in parts if p.optimizers), default=None),
+            writer_step=next((p.writer_step for p in parts if p.writer_step is not None), None),
+            scheduler_unit=1 if schedulers else None,
+            rng_ranks=tuple(rank for part in parts for rank in part.rng_ranks),
+            findings=tuple(finding for part in parts for finding in part.findings),
+            located={key: name for part in parts for key, name in part.located.items()},
+            lr_hints=tuple(hint for part in parts for hint in part.lr_hints),
+        )
+
+    def text_of(self, checkpoint: Checkpoint, name: str) -> str:
+        """A small text file of the checkpoint; "" where it is not there."""
+        path = checkpoint.path / name
+        return read_bounded(path, _MAX_TEXT).decode("utf-8", "replace") if path.is_file() else ""
+
+
+def _read_part(checkpoint: Checkpoint, file: StateFile) -> CheckpointState:
+    """One torch file of the directory; a scheduler's file is one by its name too."""
+    as_file = replace(checkpoint, path=checkpoint.path / file.path, single_file=True)
+    content = read_state_file(as_file.path)
+    state = read_script_state(as_file, content)
+    if file.role is Role.SCHEDULER and not state.schedulers:
+        return CheckpointState(
+            checkpoint=checkpoint, schedulers=(scheduler_state(file.path, (), content.tree, owner="app"),)
+        )
+    folder = file.path.rpartition("/")[0]
+
+    def at(name: str) -> str:
+        return f"{folder}/{name}" if folder else name
+
+    return replace(
+        state,
+        checkpoint=checkpoint,
+        optimizers=tuple(replace(one, file=at(one.file)) for one in state.optimizers),
+        schedulers=tuple(replace(one, file=at(one.file)) for one in state.schedulers),
+        counters={at(name): value for name, value in state.counters.items()},
+        lr_hints=tuple(replace(hint, file=at(hint.file)) for hint in state.lr_hints),
+    )
+
+
+class LitgptFormat(FolderFormat):
+    """litgpt's `step-N`, and `final`."""
+
+    name = "litgpt"
+    needs = (frozenset({"lit_model.pth", "hyperparameters.yaml"}), frozenset({"lit_model.pth", "model_config.yaml"}))
+    steps = r"step-(\d+)"
+    stems = r"lit_model"
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """One file, or DCP parts; what else is there describes model and tokenizer."""
+        if path == "lit_model.pth":
+            return Role.CUSTOM, None
+        return role_in_dcp(path.removeprefix("lit_model.pth/")) if path.startswith("lit_model.pth/") else None
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """Optimizer and counters, and the LRs of the arguments."""
+        state = super().read_state(checkpoint)
+        try:
+            given = numbers(self.text_of(checkpoint, "hyperparameters.yaml"), "yaml")
+        except NotPlainConfig:
+            given = {}
+        values = {".".join(map(str, keys)): number.value for keys, number in given.items()}
+        hint = LrHint(file="hyperparameters.yaml", keys=(), kind=HintKind.ARGUMENTS, values=values)
+        steps = [value for name, value in state.counters.items() if name.endswith(":step_count")]
+        return replace(
+            state,
+            lr_hints=(*state.lr_hints, hint) if values else state.lr_hints,
+            writer_step=int(steps[0]) if steps else state.writer_step,
+        )
+
+
+class OlmoCoreFormat(FolderFormat):
+    """OLMo-core's `stepN`."""
+
+    name = "olmo-core"
+    steps = r"step(\d+)"
+    _RANK = re.compile(r"train/rank(\d+)\.pt")
+
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """The model's folder beside the trainer's."""
+        present = {entry.path for entry in entries}
+        return "model_and_optim" in present and any(self._RANK.fullmatch(path) or path == ".metadata.json" for path in present)
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """DCP parts, and the trainer's counters of each rank."""
+        rank = self._RANK.fullmatch(path)
+        if rank:
+            return Role.COUNTERS, int(rank[1])
+        folder, _, name = path.rpartition("/")
+        return role_in_dcp(name) if folder == "model_and_optim" else (Role.OTHER, None) if path == ".metadata.json" else None
+
+    def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Weights and optimizer, the trainer's counters, and what is written last."""
+        paths = {file.path for file in files}
+        found = missing_in_dcp(files, "model_and_optim")
+        if not any(self._RANK.fullmatch(path) for path in paths):
+            found.append(missing_file("train/rank0.pt", "no counters of the trainer"))
+        if ".metadata.json" not in paths:
+            found.append(missing_file(".metadata.json", "it is written last, so the save was interrupted"))
+        return found
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """`global_step` of the trainer is the step."""
+        state = super().read_state(checkpoint)
+        steps = [value for name, value in state.counters.items() if name.endswith(":global_step")]
+        return replace(state, writer_step=int(steps[0]) if steps else state.writer_step)
+
+
+class SpeechBrainFormat(FolderFormat):
+    """SpeechBrain's `CKPT+NAME`."""
+
+    name = "speechbrain"
+    needs = (frozenset({"CKPT.yaml"}),)
+    roles = (
+        (r"CKPT\.yaml", Role.MANIFEST),
+        (r"(?i:.*(?:sched|anneal|noam|newbob|lr_).*)\.ckpt", Role.SCHEDULER),
+        (r"(?i:.*opt.*)\.ckpt", Role.OPTIMIZER),
+        (r"[^/]*\.ckpt", Role.MODEL),
+    )
+    texts = r"(?:brain|counter|dataloader.*|.*tokenizer.*)\.ckpt"
+    steps = r""
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """By its name, which the script chose; none for the parts that are YAML or text."""
+        return None if re.fullmatch(self.texts, path) else super().role_of(path)
+
+    def is_checkpoint_name(self, name: str) -> bool:
+        """`CKPT+…` (`CKPT_PREFIX`)."""
+        return name.startswith("CKPT+")
+
+    def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """At least one part."""
+        return [] if any(f.path.endswith(".ckpt") for f in files) else [missing_file("model.ckpt", "no part was saved")]
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """`optimizer_step` of the Brain is the step, where one was saved."""
+        state = super().read_state(checkpoint)
+        found = re.search(r"(?m)^optimizer_step: (\d{1,15})$", self.text_of(checkpoint, "brain.ckpt"))
+        return replace(state, writer_step=int(found[1]) if found else state.writer_step)
+
+
+class TorchtuneFormat(FolderFormat):
+    """torchtune: weights of an epoch, with the recipe's state in or beside them."""
+
+    name = "torchtune"
+    needs = (frozenset({"recipe_state/recipe_state.pt"}), frozenset({"recipe_state.pt"}))
+    roles = (
+        (r"(?:recipe_state/)?recipe_state\.pt", Role.OPTIMIZER),
+        (r"(?:(?:epoch|step)_\d+/)?(?:model|ft-model|adapter|hf_model)[-_.\w]*\.(?:safetensors|bin|pt)", Role.MODEL),
+        (r"(?:.*/)?.*\.(?:json|txt|model|md)", Role.OTHER),
+    )
+    stems = r"recipe_state"
+
+    def step_in_name(self, name: str) -> int | None:
+        """None: it counts epochs, or is in the recipe's state."""
+        return None
+
+
+FOLDERS: tuple[FolderFormat, ...] = (LitgptFormat(), OlmoCoreFormat(), SpeechBrainFormat(), TorchtuneFormat())
