@@ -118,7 +118,7 @@ def safetensors(top: Path) -> Path:
     return path
 
 
-MADE = [keras, orbax, peft, nemo, nemo2, torchtune, nanochat, safetensors]
+MADE = [keras, orbax, peft, nemo, nemo2, nanochat, safetensors]
 
 
 @pytest.mark.parametrize(
