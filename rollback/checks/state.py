@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.errors import GO_BACK, WRONG_FILE, Finding, Severity
+from rollback.lr.rules import FOREIGN, infer_scheduler_class
 
 LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
 
@@ -89,6 +90,8 @@ def check_schedulers(state: CheckpointState) -> Iterator[Finding]:
 
 def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> Iterator[Finding]:
     last_epoch, step = last_epoch_of(scheduler.state), state.optimizer_step
+    if last_epoch is None and infer_scheduler_class(scheduler.state) in (None, *FOREIGN):
+        return  # not torch's: it counts by a name of its own, or its caller tells it the step
     if last_epoch is None:
         yield _finding("F4", Severity.WARN, scheduler.file, "the scheduler state has no counter: it restarts at 0",
                        "check that this run wrote the file")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune. Read, moved, edited, undone; the config with them.
+"""Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune. Read, moved, edited, undone.
 
 The layouts are those that the frameworks' own classes wrote for `python -m benchmarks.authorities strangers`.
 """
@@ -140,7 +140,7 @@ def test_each_is_named_and_sound(make: Maker, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda m: m.__name__)
 def test_half_the_lr_and_undo(make: Maker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every LR of the checkpoint is halved, and the config where the launch takes it from there; `undo` gives the bytes back."""
+    """Every LR of the checkpoint is halved, and the config where it decides; `undo` gives the bytes back."""
     root = tmp_path / "checkpoints"
     path = make(root)
     places = tell(root, make.__name__)
@@ -161,7 +161,7 @@ def test_half_the_lr_and_undo(make: Maker, tmp_path: Path, capsys: pytest.Captur
     ("make", "words", "line"),
     [
         (litgpt, "train.py", "`--optimizer.init_args.lr=0.0002 --train.min_lr=2e-05`"),
-        (litgpt, "train.py --optimizer.init_args.lr=4e-4", "`--optimizer.init_args.lr=4e-4` → `--optimizer.init_args.lr=0.0002`"),
+        (litgpt, "train.py --optimizer.init_args.lr=4e-4", "init_args.lr=4e-4` → `--optimizer.init_args.lr=0.0002`"),
         (olmo, "train.py", "`train_module.optim.lr` 0.0004 → 0.0002"),
         (olmo, "train.py --train_module.optim.lr=4e-4", "`--train_module.optim.lr=4e-4` → `--train_module.optim.lr=0.0002`"),
     ],
@@ -183,6 +183,7 @@ def test_counters_of_speechbrain_prove_nothing(tmp_path: Path, capsys: pytest.Ca
     assert run(["rollback", "--to", "20", "--lr-scale", "0.5", "--yes", *tell(root, "speechbrain")]) == 3
     said = capsys.readouterr().err
     assert "no known scheduler class" in said and "c.yaml:lr` 0.0004 → 0.0002" in said
+    assert not [message for message in errors(root / "CKPT+step_20") if "restarts" in message]
 
 
 def test_several_optimizers_of_torchtune_are_not_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +228,21 @@ def test_a_cut_save_is_no_sound_checkpoint(make: Maker, name: str, words: str, t
         target.write_bytes(target.read_bytes()[: target.stat().st_size // 2])
     found = errors(path)
     assert found and any(words in message for message in found), found
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"base_values": [1e-3], "param_group_field": "lr", "t_in_epochs": True, "noise_range_t": None},  # timm
+        {"min_lr": 0.0, "max_lr": 1e-3, "lr_decay_style": "cosine", "lr_decay_steps": 90, "num_steps": 20},  # Megatron
+        {"hyperparam_value": LR, "metric_values": [1.0], "current_patient": 0},  # SpeechBrain
+    ],
+)
+def test_a_scheduler_that_counts_in_its_own_way_does_not_restart(state: dict[str, object], tmp_path: Path) -> None:
+    """`verify` said of each of them that it restarts at 0, and exited 5."""
+    torch.save({"optimizer": trained()[1].state_dict(), "scheduler": state, "step": 20}, tmp_path / "ckpt_20.pt")
+    found = verify_checkpoint(open_checkpoint(tmp_path / "ckpt_20.pt"), full=True)
+    assert [f.message for f in found if f.severity is not Severity.INFO] == []
 
 
 def test_later_ones_are_set_aside(tmp_path: Path) -> None:

@@ -282,7 +282,8 @@ def test_inspect_of_two_gigabytes_reads_less_than_two_megabytes(
 def test_a_fault_of_the_store_says_nothing_about_the_checkpoint(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], fault: int | str
 ) -> None:
-    monkeypatch.setattr(Google, "fault", staticmethod(lambda m, path: fault if re.search("optimizer.bin.*media", path) else None))
+    where = re.compile("optimizer.bin.*media")
+    monkeypatch.setattr(Google, "fault", staticmethod(lambda method, path: fault if where.search(path) else None))
     assert chronicle(*words, f"{ROOT}/opt_step-10") == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and "opt_step-10" in err.splitlines()[0] and "Traceback" not in err
