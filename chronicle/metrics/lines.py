@@ -163,8 +163,12 @@ class PrintedLines:
         self._row += 1
         return [pending._replace(row=self._row - 1)]
 
+    def passed(self, step: int) -> None:
+        """A line of this step was read: the next line that names none is of the one after it."""
+        self._counted = max(self._counted, step) + 1
+
     def _join(self, found: Point) -> list[Point]:
-        self._counted = max(self._counted, found.step) + 1
+        self.passed(found.step)
         pending = self._pending
         if pending is not None and pending.step == found.step:
             if not pending.values.keys() & found.values.keys():

@@ -307,7 +307,10 @@ class AnyLine:
         point = self._table(line, row)
         if point is not None and point.values:
             return point
-        return _with_row(self._printed.parse(text), row)
+        printed = self._printed.parse(text)
+        if printed is not None:
+            self._printed.passed(printed.step)
+        return _with_row(printed, row)
 
 
 def _with_row(point: Point | None, row: int) -> Point | None:

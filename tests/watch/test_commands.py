@@ -147,6 +147,7 @@ def test_watch_reads_every_dialect_that_grows(name: str, tmp_path: Path) -> None
     result = watch(str(path), once=True)
     assert isinstance(result.data, dict)
     assert [event["kind"] for event in result.data["events"]] == ["instant-spike"]
+    assert (result.data["read"]["first_step"], result.data["read"]["last_step"]) == (0, len(SPIKE) - 1)
 
 
 def test_watch_reads_again_what_does_not_grow_by_lines(tmp_path: Path) -> None:
