@@ -489,6 +489,54 @@ def _(directory: Path) -> Flight:
     return fly(run, 130, step)
 
 
+def _accumulating(factor: Callable[[int, Any], Any], passes: int = 4) -> Callable[[Path], Flight]:
+    """Four micro-batches a step and a save every ten steps; `factor(step, loss)` is what `backward` gets."""
+
+    def plant(directory: Path) -> Flight:
+        model = network(dropout=0.1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        run = attached(directory, model, optimizer)
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            for _ in range(passes):
+                factor(number, loss_of(model)).backward()
+            optimizer.step()
+            if number % 10 == 0:
+                run.session.describe()
+
+        return fly(run, 40, step)
+
+    return plant
+
+
+further("divisor-lost", "the accumulated loss is no longer divided from step 15 on", 15, "loss-factor-changed")(
+    _accumulating(lambda step, loss: loss / 4 if step < 15 else loss)
+)
+further("divided-twice", "loop and library both divide the loss from step 15 on", 15, "loss-factor-changed")(
+    _accumulating(lambda step, loss: loss / 4 if step < 15 else loss / 4 * 0.25)
+)
+
+
+@further("scaled-twice", "the loss is scaled twice by its loss scaler from step 5 on", 5, "loss-factor-changed")
+def _(directory: Path) -> Flight:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    run = attached(directory, model, optimizer, scaler=scaler)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss = scaler.scale(loss_of(model))
+        (scaler.scale(loss) if number >= 5 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if number == 10:
+            run.session.describe()
+
+    return fly(run, 20, step)
+
+
 def play(one: Bug) -> Flight | None:
     """Train with a bug in a fresh directory; None where there is nothing to train."""
     if one.plant is None:

@@ -612,3 +612,25 @@ def _(directory: Path) -> Flight:
 
     model = Masked()
     return train(directory, model, torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+@healthy("accumulation whose batches, micro-batches and scale change at saves")
+def _(directory: Path) -> Flight:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7)
+    run = attached(directory, model, optimizer, scaler=scaler)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        passes, rows = (4, 4) if number <= 20 else (4, 8) if number <= 40 else (8, 8)
+        for _ in range(passes):
+            x = torch.randn(rows, 8)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().sum() / rows
+            scaler.scale(loss / passes).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if number % 10 == 0:
+            run.session.describe()
+
+    return fly(run, STEPS, step)

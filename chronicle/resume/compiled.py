@@ -27,6 +27,7 @@ __all__ = [
     "outside_graphs",
     "see_compiled_calls",
     "see_own_compilation",
+    "skip_in_graphs",
     "when_compiled",
 ]
 
@@ -160,6 +161,13 @@ def _patch() -> None:
     optimized.__call__ = __call__
     torch.nn.Module.compile = compile  # type: ignore[method-assign]
     _patched.append(optimized)
+
+
+def skip_in_graphs(function: Any) -> Any:
+    """The function itself, whose own frame is never made part of a graph."""
+    _dynamo()
+    _skip(function)
+    return function
 
 
 def _skip(function: Any) -> None:

@@ -30,6 +30,7 @@ VERSION = 1
 NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8  # that keep theirs; the others read rank 0's
 NUM_HABITS = 64
+LOSS_FACTOR = "loss-factor "  # a habit that the envelope keeps (`motion.LossFactor`)
 AS_FIRST_PASS = "so it was in the first pass, right before the step that followed this save"
 OTHER_LAYERS = "this training trains other layers from time to time"
 A_HABIT = "this training changes it between a save and its next step; the launch that saved ended before that step"
@@ -70,7 +71,7 @@ class Sequel:
 
     def resumes(self, memory: Memory | None) -> None:
         """The training goes on from this memory: its habits are ours."""
-        self._habits = list(memory.habits) if memory else []
+        self._habits = [name for name in memory.habits if not name.startswith(LOSS_FACTOR)] if memory else []
         self._frozen = list(memory.seen_frozen or [memory.frozen]) if memory else []
 
     def frozen_now(self, frozen: str) -> tuple[str, ...]:

@@ -268,6 +268,8 @@ class GuardSession:
         revisions = dict(self.first_batch.says.revisions)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
         found = replace(found, lr_moved=self._witness.moved, habits=self.sequel.habits)
+        if habit := self.envelope.habit:
+            found = replace(found, habits=(*found.habits, habit))
         found = self.honours.add_to(replace(found, seen_frozen=self.sequel.frozen_now(memory.frozen)), live)
         self._described = (self._steps_here, found)
         return found
@@ -697,6 +699,7 @@ class GuardSession:
             settled = settle_checks(self.loads, self.sequel, found_checks, live, found)
             settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
             self.sequel.resumes(expected)
+            self.envelope.expects(expected.habits if expected else ())
             self.sequel.frozen_now(found.frozen)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled

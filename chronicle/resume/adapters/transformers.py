@@ -19,6 +19,7 @@ from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.batch_reader import TrainerSays, has_decoder, heads_of, revisions_of
 from chronicle.resume.batches import digest_of, sample_batch
+from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -42,6 +43,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self._log = StepLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
+        self._epochs = 0  # begun since `train`
         self._kind: Mapping[str, Any] = {}  # class and loss function of the Trainer
         self._trainer: Any = None  # whose `training_step` is wrapped
 
@@ -57,6 +59,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Compare: everything but the generators has been loaded, if anything was."""
         self._parts = {**parts, "args": args, "state": state}
+        self._epochs = 0
         session = self.session
         session.begins()
         session.batches.watch(parts["model"])
@@ -76,6 +79,15 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         session.data.continues = self._waits_for_generators = mid_epoch and not args.ignore_data_skip
         session.before_load(directory, training=True)
         session.after_load(directory, generators=False)
+
+    @shielded("load")
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The resumed epoch had no batch left (a stream without a length): the loader of the next one has drawn a seed."""
+        self._epochs += 1
+        if self._epochs > 1 and self._waits_for_generators:
+            self._waits_for_generators = False
+            why = "the resumed epoch had no batch left, and the loader of the next one has drawn from them"
+            self.session.loads.defer([not_compared("random generators", "M1", why)])
 
     @shielded("load")
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

@@ -21,6 +21,7 @@ class BreachKind(StrEnum):
     NOT_ZEROED = "gradients-not-zeroed"
     ACCUMULATION = "accumulation-not-done"
     CLIPPING = "clipping-not-done"
+    FACTOR = "loss-factor-changed"
     LR = "lr-not-the-schedulers"
     UPDATE = "update-not-as-recorded"
     UNTIED = "weights-not-tied"

@@ -120,7 +120,9 @@ class Envelope:
         if self._structure is not None and self._structure.has_turned():
             with self._flying():
                 self._look_at_structure(self._begin(), self._step())
-        if pace is not None and pace.steps < pace.wait and not self._promises.armed and not compare and self._beats():
+        waits = pace is not None and pace.steps < pace.wait and key not in self._rearm
+        strays = waits and engine is None and self._plan.strays(key)
+        if pace is not None and waits and not self._promises.armed and not compare and not strays and self._beats():
             if not self._stands_still(key):
                 pace.steps += 1
                 return
@@ -128,6 +130,8 @@ class Envelope:
         with self._flying():
             if compare:
                 self._compare_now()
+            if strays and not self._lr_is_ours():
+                self._look_at_lr(key, self._begin(), self._step())
             self._before_step(key, pace, engine is not None)
 
     def at_save(self) -> str:
@@ -140,6 +144,17 @@ class Envelope:
             self._look_at_weights(self._observe(), self._step())
             self._rearm.update(self._paces.keys())
         return self.log.spoils()
+
+    @property
+    def habit(self) -> str:
+        """How this training divides its loss, for a checkpoint; "" where it is not known."""
+        return self._promises.habit
+
+    def expects(self, habits: Sequence[str]) -> None:
+        """The launch goes on from a checkpoint with these habits."""
+        if not self.off:
+            with self._flying():
+                self._promises.expects(habits)
 
     def loaded(self) -> None:
         """A state was loaded: what was seen before says nothing about it."""
@@ -188,7 +203,7 @@ class Envelope:
         groups = self._groups(key, is_engine)
         if not is_engine:
             self._promises.before_step(key, step, self._declared(live))
-        if pace.steps < pace.wait:  # a window of promises is open, no look is due
+        if pace.steps < pace.wait and key not in self._rearm:  # a window of promises is open, no look is due
             pace.steps += 1
             return
         self._motion.close(key, step)

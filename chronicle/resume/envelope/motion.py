@@ -4,12 +4,15 @@ A look takes samples before a step, and again before a later step of the same op
 host. A parameter must move only where an update of this LR and gradient is larger than the spacing of its numbers: low
 precision, LR 0 and zero gradients are healthy. No torch call waits for the device.
 
-What a training loop promises between two optimizer steps: gradients are zeroed, accumulated as declared, and clipped.
+What a training loop promises between two optimizer steps: gradients are zeroed, accumulated as declared, and clipped, and the
+loss keeps its factor.
 
 For a few steps after the start and after every save, hooks on one parameter per optimizer count the backward passes and see
-whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted. Outside these windows nothing is hooked.
+whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted, and the last operations of each loss
+that `backward` gets. Outside these windows nothing is hooked.
 """
 
+import functools
 import math
 import sys
 import weakref
@@ -17,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.resume.compiled import outside_graphs
+from chronicle.resume.compiled import outside_graphs, skip_in_graphs
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
@@ -315,6 +318,7 @@ class _Window:
     def __init__(self, probe: Probe) -> None:
         self.probe, self.intervals = probe, 0
         self.single = 0  # intervals with one backward pass
+        self.factors: list[LossFactor | None] = []  # of each interval
 
 
 class Promises:
@@ -328,6 +332,18 @@ class Promises:
         self._worked = False  # a probe has seen a backward pass
         self._clips: list[tuple[str, int]] = []  # what was wrong with a clipping, and how many parameters it had
         self._wrong: dict[str, int] = {}
+        self._losses: list[Sequence[tuple[str, Any]]] = []  # the last operations of each loss since the last step
+        self._factor: LossFactor | None = None  # of the last window that had one
+        self._twice = 0  # losses that were scaled twice
+
+    @property
+    def habit(self) -> str:
+        """How the loss is divided, for a checkpoint; "" where it is not known."""
+        return "" if self._factor is None else self._factor.to_habit()
+
+    def expects(self, habits: Iterable[str]) -> None:
+        """A state was loaded: its training divided the loss like this."""
+        self._factor = next((one for one in map(LossFactor.of_habit, habits) if one is not None), None)
 
     @property
     def armed(self) -> bool:
@@ -342,16 +358,24 @@ class Promises:
         if not chosen:
             return
         self._windows[optimizer] = _Window(Probe(chosen[-1], self._later, lambda problem: self.lost(problem)))
+        self._losses = []
         _watch_clipping(self)
+        _watch_backward()
 
     def before_step(self, optimizer: Any, step: int | None, declared: int | None) -> None:
         """An interval of this optimizer ends. `declared`: backward passes per step that the trainer announced."""
         self._judge_clips(step)
+        if self._twice >= REPEATED:
+            self._tell(Breach(kind=BreachKind.FACTOR, step=step, words=SCALED_TWICE, seen=step))
         window = self._windows.get(optimizer)
         if window is None:
             return
         window.intervals += 1
         last = window.intervals >= WINDOW
+        losses, self._losses = self._losses, []
+        window.factors.append(LossFactor.of(losses) if len(self._windows) == 1 else None)
+        if last:
+            self._judge_factor(window.factors, step)
         window.probe.take(lambda passes, clean: self._judge(window, passes, clean, step, declared))
         if last:
             self._disarm(optimizer, window)
@@ -379,6 +403,29 @@ class Promises:
             began = None if step is None else max(1, step - WINDOW)
             words = f"{declared} micro-batches a step are declared, but the optimizer steps after every one"
             self._tell(Breach(kind=BreachKind.ACCUMULATION, step=began, words=words, seen=step))
+
+    # ---- the factor of the loss ------------------------------------------------------------------------------------
+
+    def backward(self, losses: Any) -> None:
+        """`torch.autograd.backward` was called with these."""
+        if len(self._windows) != 1 or len(self._losses) >= MOST_PASSES:
+            return
+        root = losses if hasattr(losses, "grad_fn") else losses[0] if len(losses) == 1 else None
+        operations = last_operations(root)
+        self._losses.append(operations)
+        scales = [id_ for name, id_ in operations if name == "scale"]
+        if len(set(scales)) < len(scales):
+            self._twice += 1
+
+    def _judge_factor(self, factors: Sequence["LossFactor | None"], step: int | None) -> None:
+        """A window is over. Only where all of its steps were alike is anything known."""
+        now = factors[0]
+        if now is None or any(one != now for one in factors):
+            return
+        was, self._factor = self._factor, now
+        if was is not None and (words := was.lost(now)):
+            began = None if step is None else max(1, step - WINDOW)
+            self._tell(Breach(kind=BreachKind.FACTOR, step=began, words=words, seen=step))
 
     # ---- clipping --------------------------------------------------------------------------------------------------
 
@@ -410,6 +457,121 @@ class Promises:
                 self._tell(Breach(kind=BreachKind.CLIPPING, step=step, words=told, seen=step))
 
 
+MOST_OPERATIONS, MOST_PASSES = 8, 256
+SCALED_TWICE = "the loss is multiplied twice by the scale of its loss scaler"
+HABIT = "loss-factor"
+
+
+@dataclass(frozen=True, slots=True)
+class LossFactor:
+    """How the losses of one optimizer step were made: `times` divided by their number `passes`, as one of `operations`.
+
+    A factor that is lost can not be told by the size of the gradient, which moves as much by itself. It is told by what the
+    loss was made of, exactly: the last operations on it are known to autograd.
+    """
+
+    passes: int
+    times: int
+    operations: int
+
+    @classmethod
+    def of(cls, losses: Sequence[Sequence[tuple[str, Any]]]) -> "LossFactor | None":
+        """That of one step; None where its losses were not made alike, or where there was a single one."""
+        passes = len(losses)
+        found = {(sum(_divides(one, passes) for one in loss), len(loss)) for loss in losses}
+        return cls(passes, *found.pop()) if 2 <= passes < MOST_PASSES and len(found) == 1 else None
+
+    def lost(self, now: "LossFactor") -> str:
+        """What became of the factor, "" for nothing. A batch of another size also changes numbers, but no operations."""
+        if now.times == self.times or now.operations - self.operations != now.times - self.times:
+            return ""
+        times = ("is not divided", "is divided once", "is divided twice")
+        say = [times[count] if count < len(times) else f"is divided {count} times" for count in (now.times, self.times)]
+        return f"the loss {say[0]} by the number of micro-batches ({now.passes}); before, it {say[1].replace('is', 'was')}"
+
+    def to_habit(self) -> str:
+        """The stored form."""
+        return f"{HABIT} {self.passes} {self.times} {self.operations}"
+
+    @classmethod
+    def of_habit(cls, text: str) -> "LossFactor | None":
+        """Parse the stored form; None for another habit."""
+        name, *numbers = text.split()
+        return cls(*map(int, numbers)) if name == HABIT and len(numbers) == 3 and all(map(str.isdigit, numbers)) else None
+
+
+def _divides(operation: tuple[str, Any], passes: int) -> bool:
+    name, value = operation
+    if not isinstance(value, (int, float)):
+        return False
+    return value == passes if name == "DivBackward0" else abs(value * passes - 1) < 1e-6
+
+
+def last_operations(loss: Any) -> list[tuple[str, Any]]:
+    """The numbers by which a loss was multiplied and divided last, newest first.
+
+    Numbers on an accelerator are not read. ("scale", id) is a tensor that looks like the scale of a loss scaler.
+    """
+    found: list[tuple[str, Any]] = []
+    node = getattr(loss, "grad_fn", None)
+    while node is not None and len(found) < MOST_OPERATIONS:
+        name = type(node).__name__
+        if name == "ToCopyBackward0":  # to another precision
+            node = node.next_functions[0][0]
+            continue
+        if name not in ("DivBackward0", "MulBackward0"):
+            break
+        inputs = [following for following, _ in node.next_functions if following is not None]
+        if len(inputs) != 1:
+            break
+        other = node._saved_other if node.next_functions[0][0] is not None else getattr(node, "_saved_self", None)
+        if hasattr(other, "numel") and other.numel() == 1:
+            value = other.item() if other.device.type == "cpu" else None
+            is_scale = name == "MulBackward0" and value is not None and _is_scale(other, value)
+            found.append(("scale", other.data_ptr()) if is_scale else (name, value))
+        else:
+            found.append((name, other if isinstance(other, (int, float)) else None))
+        node = inputs[0]
+    return found
+
+
+def _is_scale(tensor: Any, value: float) -> bool:
+    """As of a GradScaler: one number in float32, a power of two."""
+    return str(tensor.dtype) == "torch.float32" and value >= 2 and math.frexp(value)[0] == 0.5
+
+
+_original_backward: list[Any] = []
+
+
+def _watch_backward() -> None:
+    """Listen to `torch.autograd.backward`, which every `loss.backward()` ends in, as long as a window is open."""
+    import torch
+
+    if _original_backward:
+        return
+    inner = torch.autograd.backward
+    _original_backward.append(inner)
+    report = outside_graphs(shield(_report_backward, _lose_clipping))
+
+    @functools.wraps(inner)
+    def listening(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        report(tensors)
+        return inner(tensors, *args, **kwargs)
+
+    torch.autograd.backward = skip_in_graphs(listening)
+
+
+def _report_backward(tensors: Any) -> None:
+    for listener in tuple(_listeners):
+        try:
+            listener.backward(tensors)
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            _listeners.discard(listener)
+            last_resort(listener.lost, problem)
+
+
 _listeners: "weakref.WeakSet[Promises]" = weakref.WeakSet()
 _original: list[Any] = []
 
@@ -425,6 +587,8 @@ def _watch_clipping(listener: Promises) -> None:
     report = outside_graphs(shield(_report_clipping, _lose_clipping))
 
     def listening(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _listeners:  # the last one was collected with its session
+            return inner(parameters, max_norm, *args, **kwargs)
         listed = parameters if hasattr(parameters, "grad") else list(parameters)  # a generator can be read once
         report(listed, max_norm)
         return inner(listed, max_norm, *args, **kwargs)
@@ -455,3 +619,5 @@ def _leave_clipping(listener: Promises) -> None:
     module = sys.modules.get("torch.nn.utils.clip_grad")
     if not _listeners and _original and module is not None:
         module._clip_grads_with_norm_ = _original.pop()  # type: ignore[attr-defined]
+    if not _listeners and _original_backward:
+        sys.modules["torch"].autograd.backward = _original_backward.pop()

@@ -37,19 +37,26 @@ class Structure:
         self._ids = [id(p) for p in self._params]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
-        self._training = [model.training for model in self._models]  # as whole models, when it was last asked
+        self._quick = self._now()  # when it was last asked
 
     def has_new_parameters(self) -> bool:
         """Whether the models hold other parameters than at the beginning: a layer was replaced or added."""
         return [id(p) for model in self._models for p in model.parameters()] != self._ids
 
     def has_turned(self) -> bool:
-        """Whether a whole model changed its mode since this was last asked: cheap enough for every step."""
-        training = [model.training for model in self._models]
-        if training == self._training:
+        """Whether a whole model changed its mode, tied weights came apart or the dtype changed, since this was last asked.
+
+        Cheap enough for every step.
+        """
+        now = self._now()
+        if now == self._quick:
             return False
-        self._training = training
+        self._quick = now
         return True
+
+    def _now(self) -> tuple[Any, ...]:
+        tied = [id(module._parameters.get(attribute)) for group in self._ties for module, attribute, _ in group]
+        return [model.training for model in self._models], tied, self._params[-1].dtype if self._params else None
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
@@ -171,6 +178,15 @@ class PlannedLr:
     def __init__(self) -> None:
         self._matched: dict[int, int] = {}
         self._different: dict[int, tuple[int, int | None]] = {}
+        self._planner: dict[int, Any] = {}  # optimizer -> its only scheduler, whose LR it has used so far
+
+    def strays(self, optimizer: Any) -> bool:
+        """Whether the LR of an optimizer that used its scheduler's is another one now. Cheap enough for every step."""
+        scheduler = self._planner.get(id(optimizer))
+        planned = getattr(scheduler, "_last_lr", None)
+        if planned is None:
+            return False
+        return id(optimizer) in self._different or [group.get("lr") for group in optimizer.param_groups] != planned
 
     def look(self, optimizer: Any, schedulers: Sequence[Any], step: int | None) -> tuple[int | None, str] | None:
         """Since which step this optimizer's LR is not its scheduler's, and how it differs."""
@@ -186,6 +202,8 @@ class PlannedLr:
         wrong = next((pair for pair in pairs if abs((pair[0] or 0.0) - pair[1]) > 1e-6 * max(abs(pair[1]), 1e-12)), None)
         if wrong is None:
             self._matched[key], _ = self._matched.get(key, 0) + 1, self._different.pop(key, None)
+            exact = self._matched[key] >= MATCHED and used == planned  # numbers, and no tensor
+            self._planner.update({key: own[0]} if exact else {})
             return None
         if self._matched.get(key, 0) < MATCHED:
             self._matched[key] = -(10**9)  # never the scheduler's alone
@@ -194,6 +212,7 @@ class PlannedLr:
         self._different[key] = (count + 1, since)
         if count + 1 < DIFFERENT:
             return None
+        self._planner.pop(key, None)
         return since, f"LR {wrong[0]:.6g} is used, its scheduler set {wrong[1]:.6g}"
 
 
