@@ -28,8 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.checks.check import Check, Outcome, compared, noted
+from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
-from chronicle.resume.envelope.samples import Snapshot
+from chronicle.resume.envelope.samples import Snapshot, part_of
+from chronicle.resume.faults import shield
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import rng_digests
 
@@ -75,6 +77,8 @@ class FirstGradient:
         self._wanted = True  # the first step of a launch is compared
         self._expected: Mapping[str, Any] | None = None  # the record whose update this step should repeat
         self._kept: list[Path] = []
+        self.by_hooks = False  # an engine takes the gradients away: they are sampled as they come
+        self._sums: _Sums | None = None
 
     # ---- what happens -------------------------------------------------------------------------------------------
 
@@ -92,6 +96,12 @@ class FirstGradient:
         """Another state is in memory: the next step is a first one."""
         self._state, self._wanted, self._moving = "", True, None
         self._batches, self._seen, self._entered = [], 0, {}
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._sums is not None:
+            self._sums.remove()
+        self._sums = None
 
     def enters(self) -> None:
         """A micro-batch is about to enter the model."""
@@ -102,6 +112,8 @@ class FirstGradient:
         if self._seen == 1 and (self._state or self._wanted) and self._directory is not None:
             try:
                 self._entered = rng_digests()
+                if self.by_hooks and self._sums is None:
+                    self._sums = _Sums(_params(None, self._models()))
             except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
                 self._state, self._wanted = "", False
 
@@ -122,6 +134,7 @@ class FirstGradient:
         self._expected = None
         self._state, self._wanted = "", False
         self._batches, self._seen, self._entered = [], 0, {}
+        self._let_go()
 
     # ---- the update -----------------------------------------------------------------------------------------------
 
@@ -176,8 +189,8 @@ class FirstGradient:
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
         chosen = _params(optimizer, self._models())
-        rows = []
-        if place >= 0:  # the gradients of an engine cannot be reached
+        rows = [] if self._sums is None else self._sums.rows()
+        if place >= 0:  # an engine takes its gradients away
             rows = Snapshot([None if p.grad is None or p.grad.is_sparse else p.grad for p in chosen]).rows()
             if not any(row is not None and row.any() for row in rows):
                 return None
@@ -247,7 +260,7 @@ class FirstGradient:
             return
         exact = bool(kept["exact"] and own["exact"])
         self._expected = kept if exact and not expected.accepted and expected.contract is None else None
-        if place >= 0:
+        if place >= 0 or own["rows"]:
             num, may = len(own["batches"]), expected.accepts(NAME)
             yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may)
 
@@ -290,6 +303,39 @@ class _Moving:
         """How far each sample has moved, one array per tensor."""
         pairs = zip(self._before.rows(), Snapshot(self._params).rows(), strict=True)
         return [None if a is None or b is None or len(a) != len(b) else b - a for a, b in pairs]
+
+
+class _Sums:
+    """Samples of the gradients of some parameters, added up over the backward passes of a step as they come."""
+
+    def __init__(self, params: Sequence[Any]) -> None:
+        half = any(str(p.dtype) == "torch.float16" for p in params)  # multiplied by a loss scale that may be another one
+        known = params if not half and not any(hasattr(p, "ds_id") for p in params) else ()  # ZeRO-3 gathers its shards
+        self._found: list[Any] = [None] * len(known)
+        self._handles = [p.register_hook(self._hook(place)) for place, p in enumerate(known) if p.is_leaf]
+
+    def _hook(self, place: int) -> Any:
+        def see(gradient: Any) -> None:
+            part = part_of(gradient)
+            if part is not None:
+                before = self._found[place]
+                self._found[place] = part.clone() if before is None else before + part
+
+        def lose(problem: Exception) -> None:
+            self._found = []
+
+        hook = outside_graphs(shield(see, lose))
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
+        return hook
+
+    def rows(self) -> list[Any]:
+        """One row a parameter, as of a gradient that is there; nothing where none came."""
+        return Snapshot(self._found).rows() if any(row is not None for row in self._found) else []
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
 
 
 def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:

@@ -178,7 +178,7 @@ def is_near(a: Any, b: Any) -> bool:
 
 # Arguments of a trainer by what they decide: with another value, the same state and batch give another gradient.
 OBJECTIVE = re.compile(
-    r"label_smoothing|(max|clip)_grad_norm|gradient_clip|neftune|loss|(^|_)(beta|margin|temperature|gamma|epsilon(_high)?)$"
+    r"label_smoothing|(max|clip)_grad_norm|gradient_(clip|predivide)|prescale|neftune|loss|(^|_)(beta|margin|temperature|gamma|epsilon(_high)?)$"
     r"|^(bf16|fp16|precision|scale_rewards|num_generations|max_(seq_|prompt_|completion_)?length|packing|padding_free)$"
 )
 NUM_NAMED = 12  # differences of one kind that are named; the rest is counted

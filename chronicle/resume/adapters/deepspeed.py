@@ -52,7 +52,15 @@ def observe_engine(engine: Any, world_size: int) -> LiveState:
         },
         step=int(engine.global_steps),
         steppers=(optimizer,) if hasattr(optimizer, "param_groups") else (),
+        arguments=_arguments(engine),
     )
+
+
+def _arguments(engine: Any) -> dict[str, Any]:
+    """What the configuration says of how a gradient becomes an update."""
+    names = ("gradient_clipping", "gradient_predivide_factor", "prescale_gradients")
+    found = {name: getattr(engine, name, None) for name in names}
+    return {name: one() for name, one in found.items() if callable(one)}
 
 
 def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:

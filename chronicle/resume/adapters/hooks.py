@@ -40,6 +40,8 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Every session for itself: an error in one is no reason to give up another."""
     for session in tuple(_sessions):
         try:
+            if session.engine_steps:
+                session.envelope.inner_step(optimizer)
             if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step()):
                 session.before_step(optimizer)
                 session.envelope.before_step(optimizer)
@@ -67,10 +69,11 @@ def _is_allocation_step() -> bool:
 
 
 def hook_engine_steps(session: GuardSession, engine: Any) -> None:
-    """Wrap `engine.step` once. ZeRO steps its inner optimizer per group, on flat copies, which the hook does not see."""
+    """Wrap `engine.step` once. The hook sees steps of its inner optimizer: groups one by one, or flat copies of them."""
     if getattr(engine.step, "_chronicle", False):
         return
-    session.engine_steps = True
+    session.engine_steps = session.first_gradient.by_hooks = True
+    hook_optimizer_steps(session)
     original = engine.step
 
     def look() -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
-from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, Promises, find_orphans
+from chronicle.resume.envelope.motion import FULL_LOOKS, EngineClipping, Motion, Promises, find_orphans
 from chronicle.resume.envelope.samples import (
     DelayedReads,
     Replicas,
@@ -84,6 +84,7 @@ class Envelope:
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned)
         self._promises.scaled, self._promises.lost = self._is_scaled, self._failed
+        self._clipping = EngineClipping(self.log.tell, self._later)
         self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
@@ -115,6 +116,9 @@ class Envelope:
         if self.off:
             return
         key = optimizer if engine is None else engine
+        if engine is not None:
+            with self._flying():
+                self._clipping.engine_step(engine, self._step())
         pace = self._paces.get(key)
         compare = self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due()
         if self._structure is not None and self._structure.has_turned():
@@ -134,6 +138,12 @@ class Envelope:
                 self._look_at_lr(key, self._begin(), self._step())
             self._before_step(key, pace, engine is not None)
 
+    def inner_step(self, optimizer: Any) -> None:
+        """The optimizer inside an engine steps: its gradients are those that are used."""
+        if not self.off:
+            with self._flying():
+                self._clipping.inner_step(optimizer)
+
     def at_save(self) -> str:
         """A checkpoint is being saved: look at every weight. Returns what spoils it, "" for nothing."""
         if self.off:
@@ -143,6 +153,7 @@ class Envelope:
             self._later.run(wait=True)
             self._look_at_weights(self._observe(), self._step())
             self._rearm.update(self._paces.keys())
+            self._clipping.arm()
         return self.log.spoils()
 
     @property

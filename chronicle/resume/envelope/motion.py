@@ -25,7 +25,7 @@ from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
 
-__all__ = ["Motion", "Promises", "find_orphans", "lr_of"]
+__all__ = ["EngineClipping", "Motion", "Promises", "find_orphans", "lr_of"]
 
 FULL_LOOKS, FULL_TENSORS = 3, 512  # the first looks of an optimizer see every tensor, up to so many
 TENSORS = 32  # per later look, in turn
@@ -206,6 +206,47 @@ class Motion:
         if known.still >= STILL_STEPS:
             words = "the optimizer steps with gradients and an LR, but none of its parameters changes"
             self._tell(Breach(kind=BreachKind.STUCK, step=known.still_since, words=words, seen=now))
+
+
+class EngineClipping:
+    """Whether the gradients that an engine's inner optimizer steps with are as small as its configuration promises."""
+
+    def __init__(self, tell: Callable[[Breach], object], later: DelayedReads) -> None:
+        self._tell, self._later = tell, later
+        self._limit, self._left = 0.0, WINDOW
+        self._step: int | None = None
+
+    def arm(self) -> None:
+        """Look at the next steps."""
+        self._left = WINDOW
+
+    def engine_step(self, engine: Any, step: int | None) -> None:
+        """A whole step of the engine begins."""
+        limit = getattr(engine, "gradient_clipping", None)
+        self._limit = float(limit() or 0.0) if self._left > 0 and callable(limit) else 0.0
+        self._left, self._step = max(0, self._left - 1), step
+
+    def inner_step(self, optimizer: Any) -> None:
+        """Its own optimizer steps a part of the parameters, on one rank: no part may be larger than the whole."""
+        import torch
+
+        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        found = [own for own in (getattr(g, "_local_tensor", g) for g in found) if own.numel() and not own.is_sparse]
+        limit, step = self._limit, self._step
+        if limit <= 0.0 or not found or len({own.device for own in found}) > 1:
+            return
+        with torch.no_grad():
+            norm = torch.stack([own.detach().float().norm() for own in found]).norm()
+        snapshot = Snapshot([norm])
+        self._later.add((snapshot,), lambda: self._judge(float(snapshot.rows()[0][0]), limit, step))
+
+    def _judge(self, norm: float, limit: float, step: int | None) -> None:
+        if math.isfinite(norm) and norm > limit * CLIP_SLACK:
+            words = f"gradients are to be clipped to a norm of {limit:g}, and the optimizer steps with one of {norm:.4g}"
+            self._tell(Breach(kind=BreachKind.CLIPPING, step=step, words=words, seen=step))
+
+
+CLIP_SLACK = 1.05  # sums in half precision
 
 
 def lr_of(group: Mapping[str, Any]) -> float | None:
@@ -478,7 +519,7 @@ class LossFactor:
     def of(cls, losses: Sequence[Sequence[tuple[str, Any]]]) -> "LossFactor | None":
         """That of one step; None where its losses were not made alike, or where there was a single one."""
         passes = len(losses)
-        found = {(sum(_divides(one, passes) for one in loss), len(loss)) for loss in losses}
+        found = {(sum(_divides(one, passes) for one in loss), sum(value != 1 for _, value in loss)) for loss in losses}
         return cls(passes, *found.pop()) if 2 <= passes < MOST_PASSES and len(found) == 1 else None
 
     def lost(self, now: "LossFactor") -> str:
