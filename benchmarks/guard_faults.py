@@ -46,6 +46,7 @@ SHELLS = (
     "_loading.<locals>.load_state",
     "_noting.<locals>.__next__",
     "_watch_clipping.<locals>.listening",
+    "_watch_backward.<locals>.listening",
     "ChronicleCallback._step_seen.<locals>.training_step",
     "ChronicleCallback.setup.<locals>.save_checkpoint",
     "_wrap.<locals>.method",

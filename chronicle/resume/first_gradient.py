@@ -15,9 +15,11 @@ It is compared only where it must be equal:
 Anything else is no finding. A launch that ended at its save has left no such gradient, and nothing is compared then. Different
 kernels, hardware and orders of summation change the last digits: only a difference that is larger than those is refused.
 
-What happens inside the step itself is seen right after it: where the gradient was equal, or cannot be reached (a DeepSpeed
-engine), and the LR was the same, the weights must move alike. So the first update is kept beside the gradient. A resume that
-moves its weights otherwise is told so: a hook that changes weights or LR inside the step, an optimizer of another make.
+An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
+
+What happens inside the step itself is seen right after it: where the gradient was equal, or cannot be reached (ZeRO-3, whose
+shards are gathered), and the LR was the same, the weights must move alike. So the first update is kept beside the gradient. A
+resume that moves its weights otherwise is told so: a hook that changes weights or LR inside the step, another optimizer.
 """
 
 import json

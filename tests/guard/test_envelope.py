@@ -410,4 +410,5 @@ def test_deepspeed_that_does_not_clip_as_configured_is_told(tmp_path: Path) -> N
     done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     told = [line for line in done.stdout.splitlines() if line.startswith("TOLD")]
     wanted = {False: "[]", True: "['clipping-not-done']"}
-    assert told == [f"TOLD {stage} {broken} {wanted[broken]} []" for stage in (0, 1, 2) for broken in (False, True)], done.stderr
+    cases = [(stage, broken) for stage in (0, 1, 2) for broken in (False, True)]
+    assert told == [f"TOLD {stage} {broken} {wanted[broken]} []" for stage, broken in cases], done.stderr

@@ -12,6 +12,7 @@ whether the first of them began from no gradient; calls of `clip_grad_norm_` are
 that `backward` gets. Outside these windows nothing is hooked.
 """
 
+import contextlib
 import functools
 import math
 import sys
@@ -565,7 +566,9 @@ def last_operations(loss: Any) -> list[tuple[str, Any]]:
         inputs = [following for following, _ in node.next_functions if following is not None]
         if len(inputs) != 1:
             break
-        other = node._saved_other if node.next_functions[0][0] is not None else getattr(node, "_saved_self", None)
+        other: Any = None
+        with contextlib.suppress(RuntimeError, AttributeError):  # changed in place, or a graph that was used up
+            other = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
         if hasattr(other, "numel") and other.numel() == 1:
             value = other.item() if other.device.type == "cpu" else None
             is_scale = name == "MulBackward0" and value is not None and _is_scale(other, value)
