@@ -80,6 +80,7 @@ class FirstGradient:
         self._expected: Mapping[str, Any] | None = None  # the record whose update this step should repeat
         self._kept: list[Path] = []
         self.by_hooks = False  # an engine takes the gradients away: they are sampled as they come
+        self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of such a hook
         self._sums: _Sums | None = None
 
     # ---- what happens -------------------------------------------------------------------------------------------
@@ -114,10 +115,10 @@ class FirstGradient:
         if self._seen == 1 and (self._state or self._wanted) and self._directory is not None:
             try:
                 self._entered = rng_digests()
-                if self.by_hooks and self._sums is None:
-                    self._sums = _Sums(_params(None, self._models()))
             except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
                 self._state, self._wanted = "", False
+            if self.by_hooks and self._sums is None:
+                self._sums = _Sums(_params(None, self._models()), self.lost)
 
     def batch(self, digest: int) -> None:
         """The digest of a micro-batch, in their order."""
@@ -310,7 +311,8 @@ class _Moving:
 class _Sums:
     """Samples of the gradients of some parameters, added up over the backward passes of a step as they come."""
 
-    def __init__(self, params: Sequence[Any]) -> None:
+    def __init__(self, params: Sequence[Any], lost: Callable[[Exception], None]) -> None:
+        self._lost = lost
         half = any(str(p.dtype) == "torch.float16" for p in params)  # multiplied by a loss scale that may be another one
         known = params if not half and not any(hasattr(p, "ds_id") for p in params) else ()  # ZeRO-3 gathers its shards
         self._found: list[Any] = [None] * len(known)
@@ -324,7 +326,9 @@ class _Sums:
                 self._found[place] = part.clone() if before is None else before + part
 
         def lose(problem: Exception) -> None:
-            self._found = []
+            self.remove()
+            self._found = [None] * len(self._found)
+            self._lost(problem)
 
         hook = outside_graphs(shield(see, lose))
         hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole

@@ -116,6 +116,7 @@ class GuardSession:
             gradients, self.ranks.rank, lambda: self.ranks.world_size, lambda: self._observe().models
         )
         self.first_gradient.moved_otherwise = self._moved_otherwise
+        self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save

@@ -599,7 +599,8 @@ def _watch_backward() -> None:
 
     @functools.wraps(inner)
     def listening(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        report(tensors)
+        if _listeners:
+            report(tensors)
         return inner(tensors, *args, **kwargs)
 
     torch.autograd.backward = skip_in_graphs(listening)
