@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.resume.compiled import outside_graphs, skip_in_graphs
+from chronicle.resume.compiled import is_compiling_here, outside_graphs, skip_in_graphs
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
@@ -588,10 +588,13 @@ _original_backward: list[Any] = []
 
 
 def _watch_backward() -> None:
-    """Listen to `torch.autograd.backward`, which every `loss.backward()` ends in, as long as a window is open."""
+    """Listen to `torch.autograd.backward`, which every `loss.backward()` ends in, as long as a window is open.
+
+    Not where anything is compiled: the listener would be one frame more.
+    """
     import torch
 
-    if _original_backward:
+    if _original_backward or is_compiling_here(None):
         return
     inner = torch.autograd.backward
     _original_backward.append(inner)
