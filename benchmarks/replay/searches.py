@@ -91,7 +91,7 @@ def _steps(directory: Path, draw: random.Random) -> Play:
     num = draw.randrange(4, 13)
     bad = draw.randrange(1, num)
     fault = {"kind": "weights", "step": 10 * bad + 5, "place": draw.randrange(96)}
-    script = TRAIN.replace("flip(model[2].weight, 22)", "model[2].weight.data.view(-1)[place] = 1e4")
+    script = TRAIN.replace("flip(model[2].weight, 22)", "model[2].weight.data.mul_(1e4)")
     _write(directory, 10 * num + 4, script, json.dumps(fault))
     words = ["--steps", f"10..{10 * num}", "--until", str(10 * num + 4), "--bad-if", "loss > 20"]
     right = f"from the checkpoint of step {10 * bad} it goes well, from the checkpoint of step {10 * bad + 10} it does not"

@@ -394,8 +394,11 @@ def _judged(asked: Bisect, candidate: Candidate, origin: Origin, forked: Forked)
         return TrialOutcome.BAD, f"the loss is {loss} at step {step}"
     if asked.bad_if != "incident":
         sign, limit = _condition(asked.bad_if)
-        bad = loss > limit if sign == ">" else loss < limit
-        return (TrialOutcome.BAD if bad else TrialOutcome.GOOD), f"loss {loss:.4g} at step {step}"
+        tail = [loss for _, loss in forked.losses[-max(1, len(forked.losses) // 10) :]]
+        mean = math.fsum(tail) / len(tail)
+        bad = mean > limit if sign == ">" else mean < limit
+        said = f"loss {mean:.4g} at step {step}" if len(tail) == 1 else f"loss {mean:.4g}, mean of the last {len(tail)} logged"
+        return (TrialOutcome.BAD if bad else TrialOutcome.GOOD), said
     loud = [event for event in forked.events if event["tier"] != Tier.NOTICE.value]
     if loud:
         onset = loud[0]["onset_step"] or loud[0]["alarm_step"]

@@ -7,7 +7,6 @@ of this is named, and nothing is started.
 """
 
 import json
-import math
 import os
 import re
 import shutil
@@ -114,11 +113,6 @@ class Forked:
     def events(self) -> tuple[Mapping[str, Any], ...]:
         """What the detector found in its steps."""
         return tuple(self.end.get("events", ()))
-
-    def mean_loss(self, *, after: int = 0) -> float | None:
-        """The mean of the logged losses after a step; NaN where one of them is not a number; None without any."""
-        found = [loss for step, loss in self.losses if step > after]
-        return math.fsum(found) / len(found) if found else None
 
 
 # ---- where it begins ---------------------------------------------------------------------------------------------------

@@ -370,6 +370,8 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
     listed = [change for hint in arguments[:4] for change in _named_lrs(hint, scale)]
     said = f"; the file holds {', '.join(listed[:6])}" if listed else ""
     change = _elsewhere(evidence, scale)
+    if not change and (line := evidence.config.equal_to(_bases(state), scale)):
+        change = f"where the launch takes its LR from, perhaps {line}"
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",
@@ -439,8 +441,7 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
 
 def _from_initial(seen: str, place: Keys, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
     """A writer that computes from the LR at `place` of its config; the groups' `initial_lr` tells what that was."""
-    bases = sorted({float(lr) for o in of_first_rank(state.optimizers) for group in o.groups
-                    if isinstance(lr := group.get("initial_lr", group.get("lr")), int | float)})  # fmt: skip
+    bases = _bases(state)
     listed = ", ".join(f"{_number(lr)} → {_number(lr * scale)}" for lr in bases) or "multiplied by the factor"
     name = ".".join(map(str, place))
     return Doubt(
@@ -449,6 +450,12 @@ def _from_initial(seen: str, place: Keys, state: CheckpointState, scale: float, 
         or f"give the next launch `{name}` {listed} (`--{name}`)",
         wanted=tuple(Wanted(places=(place,), before=lr, after=lr * scale) for lr in bases if len(bases) == 1),
     )
+
+
+def _bases(state: CheckpointState) -> list[float]:
+    """The LRs that the parameter groups began with, where they say so, else the present ones; each once."""
+    return sorted({float(lr) for o in of_first_rank(state.optimizers) for group in o.groups
+                   if isinstance(lr := group.get("initial_lr", group.get("lr")), int | float)})  # fmt: skip
 
 
 def _elsewhere(evidence: Evidence, scale: float) -> str:

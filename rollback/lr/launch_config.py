@@ -29,6 +29,7 @@ _CONSTANT = re.compile(
     re.MULTILINE,
 )
 _VALUE = r"(?P<value>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])"
+_LITERAL = re.compile(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?(?![\w.])")  # of Python, no whole number
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 # `AdamW(parameters, lr=1e-3)`, `dict(type="SGD", lr=0.01)`, `{"lr": 1e-3}`
 _ARGUMENT = re.compile(
@@ -145,6 +146,20 @@ class LaunchConfig:
                     lines.append(f"`{file.path}` line {at}, `{shown}` → `{changed}`")
             lines += [] if after else [*_defaults_of(file, code, scale, named), *_variables_of(file, code, scale, named)]
         return "; ".join(lines[:_MOST_LINES])
+
+    def equal_to(self, lrs: Sequence[float], scale: float) -> str:
+        """The lines of the command's scripts that hold one of these numbers, where a few do; "" else. By value, not by name."""
+        lines = []
+        for file in self.files:
+            if not file.path.endswith(".py"):
+                continue
+            code = _COMMENT.sub(lambda found: " " * len(found[0]), file.text)
+            for match in _LITERAL.finditer(code):
+                value = float(match[0])
+                if any(math.isclose(value, lr, rel_tol=_SAME) for lr in lrs):
+                    place = f"`{file.path}` line {_line(code, match.start())}"
+                    lines.append(f"{place} holds {match[0]}, the LR of this checkpoint: `{match[0]}` → `{value * scale:.10g}`")
+        return "; ".join(lines) if len(lines) <= _MOST_LINES else ""
 
     def in_shell(self, scale: float, known: Mapping[str, float]) -> tuple[str, frozenset[str]]:
         """The lines of the command's shell scripts that name an LR, and those names; ("", none) where there is none."""

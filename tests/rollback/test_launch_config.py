@@ -80,6 +80,16 @@ def test_what_cannot_be_read_exactly_is_refused_with_its_line(text: str, words: 
         numbers(text, "yaml")
 
 
+def test_where_no_name_tells_it_the_lr_is_looked_for_by_its_value() -> None:
+    script = 'p.add_argument("--peak", default=1e-3)  # 0.001 once\nEPS = 1e-8\nEPOCHS = 1\nx1e-3 = 2\n'
+    config = LaunchConfig((ConfigFile("/r/train.py", script, "the command"),))
+    found = config.equal_to([0.001], 0.5)
+    assert found == "`/r/train.py` line 1 holds 1e-3, the LR of this checkpoint: `1e-3` → `0.0005`"
+    assert config.equal_to([0.002], 0.5) == ""
+    many = LaunchConfig((ConfigFile("/r/train.py", "a = 0.001\n" * 9, "the command"),))
+    assert many.equal_to([0.001], 0.5) == "", "nine places tell nothing"
+
+
 def test_a_config_is_edited_only_at_the_value_of_the_checkpoint_and_in_one_place() -> None:
     wanted = [Wanted(places=(("optimizer", "lr"),), before=3e-4, after=1.5e-4)]
     file = ConfigFile("/c/a.yaml", RECIPE, "from the command of launch 1")
