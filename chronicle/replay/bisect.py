@@ -36,10 +36,8 @@ from chronicle.replay.fork import (
     usable,
 )
 from chronicle.replay.ring import Ring, rings_of
-from chronicle.replay.sandbox import SandboxRefused
 from chronicle.replay.verdict import compare_prints
 from chronicle.settings import Settings
-from rollback.detect import Tier
 
 __all__ = ["Axis", "Bisect", "BisectAnswer", "BisectTrial", "TrialOutcome", "halve", "plan_bisect", "run_bisect"]
 
@@ -367,17 +365,12 @@ def _try(asked: Bisect, candidate: Candidate, sandbox: Path | None) -> BisectTri
     begun = time.monotonic()
     origin = asked.origin if candidate.begin is None else begin_at(asked.origin, candidate.begin)
     ranks = sorted(asked.rings)
-    try:
-        with play(
-            origin, asked.until, sandbox=sandbox, ranks=ranks, change=candidate.change, purpose="trial",
-            scan=asked.bad_if == "incident" and not asked.judge,
-        ) as forked:  # fmt: skip
-            outcome, why = _judged(asked, candidate, origin, forked)
-            last, loss = forked.last_step, forked.losses[-1][1] if forked.losses else None
-    except SandboxRefused as problem:
-        if candidate.change.rollback and "rollback" in problem.message:
-            raise Refusal(problem.message, problem.remedy) from None
-        raise
+    scan = asked.bad_if == "incident" and not asked.judge
+    with play(
+        origin, asked.until, sandbox=sandbox, ranks=ranks, change=candidate.change, purpose="trial", scan=scan
+    ) as forked:
+        outcome, why = _judged(asked, candidate, origin, forked)
+        last, loss = forked.last_step, forked.losses[-1][1] if forked.losses else None
     seconds = time.monotonic() - begun
     return BisectTrial(name=candidate.name, outcome=outcome, why=why, last_step=last, loss=loss, seconds=seconds)
 
@@ -388,7 +381,7 @@ def _judged(asked: Bisect, candidate: Candidate, origin: Origin, forked: Forked)
     if asked.bad_if == "differs":
         return _by_prints(asked, origin, forked)
     if not forked.losses:
-        return TrialOutcome.SKIPPED, f"no loss was logged ({_end_words(forked)})"
+        return TrialOutcome.SKIPPED, f"no loss was logged ({forked.why_ended})"
     step, loss = forked.losses[-1]
     if not math.isfinite(loss):
         return TrialOutcome.BAD, f"the loss is {loss} at step {step}"
@@ -399,12 +392,10 @@ def _judged(asked: Bisect, candidate: Candidate, origin: Origin, forked: Forked)
         bad = mean > limit if sign == ">" else mean < limit
         said = f"loss {mean:.4g} at step {step}" if len(tail) == 1 else f"loss {mean:.4g}, mean of the last {len(tail)} logged"
         return (TrialOutcome.BAD if bad else TrialOutcome.GOOD), said
-    loud = [event for event in forked.events if event["tier"] != Tier.NOTICE.value]
-    if loud:
-        onset = loud[0]["onset_step"] or loud[0]["alarm_step"]
-        return TrialOutcome.BAD, f"{loud[0]['kind']} from step {onset}, loss {loss:.4g}"
+    if forked.warned:
+        return TrialOutcome.BAD, f"{forked.warned}, loss {loss:.4g}"
     if forked.last_step is None or forked.last_step < asked.until:
-        return TrialOutcome.BAD, f"it ended at step {forked.last_step}: {_end_words(forked)}"
+        return TrialOutcome.BAD, f"it ended at step {forked.last_step}: {forked.why_ended}"
     return TrialOutcome.GOOD, f"loss {loss:.4g} at step {step}"
 
 
@@ -420,11 +411,6 @@ def _condition(text: str) -> tuple[str, float]:
     return found[1], limit
 
 
-def _end_words(forked: Forked) -> str:
-    end = forked.end.get("end", {})
-    return str(end.get("because") or end.get("cause") or f"code {forked.end.get('code')}")
-
-
 def _by_prints(asked: Bisect, origin: Origin, forked: Forked) -> tuple[TrialOutcome, str]:
     rings = rings_of(forked.directory / "launch")
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in asked.rings.items()}
@@ -435,7 +421,7 @@ def _by_prints(asked: Bisect, origin: Origin, forked: Forked) -> tuple[TrialOutc
     if found.first is not None:
         return TrialOutcome.BAD, f"differs: {found.first.words}"
     if not found.steps or found.missing:
-        return TrialOutcome.SKIPPED, f"no step could be compared ({_end_words(forked)})"
+        return TrialOutcome.SKIPPED, f"no step could be compared ({forked.why_ended})"
     return TrialOutcome.GOOD, f"{len(found.steps)} steps equal to the record"
 
 

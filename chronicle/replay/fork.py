@@ -35,6 +35,7 @@ from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, read_identity
 from rollback.checks.verify import verify_checkpoint
+from rollback.detect import Tier
 from rollback.errors import RollbackError, Severity
 
 __all__ = [
@@ -110,9 +111,16 @@ class Forked:
     last_step: int | None
 
     @property
-    def events(self) -> tuple[Mapping[str, Any], ...]:
-        """What the detector found in its steps."""
-        return tuple(self.end.get("events", ()))
+    def warned(self) -> str:
+        """The first thing that the detector warns of in its steps, in words; "" where there is none."""
+        loud = (event for event in self.end.get("events", ()) if event["tier"] != Tier.NOTICE.value)
+        return next((f"{event['kind']} from step {event['onset_step'] or event['alarm_step']}" for event in loud), "")
+
+    @property
+    def why_ended(self) -> str:
+        """Why its launch ended, in words."""
+        end = self.end.get("end", {})
+        return str(end.get("because") or end.get("cause") or f"code {self.end.get('code')}")
 
 
 # ---- where it begins ---------------------------------------------------------------------------------------------------

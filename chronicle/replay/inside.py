@@ -22,6 +22,7 @@ from chronicle.journal.events import EntryKind
 from chronicle.latest import find_remnants, pointers_to
 from chronicle.launch.code import CodeChange, lay_code
 from chronicle.launch.launching import LaunchRequest, launch
+from chronicle.launch.live_metrics import last_point
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import NothingToWatch
 from chronicle.paths import RunPaths
@@ -247,8 +248,8 @@ class Played:
         if self._spec.ranks:
             done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
         else:
-            metrics = self._launch_dir / "metrics.jsonl"
-            done = any(point.step >= self._spec.until for point in (read_metrics(metrics) if metrics.is_file() else ()))
+            newest = last_point(self._launch_dir / "metrics.jsonl")
+            done = newest is not None and newest.step >= self._spec.until
         return (Enough(),) if done else ()
 
     finish = poll

@@ -32,7 +32,6 @@ from chronicle.replay.fork import (
     usable,
 )
 from chronicle.settings import Settings
-from rollback.detect import Tier
 
 __all__ = ["Way", "WayTried", "answer_of", "order", "try_ways"]
 
@@ -167,13 +166,9 @@ def _weigh(forked: Forked, until: int, after: int) -> tuple[float | None, float 
     if wrong is not None:
         return None, None, f"the loss is {wrong[1]} at step {wrong[0]}"
     if not losses or forked.last_step is None or forked.last_step < until:
-        end = forked.end.get("end", {})
-        why = end.get("because") or end.get("cause") or f"code {forked.end.get('code')}"
-        return None, None, f"it ended at step {forked.last_step} ({why})"
+        return None, None, f"it ended at step {forked.last_step} ({forked.why_ended})"
     mean, error = _mean_and_error(losses)
-    loud = [event for event in forked.events if event["tier"] != Tier.NOTICE.value]
-    trouble = f"{loud[0]['kind']} from step {loud[0]['onset_step'] or loud[0]['alarm_step']}" if loud else ""
-    return mean, error, trouble
+    return mean, error, forked.warned
 
 
 def _mean_and_error(losses: Sequence[float]) -> tuple[float, float | None]:
