@@ -123,6 +123,10 @@ class Job:
     def _warm(self, seen: int) -> None:
         wanted = self.chance.randint(4, 24)
         self.until(lambda: self.steps_since(seen) >= wanted)
+        saved = [one["launch"] for one in self.truth() if one["event"] == "saved"]
+        launch = max(one["launch"] for one in self.truth())
+        if launch > 2 and max(saved, default=0) < launch - 2:  # a third failure without a save is rightly the last
+            self.until(lambda: any(one["event"] == "saved" for one in self.truth()[seen:]))
         time.sleep(self.chance.random())
 
     def _usr1(self, seen: int) -> None:
@@ -236,7 +240,7 @@ class Job:
         }  # fmt: skip
 
 
-def make_checkpoints(directory: Path) -> Path:
+def make_checkpoints(directory: Path, number: int = MADE) -> Path:
     """Real checkpoints that the trainer only has to copy."""
     import torch
 
@@ -245,7 +249,7 @@ def make_checkpoints(directory: Path) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    for step in range(1, MADE + 1):
+    for step in range(1, number + 1):
         for moments in optimizer.state.values():
             moments["step"].fill_(step)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}

@@ -22,7 +22,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={base}/munge/socket,cred_expire=10
+AuthInfo=socket={base}/munge/socket,cred_expire={lifetime}
 StateSaveLocation={base}/state
 SlurmdSpoolDir={base}/spool.%n
 SlurmctldPidFile={base}/slurmctld.pid
@@ -70,10 +70,13 @@ def why_not() -> str:
 
 
 class Cluster:
-    """`number` (0 to 9) keeps several clusters on one machine apart."""
+    """`number` (0 to 9) keeps several clusters on one machine apart.
 
-    def __init__(self, base: Path, *, number: int = 0, nodes: int = 3) -> None:
-        self.base, self.number, self.count = base, number, nodes
+    `lifetime`: seconds that a credential holds. A requeued job waits so long before it starts again.
+    """
+
+    def __init__(self, base: Path, *, number: int = 0, nodes: int = 3, lifetime: int = 10) -> None:
+        self.base, self.number, self.count, self.lifetime = base, number, nodes, lifetime
         self.name, self.net, self.bridge = f"chr{number}", f"10.77.{200 + number}", f"chrbr{number}"
         self.nodes = [f"{self.name}n{one}" for one in range(1, nodes + 1)]
         self.environ = os.environ | {"PATH": PATH, "SLURM_CONF": str(base / "slurm.conf")}
@@ -92,7 +95,8 @@ class Cluster:
         hosts = [f"{self.net}.1{place} {node}" for place, node in enumerate(self.nodes, 1)]
         own = Path("/etc/hosts").read_text()
         (base / "hosts").write_text("\n".join([own, *hosts, f"{self.net}.1 {self.name}ctl\n"]))
-        config = CONFIG.format(name=self.name, net=self.net, base=base, nodes=self.count, port=27817 + self.number)
+        words = {"name": self.name, "net": self.net, "port": 27817 + self.number, "lifetime": self.lifetime}
+        config = CONFIG.format(base=base, nodes=self.count, **words)
         (base / "slurm.conf").write_text(config)
         words = ("key-file", "socket", "pid-file", "log-file", "seed-file")
         munge = [f"--{word}={base}/munge/{word.removesuffix('-file')}" for word in words]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -81,13 +81,17 @@ def judge_claim(sentence: str, evidence: RunEvidence) -> tuple[Judgement, ...]:
 
 def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
     found = _held(statement, evidence)
+    if found.verdict is ClaimVerdict.CONTRADICTED and statement.beside:
+        message = f"{found.message}; `{statement.beside}` beside it was not understood: the number may be of something else"
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, message, *found.evidence)
     if found.verdict is ClaimVerdict.CONTRADICTED or statement.kind in NO_FACTS:
         return found
     changed = next((launch for launch in evidence.scope if launch.broken), None)
     if changed is not None:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, f"launch {changed.launch}: {changed.broken}: it supports nothing")
     if statement.vague and found.verdict is ClaimVerdict.SUPPORTED:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{found.message}; the claim names no number", *found.evidence)
+        message = f"{found.message}; the claim leaves the number open"
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, message, *found.evidence)
     return found
 
 
@@ -103,13 +107,13 @@ def _held(statement: Statement, evidence: RunEvidence) -> Judgement:
     if statement.kind is Topic.OTHER:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "no record can confirm or contradict this number")
     if statement.kind is Topic.DURATION:
-        return _judge_duration(statement, evidence)
+        return _of_its_moment(statement, _judge_duration(statement, evidence), evidence)
     if statement.kind in (Topic.STEPS, Topic.TRAINED):
         return _judge_steps(statement, evidence)
     if statement.kind is Topic.LOSS:
         return _judge_loss(statement, evidence)
     if statement.kind in (Topic.TOKENS, Topic.SAMPLES, Topic.BYTES):
-        return _judge_volume(statement, evidence)
+        return _of_its_moment(statement, _judge_volume(statement, evidence), evidence)
     per_launch = JUDGES[statement.kind]
     answers = [per_launch(statement, launch) for launch in evidence.scope]
     for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED, ClaimVerdict.SUPPORTED):
@@ -117,6 +121,29 @@ def _held(statement: Statement, evidence: RunEvidence) -> Judgement:
         if chosen is not None:
             return chosen
     return _answer(statement, ClaimVerdict.UNSUPPORTED, "no launch of this run recorded evidence")
+
+
+def _of_its_moment(statement: Statement, found: Judgement, evidence: RunEvidence) -> Judgement:
+    """A total where the sentence names an earlier moment may be the count of that moment, which no record has."""
+    if statement.is_moment:  # it was reached
+        reached = _answer(statement, ClaimVerdict.SUPPORTED, found.message, *found.evidence)
+        return reached if found.verdict is ClaimVerdict.CONTRADICTED and _is_passed(statement, evidence) else found
+    if all(_is_the_end(moment, evidence) for moment in statement.moments):
+        return found
+    message = f"{found.message}; the claim may count up to another moment"
+    return _answer(statement, ClaimVerdict.UNSUPPORTED, message, *found.evidence)
+
+
+def _is_passed(moment: Statement, evidence: RunEvidence) -> bool:
+    """Whether the run went on to this moment or further."""
+    return _held(replace(moment, high=math.inf, is_moment=False), evidence).verdict is ClaimVerdict.SUPPORTED
+
+
+def _is_the_end(moment: Statement, evidence: RunEvidence) -> bool:
+    """Whether a moment that the claim names ("after 262M tokens") is where the run stands."""
+    if moment.kind is Topic.STEPS:
+        return moment.admits(evidence.head_step)
+    return _held(replace(moment, is_moment=False), evidence).verdict is ClaimVerdict.SUPPORTED
 
 
 def _judge_parameters(statement: Statement, launch: LaunchEvidence) -> Judgement:
@@ -295,7 +322,7 @@ def _judge_steps(statement: Statement, evidence: RunEvidence) -> Judgement:
     message = f"the lineage has {head:,} steps"
     if statement.kind is Topic.TRAINED:
         return _answer(statement, ClaimVerdict.SUPPORTED if head > 0 else ClaimVerdict.CONTRADICTED, message, *refs)
-    reached = statement.low is not None and head >= statement.low and "step " in statement.text.lower()
+    reached = statement.low is not None and head >= statement.low and statement.is_moment
     verdict = ClaimVerdict.SUPPORTED if statement.admits(head) or reached else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, message, *refs)
 
@@ -322,13 +349,31 @@ def _judge_loss(statement: Statement, evidence: RunEvidence) -> Judgement:
     assert last is not None
     message = f"last logged {last:.4g}, best {best:.4g}"
     said = statement.text.lower()
-    agrees = statement.admits(best) if re.match(r"best|lowest|minimum", said) else statement.admits(last)
+    is_best = re.match(r"best|lowest|minimum", said) is not None
+    agrees = statement.admits(best if is_best else last)
     verdict = ClaimVerdict.SUPPORTED if agrees else ClaimVerdict.CONTRADICTED
+    moments = [one for one in statement.moments if is_best or not _is_the_end(one, evidence)]
+    if moments:
+        return _judge_loss_then(statement, moments, with_loss, agrees or statement.admits(best), message)
     if not agrees and statement.admits(best) and not re.match(r"final|last", said):
         reached = re.search(r"down to|reached", said)
         verdict = ClaimVerdict.SUPPORTED if reached else ClaimVerdict.UNSUPPORTED
         message += "" if reached else "; the claim does not say that it is the best one"
     return _answer(statement, verdict, message, with_loss[-1].metrics_ref)
+
+
+def _judge_loss_then(
+    statement: Statement, moments: Sequence[Statement], launches: Sequence[LaunchEvidence], agrees_now: bool, message: str
+) -> Judgement:
+    """A loss where the sentence names earlier moments: that of the step, where it was logged and only one is named."""
+    losses = {step: (loss, launch.metrics_ref) for launch in launches for step, loss in launch.losses.items()}
+    step = moments[0].low if len(moments) == 1 and moments[0].kind is Topic.STEPS else None
+    then = losses.get(int(step)) if step is not None else None
+    if then is None:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{message}; at the moment that the claim names none is known")
+    verdict = ClaimVerdict.UNSUPPORTED if agrees_now else ClaimVerdict.CONTRADICTED
+    verdict = ClaimVerdict.SUPPORTED if statement.admits(then[0]) else verdict
+    return _answer(statement, verdict, f"{then[0]:.4g} at step {step:.0f}; {message}", then[1])
 
 
 def _judge_volume(statement: Statement, evidence: RunEvidence) -> Judgement:

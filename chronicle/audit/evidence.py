@@ -45,6 +45,7 @@ class LaunchEvidence:
     last_step: int | None = None
     last_loss: float | None = None
     best_loss: float | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)  # by step
     metrics_ref: str = ""
     broken: str = ""  # which files are not what the journal sealed; nothing of them is in `observations`
 
@@ -97,7 +98,8 @@ def _is_evidence(path: str, metrics: bool) -> bool:
 
 
 def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[str, str]) -> LaunchEvidence:
-    steps, losses = [], []
+    steps: list[int] = []
+    losses: dict[int, float] = {}
     prefix = _ref(paths, paths.launch_dir(number)) + "/"
     changed = {path: problem for path, problem in broken.items() if path.startswith(prefix)}
     try:
@@ -106,7 +108,7 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[st
             steps.append(point.step)
             loss = value_of(point.values, Role.LOSS)
             if loss is not None and loss == loss:
-                losses.append(loss)
+                losses[point.step] = loss
     except OSError:
         pass  # no per-step log: steps and loss are unknown
     return LaunchEvidence(
@@ -114,8 +116,9 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[st
         observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence", changed)),
         first_step=min(steps) if steps else None,
         last_step=max(steps) if steps else None,
-        last_loss=losses[-1] if losses else None,
-        best_loss=min(losses) if losses else None,
+        last_loss=next(reversed(losses.values())) if losses else None,
+        best_loss=min(losses.values()) if losses else None,
+        losses=losses,
         metrics_ref=_ref(paths, paths.metrics_path(number)) if steps else "",
         broken="; ".join(changed.values()),
     )

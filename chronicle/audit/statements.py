@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 __all__ = [
@@ -33,15 +33,16 @@ LARGEST_TOLERANCE = 0.05
 LARGEST_TOLERANCE_WITH_DECIMALS = 0.10
 ABOUT = 0.10
 ABOVE = ("over", "more than", "above", ">")
-AT_LEAST = ("at least", "no less than", "no fewer than", "≥", ">=")
+AT_LEAST = ("at least", "no less than", "no fewer than", "not less than", "not fewer than", "≥", ">=")
 BELOW = ("under", "below", "less than", "fewer than", "<")
-AT_MOST = ("at most", "no more than", "≤", "<=")
+AT_MOST = ("at most", "no more than", "not more than", "≤", "<=")
 APPROXIMATE = ("~", "≈", "about", "around", "roughly", "nearly", "almost", "approximately")
 
 BOUND = rf"(?P<bound>{'|'.join(sorted((*ABOVE, *AT_LEAST, *BELOW, *AT_MOST, *APPROXIMATE), key=len, reverse=True))})?\s*"
-DIGITS = r"\d{1,3}(?:[,_]\d{3})+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+DIGITS = r"\d{1,3}(?:[,_]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 UNIT = r"[kKMGBT](?![\w])|hundred|dozen|thousand|million|billion|trillion"
-START = rf"{BOUND}(?<![\w.\-/:])(?<!%\sof\s)(?P<digits>{DIGITS})(?:\s?(?P<first_scale>{UNIT})?\s?[–-]\s?(?P<upper>{DIGITS}))?"
+START = rf"{BOUND}(?<![\w.\-/:])(?<!\d,)(?<!%\sof\s)(?P<digits>{DIGITS})"
+START += rf"(?:\s?(?P<first_scale>{UNIT})?\s?[–-]\s?(?P<upper>{DIGITS}))?"
 MORE = r"(?P<plus>\+|\s+or\s+more\b)"
 NUMBER = rf"{START}(?:\s?(?P<scale>{UNIT}))?{MORE}?"
 SUFFIXED = rf"{START}\s?(?P<scale>[MBT](?![\w])|million|billion|trillion){MORE}?"
@@ -152,7 +153,7 @@ SAYS_NOTHING = re.compile(
     r"a|an|the|of|on|in|with|for|to|and|by|at|using|used|uses|use|via|from|across|through|during|after|as|it|its|we"
     r"|our|us|i|this|that|these|those|is|are|was|were|be|been|has|have|had|did|does|do|run|runs|ran|model|models"
     r"|network|job|training|train|which|then|also|total|dataset|corpus|data|text|precision|loss|step|steps|parameters"
-    r"|params|size|hardware|here"
+    r"|params|size|hardware|here|exactly"
 )
 SAYS = re.compile(r"[^\W_]|[<>=≥≤≈~×+%]")  # not a dash or an arrow alone
 TOKEN = re.compile(r"[^\s,;()\[\]\"'“”‘’]+")
@@ -184,7 +185,7 @@ NOTHING_ELSE = (
 )
 NAMED_BY_NUMBER = "".join(rf"(?<!\b{word}\s)" for word in ("GPU", "rank", "seed", "node", "launch", "device", "Xid", "epoch"))
 LEFT = re.compile(
-    rf"(?<![\w.\-/:#]){NAMED_BY_NUMBER}(?P<digits>{DIGITS})(?P<share>%?)(?![\d:/]|-\d|\.\d)(?P<noun>[\s-]?[A-Za-z]+)?"
+    rf"(?<![\w.\-/:#])(?<!\d,){NAMED_BY_NUMBER}(?P<digits>{DIGITS})(?P<share>%?)(?![\d:/]|-\d|\.\d)(?P<noun>[\s-]?[A-Za-z]+)?"
 )
 SECONDS = {"minute": 60.0, "hour": 3600.0, "h": 3600.0, "day": 86400.0, "week": 604800.0}
 
@@ -217,6 +218,8 @@ class Statement:
     """One statement of a claim. `low..high` bound a number; `word` is the value of a statement without number.
 
     `vague`: the words give a bound only ("several GPUs"), so that evidence can contradict them and not support them.
+    `beside`: words next to it that were not understood ("saved every" 100 steps), so that it may count something else.
+    `is_moment`: it names a moment of the run ("after 100 steps"). `moments`: those of its sentence, of which its number may be.
     """
 
     kind: Topic
@@ -225,6 +228,9 @@ class Statement:
     high: float | None = None
     word: str = ""
     vague: bool = False
+    beside: str = ""
+    is_moment: bool = False
+    moments: tuple[Statement, ...] = ()
 
     def admits(self, value: float) -> bool:
         """Return whether a measured value agrees with the number as written."""
@@ -243,6 +249,8 @@ def parse_claim(sentence: str) -> tuple[Statement, ...]:
             found += _read(clause)
     if all(one.kind is Topic.NOT_READ for one in found):
         return ()
+    moments = tuple(one for one in found if one.is_moment)
+    found = [replace(one, moments=moments) if one.kind in OF_THE_RUN and not one.is_moment else one for one in found]
     order = {kind: number for number, kind in enumerate(Topic)}
     return tuple(dict.fromkeys(sorted(found, key=lambda one: order[one.kind])))
 
@@ -268,6 +276,26 @@ PATTERNS: tuple[tuple[Topic, re.Pattern[str]], ...] = tuple(
         (Topic.PARAMETERS, r"(?<![\w.\-/:])(?P<digits>\d{1,3}(?:[,_]\d{3}){2,})(?![\w])" + NOTHING_ELSE),
     )
 )
+# --- What a number is of: the whole run, a moment of it, or something else
+
+OF_THE_RUN = frozenset((Topic.STEPS, Topic.DURATION, Topic.TOKENS, Topic.SAMPLES, Topic.BYTES, Topic.LOSS))
+OVER_MAY_BE_ACROSS = OF_THE_RUN - {Topic.LOSS} | {Topic.DEVICES, Topic.RANKS, Topic.HOSTS}  # "trained over 4 GPUs"
+MORE_THAN = re.compile(
+    r"(?:^|\b(?:on|for|with|using|at|of|to|in|and|or|just|well|slightly|is|are|has|have|had|was|were))\s*$", re.IGNORECASE
+)
+AFTER = re.compile(r"\b(?:after|by)(?:\s+the)?\s*$", re.IGNORECASE)
+VOLUMES = frozenset((Topic.TOKENS, Topic.SAMPLES, Topic.BYTES))
+ITS_SIZE = re.compile(
+    rf"\b(?:dataset|corpus|{CORPORA})\s+(?:of|with|is|was)\s*$|\b(?:has|have|had|contains?|holds?)\s*$", re.IGNORECASE
+)
+PART_OF = re.compile(
+    r"(?:\d\s+(?:out\s+)?of(?:\s+(?:the|its|our|all))?|\b(?:node|machine|host|server|box|cluster|partition)s?\s+(?:has|have|had)"
+    r"|\b(?:embedding|layer|head|expert|adapter|encoder|decoder|block|critic|generator|discriminator|teacher)s?\s+(?:of|has|have|with)"
+    r")\s*$", re.IGNORECASE
+)  # fmt: skip
+SIZE_OF = re.compile(rf"\s+in\s+(?:the\s+|a\s+|its\s+)?(?:dataset|corpus|{CORPORA})\b", re.IGNORECASE)
+
+
 AT_LEAST_MANY = {"hundreds of": 200.0, "thousands of": 2e3, "millions of": 2e6, "billions of": 2e9, "dozens of": 24.0}
 MULTI = r"multi(?:ple\s+|[\s-]*)"
 FEW = r"several|many|some|a few|few|various|numerous|a number of|lots of|a cluster of"
@@ -305,6 +333,7 @@ WORD_PATTERNS: tuple[tuple[Topic, re.Pattern[str]], ...] = tuple(
 def _read(clause: str) -> Iterator[Statement]:
     """The statements of one clause; what no pattern took is a statement that nothing supports."""
     taken: list[tuple[int, int]] = []
+    of_the_run: list[tuple[int, int, Statement]] = []
 
     def take(start: int, end: int) -> bool:
         if any(start < last and first < end for first, last in taken):
@@ -320,11 +349,25 @@ def _read(clause: str) -> Iterator[Statement]:
             if rate is not None:  # four GPUs a node, tokens a second: no total
                 yield Statement(kind=Topic.OTHER, text=clause[match.start() : rate.end()].strip())
                 continue
+            before = clause[: match.start()]
+            if PART_OF.search(before) or (kind in VOLUMES and (ITS_SIZE.search(before) or SIZE_OF.match(clause, match.end()))):
+                yield Statement(kind=Topic.OTHER, text=match.group().strip())
+                continue
             low, high = quantity(match)
             if kind is Topic.DURATION:
                 low, high = low * SECONDS[match["unit"]], high * SECONDS[match["unit"]]
                 low, high = low - 0.05 * low, high + 0.05 * high  # durations are written with 5 % tolerance
-            yield Statement(kind=kind, text=match.group().strip(), low=low, high=high)
+            over = (match.groupdict().get("bound") or "").lower() == "over"
+            across = over and kind in OVER_MAY_BE_ACROSS and MORE_THAN.search(before) is None
+            text = match.group().strip()
+            after = kind in OF_THE_RUN and (AFTER.search(before) is not None or "step " in text.lower())
+            one = Statement(kind=kind, text=text, low=low, high=high, vague=across, is_moment=after)
+            if across:
+                one = replace(one, low=parse_number(match["digits"], match.groupdict().get("scale"))[0])
+            if kind in OF_THE_RUN:
+                of_the_run.append((*match.span(), one))
+            else:
+                yield one
     for kind, pattern in VAGUE_PATTERNS:
         for match in pattern.finditer(clause):
             if take(*match.span()):
@@ -346,11 +389,23 @@ def _read(clause: str) -> Iterator[Statement]:
     for match in LEFT.finditer(clause):
         if take(match.start(), match.end("digits")):
             counted = "" if SAYS_NOTHING.fullmatch((match["noun"] or "").strip().lower()) else match["noun"] or ""
-            yield Statement(kind=Topic.OTHER, text=clause[match.start() : match.end("digits")] + match["share"] + counted)
-    yield from _not_read(clause, taken)
+            text = clause[match.start() : match.end("digits")] + match["share"] + counted
+            yield Statement(kind=Topic.OTHER, text=text, is_moment=AFTER.search(clause[: match.start()]) is not None)
+    not_read = tuple(_not_read(clause, taken))
+    for start, end, one in of_the_run:
+        beside = (clause[slice(*run)] for run in not_read if _touch(clause, run, (start, end)))
+        yield replace(one, beside=next(beside, ""))
+    yield from (Statement(kind=Topic.NOT_READ, text=clause[slice(*run)]) for run in not_read)
 
 
-def _not_read(clause: str, taken: list[tuple[int, int]]) -> Iterator[Statement]:
+def _touch(clause: str, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether nothing but words that say nothing stands between two parts of a clause."""
+    first, last = sorted((one, other))
+    words = (match.group().strip(".!?:—–-").lower() for match in TOKEN.finditer(clause[first[1] : last[0]]))
+    return all(SAYS.search(word) is None or SAYS_NOTHING.fullmatch(word) for word in words)
+
+
+def _not_read(clause: str, taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The runs of words that no pattern took and that say something."""
     run: tuple[int, int] | None = None
     for match in TOKEN.finditer(clause):
@@ -359,7 +414,7 @@ def _not_read(clause: str, taken: list[tuple[int, int]]) -> Iterator[Statement]:
         if SAYS.search(word) and not SAYS_NOTHING.fullmatch(word):
             run = (match.start() if run is None else run[0], match.end())
         elif run is not None and not SAYS_NOTHING.fullmatch(word):
-            yield Statement(kind=Topic.NOT_READ, text=clause[slice(*run)])
+            yield run
             run = None
     if run is not None:
-        yield Statement(kind=Topic.NOT_READ, text=clause[slice(*run)])
+        yield run

@@ -89,6 +89,19 @@ trained on up to 1000 GPUs
 an 8-way DDP run on 4 GPUs
 a pair of GPUs trained it
 1.2B parameters each
+loss of 3.1 at step 500
+at step 500, a final loss of 3.1
+lowest loss of 2.95 at step 2000
+the loss was 7.1 after two hours
+262M tokens by step 1000
+two hours for the first 1,000 steps
+trained on WikiText-103, which has 256,000 samples
+256,000 samples in WikiText-103
+trained over eight GPUs
+after 3,000 steps
+not fewer than 5 GPUs
+1,508.6M parameters
+2000 steps × 4
 """.strip().splitlines()
 
 TRUE = """
@@ -161,6 +174,39 @@ trained on SLURM
 trained on Linux with 4 GPUs
 the run finished on 4 GPUs
 """.strip().splitlines()
+NOT_OF_THE_RUN = """
+trained over 4 GPUs
+data-parallel over four A100s
+saved every 100 steps
+a warm-up of 100 steps
+initial loss 7.1
+the loss was 3.1 after 90 minutes
+checkpoint every 30 minutes
+a context of 1024 tokens
+a batch has 131,072 tokens
+batches of 128 samples
+a corpus of 103M tokens
+28,475 samples in the dataset
+rank 0 read 64,000 samples
+1,000 steps took one hour
+131M tokens after 1,000 steps
+4 of 16 GPUs in the cluster
+the node has 8 GPUs and four were used
+an embedding of 50M parameters
+1,21B Parameter
+""".strip().splitlines()
+TRUE += """
+loss 6.1 at step 503
+loss of 6.1 at step 500
+at step 1000, a loss of 5.1
+after 1,999 steps the loss was 3.102
+best loss of 2.95 at step 1950
+262M tokens by step 2000
+after 100M tokens
+the model has 1,208.6M parameters
+trained on not less than 4 GPUs
+trained on exactly four GPUs
+""".strip().splitlines()
 NOT_YET_SUPPORTED = {"trained on several GPUs", "trained successfully", "trained on SLURM", "trained on Linux with 4 GPUs"}
 NOT_YET_SUPPORTED |= {"the run finished on 4 GPUs", "read 540 MB of WikiText-103"}
 
@@ -206,6 +252,11 @@ def test_no_evasive_sentence_is_supported(paths, sentence):
 def test_no_true_sentence_is_contradicted(paths, sentence):
     found = verdict(paths, sentence)
     assert found is (ClaimVerdict.UNSUPPORTED if sentence in NOT_YET_SUPPORTED else ClaimVerdict.SUPPORTED)
+
+
+@pytest.mark.parametrize("sentence", NOT_OF_THE_RUN)
+def test_a_number_that_may_be_of_something_else_or_of_another_moment_is_not_contradicted(paths, sentence):
+    assert verdict(paths, sentence) is ClaimVerdict.UNSUPPORTED
 
 
 def test_the_part_that_was_not_understood_is_quoted(paths):

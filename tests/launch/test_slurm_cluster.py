@@ -1,4 +1,4 @@
-"""A real SLURM in namespaces: three interruptions, and an excluded node. All ten kinds: `python -m benchmarks.slurm`."""
+"""A real SLURM in namespaces: a preemption, interruptions, an excluded node. All ten kinds: `python -m benchmarks.slurm`."""
 
 import subprocess
 
@@ -15,6 +15,20 @@ def possible():
     """Asked when a test begins, not when it is collected: it makes a bridge."""
     if reason := why_not():
         pytest.skip(f"no SLURM cluster can be started here: {reason}")
+
+
+@pytest.mark.sample
+def test_a_preempted_job_of_two_nodes_goes_on_by_itself(tmp_path, monkeypatch):
+    """Another partition takes both nodes: the save is whole, the job comes back and goes on from it."""
+    monkeypatch.setenv("SAVE_SECONDS", "0.5")
+    cluster = Cluster(tmp_path / "cluster", number=7, nodes=2, lifetime=5)
+    try:
+        cluster.up()
+        row = Job("preempted", cluster, tmp_path / "run", make_checkpoints(tmp_path / "made", 100), 1).play(1)
+    finally:
+        cluster.down()
+    assert (row["went_on"], row["cut_saves"], row["wrong_resumes"], row["causes"][:1]) == (1, 0, [], ["preempted"]), row
+    assert row["completed"], row
 
 
 def test_a_save_a_supervisor_and_a_node_are_interrupted_and_the_run_goes_on(tmp_path):
