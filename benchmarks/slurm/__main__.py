@@ -47,9 +47,11 @@ LONGEST_SECONDS = 420.0
 
 
 class Job:
-    """One job of one kind."""
+    """One job of one kind, or an array of as many `tasks`."""
 
-    def __init__(self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int, *, nodes: int = 0) -> None:
+    def __init__(
+        self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int, *, nodes: int = 0, tasks: int = 0
+    ) -> None:
         self.kind, self.cluster, self.directory, self.chance = kind, cluster, directory, random.Random(f"{kind}{seed}")
         directory.mkdir(parents=True)
         shutil.copy(TRAIN, directory / "train.py")
@@ -64,12 +66,14 @@ class Job:
             if not key.startswith(("CHRONICLE_", "PYTHONDONTWRITE"))
         }
         self.environ = own | {"PYTHONPATH": str(ROOT), "PATH": f"{wrapper.parent}:{own['PATH']}"}
+        checkpoints = "checkpoints/$SLURM_ARRAY_TASK_ID" if tasks else "checkpoints"
         words = ["chronicle", "run", "--sbatch", str(nodes or cluster.count), "--run", "demo", "--grace", f"{GRACE}",
-                 "--on-stall", "stop",
-                 "--restart-pause", "1", "--checkpoints", "checkpoints", "--", sys.executable, "train.py"]  # fmt: skip
+                 "--on-stall", "stop", "--restart-pause", "1", "--checkpoints", checkpoints,
+                 "--", sys.executable, "train.py", checkpoints]  # fmt: skip
         done = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True)
         (directory / "job.sbatch").write_text(done.stdout)
         limit = ["--time=2"] if kind == "time_limit" else ["--time=60"]
+        limit += [f"--array=0-{tasks - 1}"] if tasks else []
         words = ["sbatch", "--parsable", *limit, "job.sbatch"]
         self.id = subprocess.run(
             words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True
@@ -77,9 +81,9 @@ class Job:
 
     # --- what is seen
 
-    def truth(self) -> list[dict[str, Any]]:
+    def truth(self, name: str = "truth.jsonl") -> list[dict[str, Any]]:
         """What the trainers noted."""
-        path = self.directory / "truth.jsonl"
+        path = self.directory / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def state(self) -> str:

@@ -1,7 +1,8 @@
 """A small training over several nodes: `train.py` under `srun`; the standard library only, so that a start costs little.
 
 Every step the nodes wait for each other over TCP. The first node saves every `SAVE_EVERY` steps (a real torch file, written in
-two halves), and once more where a signal tells it to stop. `truth.jsonl` gets what really happened.
+two halves), and once more where a signal tells it to stop. `truth.jsonl` gets what really happened. An argument is another
+directory than `checkpoints`; each task of an array has a `truth-<task>.jsonl`.
 """
 
 import json
@@ -15,6 +16,8 @@ NODE, COUNT = int(os.environ.get("SLURM_NODEID", 0)), int(os.environ.get("SLURM_
 JOB, LAUNCH = os.environ.get("SLURM_JOB_ID", "0"), int(os.environ["CHRONICLE_LAUNCH"])
 PORT = 20000 + int(JOB) % 1000
 SAVE_EVERY, STEP_SECONDS, SAVE_SECONDS = 10, 0.2, float(os.environ.get("SAVE_SECONDS", "2"))
+CHECKPOINTS = sys.argv[1] if len(sys.argv) > 1 else "checkpoints"
+TRUTH = f"truth-{os.environ['SLURM_ARRAY_TASK_ID']}.jsonl" if "SLURM_ARRAY_TASK_ID" in os.environ else "truth.jsonl"
 told = []
 
 
@@ -22,7 +25,7 @@ def note(event, step, **more):
     line = json.dumps(
         {"t": time.time(), "event": event, "step": step, "launch": LAUNCH, "node": NODE, "pid": os.getpid(), **more}
     )
-    with open("truth.jsonl", "a") as file:
+    with open(TRUTH, "a") as file:
         file.write(line + "\n")
 
 
@@ -67,8 +70,8 @@ def save(step):
     note("saving", step)
     with open(f"made/step-{step}.pt", "rb") as source:
         content = source.read()
-    os.makedirs("checkpoints", exist_ok=True)
-    with open(f"checkpoints/step-{step}.pt", "wb") as file:
+    os.makedirs(CHECKPOINTS, exist_ok=True)
+    with open(f"{CHECKPOINTS}/step-{step}.pt", "wb") as file:
         file.write(content[: len(content) // 2])
         file.flush()
         time.sleep(SAVE_SECONDS)

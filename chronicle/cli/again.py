@@ -68,14 +68,15 @@ def go_on_or_stop(
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
     policy = policy_of(restarts, crashes, restart_pause)
-    if job_of(os.environ) is None:
+    job = job_of(os.environ)
+    if job is None:
         raise UsageProblem("this is no SLURM job", "outside SLURM `chronicle run --restarts N` goes on by itself")
     if requeue:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends the job that it requeues, and so this process
     entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
     result = _decide(settings, policy, entries)
     if requeue and result.exit_code == AGAIN_IN_A_NEW_JOB:
-        problem = requeue_job(os.environ["SLURM_JOB_ID"], tuple(find_excluded(entries)), find_ever_excluded(entries))
+        problem = requeue_job(job, tuple(find_excluded(entries)), find_ever_excluded(entries))
         if problem:
             _say(f"requeue: {problem}")
     return result

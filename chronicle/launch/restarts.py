@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +39,13 @@ from chronicle.journal.events import (
     Verified,
     events_of,
 )
+from chronicle.journal.place import anchors_of
 from chronicle.latest import Latest, PassedOver, Why, find_latest, find_remnants, set_aside
 from chronicle.launch.admission import close_lost_launches, hold_admission
 from chronicle.launch.keeper import Killed
 from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, shared_number, start_of
+from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.disk.durable import write_atomic
@@ -374,6 +377,7 @@ def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
         entries = read_journal(paths).entries if paths.journal_dir.is_dir() else ()
         if not any(entry.kind in (EntryKind.LAUNCH_START, EntryKind.RUN_FORK) for entry in entries):
             return HandedOver()  # nothing was trained yet: what lies there is of another run, or nobody knows whose
+        _refuse_another_tasks(settings, _roots(settings, entries))
         for root in _roots(settings, entries):
             try:
                 found = find_latest(root, entries, full=True, settings=settings)
@@ -386,6 +390,24 @@ def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
         if left is not None:
             raise NotResumable(f"`{left}` was saved, and no reader takes it for a checkpoint now", LOOK)
     return HandedOver()
+
+
+def _refuse_another_tasks(settings: Settings, roots: Sequence[Path]) -> None:
+    """Raise `NotResumable` where another task of this SLURM array saves into the same directory."""
+    task, run_dir = os.environ.get("SLURM_ARRAY_TASK_ID", ""), settings.paths.run_dir
+    if not task or not run_dir.name.endswith(f"-{task}"):
+        return
+    name = re.compile(re.escape(run_dir.name.removesuffix(task)) + r"\d+")
+    for other in run_dir.parent.iterdir():
+        if other == run_dir or name.fullmatch(other.name) is None:
+            continue
+        try:
+            theirs = anchors_of(RunPaths(other)).roots
+        except ChronicleError:
+            continue  # its own commands say what is wrong with it
+        if shared := {*map(os.path.realpath, theirs)} & {*map(os.path.realpath, roots)}:
+            what = f"run `{other.name}` saves into `{min(shared)}` too: nobody knows whose checkpoint is whose"
+            raise NotResumable(what, "give each task a directory: --checkpoints 'checkpoints/$SLURM_ARRAY_TASK_ID'")
 
 
 def _recorded_and_there(entries: Sequence[Entry]) -> Path | None:

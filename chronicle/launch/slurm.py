@@ -77,9 +77,15 @@ class JobWord(NamedTuple):
         return self.state in OVER or self.state in ("", "PENDING")
 
 
-def job_of(environ: Mapping[str, str]) -> str | None:
-    """The job's id, of one task of an array as well: SLURM gives each its own. None outside SLURM."""
-    return environ.get("SLURM_JOB_ID") or None
+def job_of(environ: Mapping[str, Any]) -> str | None:
+    """The job's id, `<array>_<task>` for a task of an array; None outside SLURM.
+
+    A task has a number of its own too, but the last task's is that of the whole array: `scontrol requeue` would take them all.
+    """
+    array, task = (str(environ.get(f"SLURM_ARRAY_{what}_ID") or "") for what in ("JOB", "TASK"))
+    if array.isdigit() and task.isdigit():
+        return f"{array}_{task}"
+    return str(environ.get("SLURM_JOB_ID") or "") or None
 
 
 def ask_job(job: str, *, now: float, ask: Ask = _ask) -> JobWord | None:
@@ -134,10 +140,10 @@ class JobStart(NamedTuple):
 
 def start_of(environ: Mapping[str, Any]) -> JobStart | None:
     """Which start of which job this environment is of; None outside SLURM."""
-    job, restart = environ.get("SLURM_JOB_ID"), str(environ.get("SLURM_RESTART_COUNT") or "0")
-    if not job:
+    job, restart = job_of(environ), str(environ.get("SLURM_RESTART_COUNT") or "0")
+    if job is None:
         return None
-    return JobStart(str(job), int(restart) if restart.isdigit() else 0, str(environ.get("SLURM_STEP_ID") or ""))
+    return JobStart(job, int(restart) if restart.isdigit() else 0, str(environ.get("SLURM_STEP_ID") or ""))
 
 
 def is_over(start: JobStart | None, own: JobStart | None, *, now: float, ask: Ask = _ask) -> bool:
@@ -332,17 +338,19 @@ TEMPLATE = """\
 #SBATCH --signal=USR1@{lead:d}
 {exclude}
 export CHRONICLE_SIGNAL_LEAD={lead:d}
+# Each task of an array (`sbatch --array=0-3`) is a run of its own.
+run={run}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}
 export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 while true; do
   # One supervisor per node; torchrun starts the ranks of its node. A node that has ended does not end the others:
   # they may be saving, and a supervisor whose peer failed ends its own part a minute later.
   srun --kill-on-bad-exit=0 --wait=0 --unbuffered \\
-    chronicle run --run {run}{node_flag} --grace {grace:.0f} {on_stall}{again} -- {command}
+    chronicle run --run "$run"{node_flag} --grace {grace:.0f} {on_stall}{again} -- {command}
   code=$?
   # By the cause of the end and by progress: 0 start again here; else stop. 75: the job is back in the queue, away from the
   # nodes that are excluded by then; SLURM ends this script meanwhile.
   trap '' TERM
-  chronicle again --requeue --run {run} {again} || exit "$code"
+  chronicle again --requeue --run "$run" {again} || exit "$code"
   trap - TERM
 done
 """
@@ -377,6 +385,6 @@ def format_sbatch(
         exclude=f"#SBATCH --exclude={','.join(excluded)}\n" if excluded else "",
         node_flag=" --node" if nodes > 1 else "",
         command=" ".join(map(_quote, command)),
-        again=shlex.join(again),
+        again=" ".join(map(_quote, again)),
         on_stall="" if on_stall == "report" else f"--on-stall {on_stall} ",
     )

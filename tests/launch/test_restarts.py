@@ -106,7 +106,7 @@ def test_the_batch_script_asks_chronicle_and_expands_variables():
     command = ["torchrun", "--rdzv-endpoint", "$HEAD:29400", "it's.py"]
     script = format_sbatch("a run", command, grace_seconds=60, nodes=2, again=("--restarts", "5"))
     assert '"$HEAD:29400"' in script and "'it'\"'\"'s.py'" in script
-    assert "chronicle again --requeue --run 'a run'" in script and "--kill-on-bad-exit=0 --wait=0" in script
+    assert 'chronicle again --requeue --run "$run"' in script and "--kill-on-bad-exit=0 --wait=0" in script
 
 
 def test_a_node_ends_a_minute_after_a_peer_failed_and_after_its_grace_where_the_peer_was_told_to_stop(tmp_path):
@@ -146,6 +146,23 @@ def test_what_a_person_has_to_choose_is_refused_and_nothing_is_moved(tmp_path, m
     with pytest.raises(NotResumable, match=r"step-8\.pt"):
         restarts.hand_over(settings, say=lambda line: None)
     assert path.exists()
+
+
+def test_tasks_of_an_array_that_share_a_directory_are_handed_nothing(tmp_path, monkeypatch):
+    """A checkpoint without an identity may be another task's. A run of another name there is not this array's."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    settings = load_settings(tmp_path, {}, run="demo-1", checkpoints=tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("demo-1", "demo-x"):
+        with JournalWriter(load_settings(tmp_path, {}, run=name).paths) as writer:
+            writer.append("launch.start", launch=1, data={"host": "h"})
+    assert restarts.hand_over(settings, say=lambda line: None).path == ""
+    (settings.paths.run_dir.parent / "demo-x").rename(settings.paths.run_dir.parent / "demo-0")
+    place = settings.paths.run_dir.parent / "demo-0" / "run.json"
+    roots = [{"path": str(tmp_path / "checkpoints"), "from_run": "../../checkpoints"}]
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"roots": roots}))
+    with pytest.raises(NotResumable, match="run `demo-0` saves into"):
+        restarts.hand_over(settings, say=lambda line: None)
 
 
 def test_the_most_telling_cause_of_several_nodes_counts():

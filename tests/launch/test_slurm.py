@@ -13,7 +13,16 @@ import time
 import pytest
 
 from chronicle.launch.processes import list_processes, read_environment, send_signal
-from chronicle.launch.slurm import exclude_from_job, format_sbatch, node_identity, requeue_job, share_number
+from chronicle.launch.slurm import (
+    ask_step_alive,
+    exclude_from_job,
+    format_sbatch,
+    job_of,
+    node_identity,
+    requeue_job,
+    share_number,
+    start_of,
+)
 from chronicle.paths import RunPaths
 from tests.launch.driver import MARK, ROOT, free_port
 
@@ -249,11 +258,23 @@ def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
     )
     assert "#SBATCH --signal=USR1@150" in script
     assert "#SBATCH --exclude=n1,n2" in script
-    assert "chronicle run --run 'tr 190' --node --grace 120 --restarts 5 -- torchrun 'a b.py'" in script
+    assert "run='tr 190'${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}\n" in script
+    assert "chronicle run --run \"$run\" --node --grace 120 --restarts 5 -- torchrun 'a b.py'" in script
     stops = format_sbatch("tr", ["train"], grace_seconds=120, again=("--restarts", "5"), on_stall="stop")
-    assert "chronicle run --run tr --grace 120 --on-stall stop --restarts 5 -- train" in stops
-    assert "chronicle again --requeue --run tr --restarts 5 ||" in stops
+    assert 'chronicle run --run "$run" --grace 120 --on-stall stop --restarts 5 -- train' in stops
+    assert 'chronicle again --requeue --run "$run" --restarts 5 ||' in stops
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_a_task_of_an_array_is_named_by_the_array_and_its_number():
+    """As the real SLURM answers; the plain number of the last task is that of the whole array."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_STEP_ID": "0"}
+    assert job_of(environ) == start_of(environ).job == "7_2"
+    assert job_of({"SLURM_JOB_ID": "7"}) == "7"
+    assert ask_step_alive("7_2", "0", ask=lambda words: (0, "7_2.0\n7_2.batch\n")) is True
+    words = ("--checkpoints", "checkpoints/$SLURM_ARRAY_TASK_ID", "--restarts", "5")
+    script = format_sbatch("tr", ["train"], grace_seconds=120, again=words)
+    assert script.count('--checkpoints "checkpoints/$SLURM_ARRAY_TASK_ID" --restarts 5') == 2
 
 
 def test_one_node_of_several_is_a_launch_with_its_own_log(driver):
@@ -271,4 +292,4 @@ def test_one_node_of_several_is_a_launch_with_its_own_log(driver):
     assert driver.wait() == 2
     driver.start([sys.executable, "-c", "pass"], "--sbatch", "2")
     assert driver.wait() == 0
-    assert "chronicle run --run demo --node --grace 90" in driver.out.read_text()
+    assert 'chronicle run --run "$run" --node --grace 90' in driver.out.read_text()

@@ -61,6 +61,35 @@ def test_an_excluded_node_is_left_at_the_next_requeue_and_comes_back_by_command(
         cluster.down()
 
 
+def test_the_last_task_of_an_array_is_requeued_and_the_others_are_left_alone(tmp_path):
+    """Its own number is that of the whole array: `scontrol requeue` with it took the healthy tasks back into the queue too."""
+    cluster = Cluster(tmp_path / "cluster", number=8, nodes=2, lifetime=5)
+    try:
+        cluster.up()
+        made = make_checkpoints(tmp_path / "made", 300)
+        job = Job("usr1", cluster, tmp_path / "run", made, 1, nodes=1, tasks=3)
+
+        def steps(task, launch):
+            notes = job.truth(f"truth-{task}.jsonl")
+            return [one["step"] for one in notes if one["event"] == "step" and one["launch"] == launch]
+
+        assert job.until(lambda: all(len(steps(task, 1)) > 3 for task in range(3)))
+        whole = cluster.ask("squeue", "-h", "-j", f"{job.id}_2", "-o", "%A").strip()
+        assert whole == job.id  # the last one has the array's number
+        cluster.ask("scancel", "--signal=USR1", f"{job.id}_2")
+        assert job.until(lambda: len(steps(2, 2)) > 2)
+        stopped = [one["step"] for one in job.truth("truth-2.jsonl") if one["event"] == "saved" and one["launch"] == 1][-1]
+        assert steps(2, 2)[0] == stopped + 1
+        (job.directory / "finish").touch()
+        assert job.until(lambda: job.state() == "", 120), cluster.ask("squeue")
+        assert not steps(0, 2) and not steps(1, 2)
+        said = cluster.ask("scontrol", "show", "job", "--oneliner", job.id)
+        assert said.count("JobState=COMPLETED") == 3, said
+        assert all((job.directory / f"logs/demo-{task}/run.json").exists() for task in range(3))
+    finally:
+        cluster.down()
+
+
 def fields(cluster, job):
     words = cluster.ask("scontrol", "show", "job", "--oneliner", job.id).split()
     return dict(word.partition("=")[::2] for word in words)
