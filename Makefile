@@ -1,6 +1,7 @@
 # make demo   a real two-process run diverges, is rolled back and recovers (5 minutes after the install)
 # make test   what the tests need, and the tests, on all cores
 # make test-fast   pure parts, command line, one real rollback: a minute
+# make docs   these pages as a site in build/site, with an environment of their own
 # make check  lint, types, import contracts and the tests: what .ci/run runs
 #
 # No variable is needed. TORCH=torch==2.12.0 another torch     TORCH_INDEX=URL    another index for it
@@ -29,7 +30,7 @@ FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics test
 	tests/rollback/test_rollback_command.py tests/rollback/test_torch_file.py tests/rollback/test_transaction.py \
 	tests/watch/test_commands.py
 
-.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants chaos picture clean
+.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants chaos docs picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -80,6 +81,16 @@ crash-sweep: install
 
 chaos: install
 	$(BIN)/python -m benchmarks.chaos
+
+# an environment of its own, so that `make install` does not grow
+build/docs-venv/installed: pyproject.toml
+	@$(PYTHON) -m venv build/docs-venv
+	@build/docs-venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: build/docs-venv/installed
+	build/docs-venv/bin/python -m sphinx -W --keep-going -q -E -b html docs build/site
+	@echo build/site/index.html
 
 picture:
 	cp demo/logs/demo/plots/lineage.png docs/lineage.png

@@ -14,6 +14,7 @@ from chronicle.paths import RunPaths
 if TYPE_CHECKING:
     from chronicle.integrations.importing import Imported
     from chronicle.integrations.trackers import Tracked
+    from rollback.detect import Event
 
 __all__ = ["import_"]
 
@@ -58,8 +59,9 @@ def import_(
         records += found
         written |= {place.run: place for place in places}
     events: list[dict[str, Any]] = []
+    fresh = {record.get("run", next(iter(written))) for record in records if record["entry"] is not None}
     for place in written.values():
-        told, of_run = _scan_imported(place)
+        told, of_run = _scan_imported(place, is_fresh=place.run in fresh)
         lines += [f"{place.run}: {line}" for line in told] if len(written) > 1 else told
         events += [{"run": place.run, **event} for event in of_run] if len(written) > 1 else of_run
     if len(written) > 1:
@@ -179,8 +181,11 @@ def _from_server(
     return [text], [record], [paths]
 
 
-def _scan_imported(paths: RunPaths) -> tuple[list[str], list[dict[str, Any]]]:
-    """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan."""
+def _scan_imported(paths: RunPaths, *, is_fresh: bool) -> tuple[list[str], list[dict[str, Any]]]:
+    """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan.
+
+    Loud events of fresh points become incidents, so that graph, picture and page mark them.
+    """
     from chronicle.metrics.readers import NothingToWatch
     from chronicle.watch.scan import describe_event, scan_run
     from rollback.detect import Tier
@@ -193,10 +198,27 @@ def _scan_imported(paths: RunPaths) -> tuple[list[str], list[dict[str, Any]]]:
         return [], []
     loud = [event for event in scan.events if event.tier is not Tier.NOTICE]
     quiet = len(scan.events) - len(loud)
+    if is_fresh:
+        _mark(paths, loud)
     lines = [
         f"scanned: {len(scan.events)} events" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")
     ]
     return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
+
+
+def _mark(paths: RunPaths, events: "list[Event]") -> None:
+    """Record events as incidents, but for one whose step the tracker's own alert names, and one that is recorded."""
+    from chronicle.journal import JournalWriter, compute_lineage, read_journal
+    from chronicle.journal.events import Incident, events_of
+    from chronicle.watch.live import IncidentLog
+
+    entries = read_journal(paths).entries
+    lineage, known = compute_lineage(entries), {found.onset_step for _, found in events_of(entries, Incident)}
+    fresh = [(event.onset_step, event) for event in events if event.onset_step is not None and event.onset_step not in known]
+    if fresh:
+        with JournalWriter(paths) as writer:
+            for step, event in fresh:
+                IncidentLog(writer, lineage.owner(step)).record(event)
 
 
 def _told(source: str, name: str, done: "Imported") -> tuple[str, dict[str, Any]]:

@@ -77,7 +77,7 @@ def draw_lineage(
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(RC):
-        panels = _panels(Figure, min(max(len(story.launches), 2), 40))
+        panels = _panels(Figure, min(max(len(story.launches), 2), 40), has_lr=_name(series, Role.LR) is not None)
         _curves(panels, story, series)
         before = {} if parent is None else parent.channels
         for axes, role in ((panels.loss, Role.LOSS), (panels.lr, Role.LR)):
@@ -93,16 +93,19 @@ def draw_lineage(
         panels.figure.savefig(destination, dpi=150, metadata={"Software": None}, facecolor="white")
 
 
-def _panels(figure_class: Any, rows: int) -> _Panels:
-    height = 5.2 + 0.17 * rows
+def _panels(figure_class: Any, rows: int, *, has_lr: bool) -> _Panels:
+    lr_height = 1.15 if has_lr else 0.02  # without one only the legend stands there
+    height = 4.05 + lr_height + 0.17 * rows
     figure = figure_class(figsize=(10.8, height), layout="constrained")
-    lr, loss, tree = figure.subplots(3, 1, sharex=True, height_ratios=[1.15, 3.0, 0.55 + 0.17 * rows])
+    lr, loss, tree = figure.subplots(3, 1, sharex=True, height_ratios=[lr_height, 3.0, 0.55 + 0.17 * rows])
     for axes in (lr, loss, tree):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="both" if axes is not tree else "x", color=LIGHT, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.margins(x=0.015)
     lr.set_ylabel("learning rate")
+    if not has_lr:
+        lr.set_axis_off()
     loss.set_ylabel("loss")
     tree.set_xlabel("step (optimizer steps completed)")
     tree.set_yticks([])
@@ -295,7 +298,7 @@ def _words(panels: _Panels, story: Story, parent: ParentSeries | None) -> None:
 def _factors(panels: _Panels, story: Story) -> None:
     """The cumulative LR factor, written into the LR panel where it changes."""
     shown: float | None = math.nan
-    if len(story.launches) > LABELS:
+    if len(story.launches) > LABELS or not panels.lr.axison:
         return
     for launch in story.launches:
         if launch.lr is None or launch.span.start_step is None or launch.lr.factor == shown:

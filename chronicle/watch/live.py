@@ -192,7 +192,7 @@ class LiveWatch:
 class IncidentLog:
     """Writes `incident` entries; later entries of an event refer to its first."""
 
-    def __init__(self, writer: JournalWriter, launch: int) -> None:
+    def __init__(self, writer: JournalWriter, launch: int | None) -> None:
         self._writer, self._launch = writer, launch
         self._written: dict[int, tuple[str, tuple[str, str, str]]] = {}
         self._old: frozenset[int] = frozenset()

@@ -11,7 +11,7 @@ import pytest
 from chronicle.cli.main import _group
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "chronicle" / "skill" / "SKILL.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "chronicle" / "skill" / "SKILL.md"]
 BLOCK = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
 INDENTED = re.compile(r"^    (chronicle .*)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"…|\.\.\.|<|\||\$\(|^N$|^ID$|NAME|DIR|FILE", re.MULTILINE)

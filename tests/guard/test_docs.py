@@ -1,4 +1,4 @@
-"""The adoption blocks of `docs/guard.md` run as they stand."""
+"""The adoption blocks of `docs/frameworks/` run as they stand."""
 
 import os
 import re
@@ -12,9 +12,9 @@ from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = dict(
-    re.findall(r"```python (\w+)\n(.*?)```", (ROOT / "docs" / "guard.md").read_text(encoding="utf-8"), re.DOTALL)
-)
+PAGES = sorted((ROOT / "docs" / "frameworks").glob("*.md"))
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+BLOCKS = dict(re.findall(r"```python (\w+)\n(.*?)```", TEXT, re.DOTALL))
 
 
 @pytest.mark.parametrize(

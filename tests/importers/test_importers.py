@@ -61,6 +61,17 @@ def test_importing_twice_changes_nothing(tmp_path: Path, chronicle: Cli) -> None
 
 
 @needs_data
+def test_what_is_found_at_an_import_is_marked_once(tmp_path: Path, chronicle: Cli) -> None:
+    """So that graph, picture and page show it; the second import writes nothing."""
+    log = "".join(f"{step},{9.0 if 300 <= step < 310 else 2.0 + (step * 37 % 11) / 100}\n" for step in range(1, 501))
+    (tmp_path / "log.csv").write_text("step,loss\n" + log)
+    for _ in range(2):
+        chronicle("import", "log.csv", "--run", "spiky", cwd=tmp_path)
+        entries = read_journal(RunPaths(tmp_path / "logs" / "spiky")).entries
+        assert [(e.kind, e.step, e.launch) for e in entries if e.kind == "incident"] == [("incident", 300, 1)]
+    assert "instant-spike on loss since step 300" in chronicle("log", "--graph", "--run", "spiky", cwd=tmp_path).out
+
+
 def test_every_entry_of_the_seed_is_on_the_rendered_page(tmp_path: Path, chronicle: Cli) -> None:
     chronicle("import", str(ENTRIES), "--run", "tr-190")
     chronicle("render", "--no-plots", "--run", "tr-190")

@@ -35,7 +35,8 @@ def test_a_run_of_wandb_with_its_settings_alerts_and_end(tmp_path: Path, chronic
     assert "_runtime" not in run.channels
     assert run.settings()["lr"] == 1e-3 and "hunter2" not in str(run.settings())
     assert run.launches[0].exit_code == 1
-    assert [entry.title for entry in run.entries if entry.kind == "incident"] == ["loss is NaN (W&B)"]
+    told = [entry.title for entry in run.entries if entry.kind == "incident"]
+    assert told == ["loss is NaN (W&B)", "propose: nan on train/loss since step 100, diverging"]
     assert "hunter2" not in "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.jsonl"))
     assert [event["kind"] for event in done.json["events"]] == ["nan"]
 
