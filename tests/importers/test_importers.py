@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import struct
 from pathlib import Path
 
@@ -63,14 +64,15 @@ def test_importing_twice_changes_nothing(tmp_path: Path, chronicle: Cli) -> None
 @needs_data
 def test_what_is_found_at_an_import_is_marked_once(tmp_path: Path, chronicle: Cli) -> None:
     """So that graph, picture and page show it; the second import writes nothing."""
-    log = "".join(f"{step},{9.0 if 300 <= step < 310 else 2.0 + (step * 37 % 11) / 100}\n" for step in range(1, 501))
+    noise = random.Random(0)
+    log = "".join(f"{step},{max(0, step - 400) * 0.1 + noise.gauss(2, 0.02)}\n" for step in range(1, 501))
     (tmp_path / "log.csv").write_text("step,loss\n" + log)
     for _ in range(2):
         chronicle("import", "log.csv", "--run", "spiky", cwd=tmp_path)
         entries = read_journal(RunPaths(tmp_path / "logs" / "spiky")).entries
         (found,) = [entry for entry in entries if entry.kind == "incident"]
-        assert found.step in (300, 301) and found.launch == 1
-    assert "instant-spike on loss since step 30" in chronicle("log", "--graph", "--run", "spiky", cwd=tmp_path).out
+        assert 395 < found.step < 410 and found.launch == 1
+    assert "gradual-divergence on loss since step 40" in chronicle("log", "--graph", "--run", "spiky", cwd=tmp_path).out
 
 
 def test_every_entry_of_the_seed_is_on_the_rendered_page(tmp_path: Path, chronicle: Cli) -> None:
