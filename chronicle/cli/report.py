@@ -17,7 +17,7 @@ from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
-from chronicle.story.series import LaunchSeries, read_parent, read_series
+from chronicle.story.series import LaunchSeries, read_parent, read_series, with_machine
 
 if TYPE_CHECKING:
     from chronicle.report.index import ServedIndex
@@ -65,7 +65,7 @@ def write_report(
     settings = need_run(settings_from(run, logs))
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
-    series = read_series(paths, [launch.number for launch in story.launches])
+    series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
     page = render_html(story, series, lost_seconds=lost, panels=panels, parent=read_parent(story, paths))
     target = out or paths.report_html
@@ -219,7 +219,7 @@ def _state(paths: RunPaths, mark: str) -> str:
 
 def _told(paths: RunPaths) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
     story = read_story(paths)
-    series = read_series(paths, [launch.number for launch in story.launches])
+    series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
     return story, series, {"lost_seconds": lost, "panels": panels, "parent": read_parent(story, paths)}
 

@@ -472,6 +472,7 @@ class Launch:
     def _look(self) -> str | None:
         """Once a second: record the start step; why the launch is to be stopped, if it is."""
         self._printed.write_due()
+        self._devices.look(time.monotonic())
         self._note_start_step()
         self._channels.latency.check(self._channels.say)
         if self._watcher.look():

@@ -3,20 +3,22 @@
     bytes of the pipes -> whole lines -> `metrics.lines` dialects -> held for ten seconds -> metrics.jsonl
 
 A trainer's own `metrics.jsonl` takes precedence: once one exists, printed lines are no longer parsed. `DeviceSampler` adds
-one line per GPU and sample to `launches/<nnnn>/evidence/host-<host>.jsonl`; claims about devices leave out idle ones.
+one line per GPU and sample, and one for the host, to `launches/<nnnn>/evidence/host-<host>.jsonl`; claims about devices leave
+out idle ones, and the page draws all of it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from chronicle.launch.output import split_lines
 from chronicle.metrics.lines import PrintedLines
@@ -250,27 +252,103 @@ def read_start_step(path: Path) -> int | None:
     return max(first - stride, -1) if stride > 0 and first % stride == 0 else max(first - 1, 0)
 
 
-# --- GPU utilisation
+# --- What the machine does
 
-QUERY = ("--query-gpu=uuid,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+QUERY = (
+    "--query-gpu=uuid,utilization.gpu,memory.used,power.draw,temperature.gpu", "--format=csv,noheader,nounits"
+)  # fmt: skip
 SAMPLE_VERSION = 1
+HOST_SECONDS = 10.0  # between two samples of the host; the GPUs are asked with each heartbeat, because that starts a process
+WHOLE_DISK = re.compile(r"(sd[a-z]+|[hv]d[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+|dm-\d+)$")
+SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own
 
 
-def parse_sample(text: str) -> list[tuple[str, float, int]]:
-    """Parse the output of `nvidia-smi`: (UUID, busy fraction, bytes in use) of each device that reports all three."""
+class DeviceSample(NamedTuple):
+    """One GPU at one moment; `power` in watts and `temperature` in °C where the device reports them."""
+
+    uuid: str
+    busy: float  # fraction of the last sample period of the driver
+    memory: int  # bytes in use
+    power: float | None = None
+    temperature: float | None = None
+
+
+def parse_sample(text: str) -> list[DeviceSample]:
+    """Parse the output of `nvidia-smi`: each device that reports its use and its memory."""
     rows = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
-        if len(words) == 3 and words[1].isdigit() and words[2].isdigit():
-            rows.append((words[0], int(words[1]) / 100, int(words[2]) << 20))
+        if len(words) >= 3 and words[1].isdigit() and words[2].isdigit():
+            more = [float(word) if word.replace(".", "", 1).isdigit() else None for word in [*words[3:5], "", ""]]
+            rows.append(DeviceSample(words[0], int(words[1]) / 100, int(words[2]) << 20, more[0], more[1]))
     return rows
 
 
+class HostCounters(NamedTuple):
+    """What /proc counts since the boot; None where a file is not there or not as expected."""
+
+    time: float  # monotonic seconds
+    cpu: tuple[int, int] | None  # ticks: busy, all
+    read: int | None  # bytes from disks
+    written: int | None
+    network: int | None  # bytes in and out, without loopback
+
+
+def read_counters(now: float, proc: Path = Path("/proc")) -> HostCounters:
+    """The counters of this host; three small files."""
+    cpu = read = written = network = None
+    try:
+        with open(proc / "stat", encoding="ascii", errors="replace") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        cpu = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))  # idle, iowait
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        disks = [line.split() for line in (proc / "diskstats").read_text(encoding="ascii", errors="replace").splitlines()]
+        whole = [words for words in disks if len(words) > 9 and WHOLE_DISK.match(words[2]) and not words[2].startswith("dm-")]
+        read, written = (SECTOR_BYTES * sum(int(words[place]) for words in whole) for place in (5, 9))
+    except (OSError, ValueError):
+        pass
+    try:
+        lines = (proc / "net" / "dev").read_text(encoding="ascii", errors="replace").splitlines()[2:]
+        cards = [(name.strip(), rest.split()) for name, _, rest in (line.partition(":") for line in lines)]
+        network = sum(int(words[0]) + int(words[8]) for name, words in cards if name != "lo")
+    except (OSError, ValueError, IndexError):
+        pass
+    return HostCounters(now, cpu, read, written, network)
+
+
+def host_rates(before: HostCounters, after: HostCounters) -> dict[str, float]:
+    """Use between two readings: `cpu_fraction` of all cores, bytes a second; what is not known is left out."""
+    seconds = after.time - before.time
+    found: dict[str, float] = {}
+    if seconds <= 0:
+        return found
+    if before.cpu is not None and after.cpu is not None and after.cpu[1] > before.cpu[1]:
+        found["cpu_fraction"] = round((after.cpu[0] - before.cpu[0]) / (after.cpu[1] - before.cpu[1]), 4)
+    for name in ("read", "written", "network"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old is not None and new is not None and new >= old:  # a counter that went back was reset
+            found[f"{name}_bytes_per_second"] = round((new - old) / seconds)
+    return found
+
+
+def read_memory(proc: Path = Path("/proc")) -> dict[str, float]:
+    """Memory of the host that is not available, in bytes, and its part of the whole."""
+    try:
+        lines = (proc / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
+        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines[:3])}
+        used = sizes["MemTotal"] - sizes["MemAvailable"]
+        return {"memory_bytes": used, "memory_fraction": round(used / sizes["MemTotal"], 4)}
+    except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
+        return {}
+
+
 class DeviceSampler:
-    """Samples the GPUs of this host with `nvidia-smi`, without blocking the supervisor.
+    """Samples this host, and its GPUs with `nvidia-smi`, without blocking the supervisor.
 
     `sample` starts a query; its answer is written when it arrives through the selector. Without `nvidia-smi` nothing is
-    started or written, and utilisation stays unknown.
+    started or written, and utilisation stays unknown. `look` reads the host's counters when they are due.
     """
 
     def __init__(
@@ -290,6 +368,8 @@ class DeviceSampler:
         self._program = shutil.which("nvidia-smi")
         self._pipe: int | None = None
         self._answer = b""
+        self._before: HostCounters | None = None
+        self._is_over = False  # the disk refused a line
         self.busy: dict[str, float] = {}  # UUID -> fraction, of the newest sample
 
     def sample(self) -> None:
@@ -309,6 +389,14 @@ class DeviceSampler:
         os.set_blocking(read_end, False)
         self._pipe, self._answer = read_end, b""
         self._selector.register(read_end, selectors.EVENT_READ, self._read)
+
+    def look(self, now: float) -> None:
+        """Sample the host if the last sample is `HOST_SECONDS` old. `now`: monotonic seconds."""
+        if self._is_over or (self._before is not None and now - self._before.time < HOST_SECONDS):
+            return
+        before, self._before = self._before, read_counters(now)
+        if before is not None and (found := host_rates(before, self._before) | read_memory()):
+            self._append([{"kind": "host", **found}])
 
     def close(self) -> None:
         """Drop a query that has not been answered."""
@@ -330,15 +418,18 @@ class DeviceSampler:
             self.close()
             self._write(parse_sample(self._answer.decode("utf-8", "replace")))
 
-    def _write(self, rows: list[tuple[str, float, int]]) -> None:
-        now, step = round(self._clock(), 3), self._step()
-        self.busy = {uuid: busy for uuid, busy, _ in rows}
-        records = (
-            {"v": SAMPLE_VERSION, "kind": "device", "t": now, "step": step, "host": self._host, "device": uuid,
-             "busy_fraction": busy, "memory_bytes": memory}
-            for uuid, busy, memory in rows
-        )  # fmt: skip
-        lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    def _write(self, rows: list[DeviceSample]) -> None:
+        self.busy = {row.uuid: row.busy for row in rows}
+        records: list[dict[str, Any]] = []
+        for row in rows:
+            record = {"kind": "device", "device": row.uuid, "busy_fraction": row.busy, "memory_bytes": row.memory}
+            more = {"power_watts": row.power, "temperature_celsius": row.temperature}
+            records.append(record | {name: value for name, value in more.items() if value is not None})
+        self._append(records)
+
+    def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        shared = {"v": SAMPLE_VERSION, "t": round(self._clock(), 3), "step": self._step(), "host": self._host}
+        lines = "".join(json.dumps({**shared, **record}, separators=(",", ":")) + "\n" for record in records)
         if not lines:
             return
         try:
@@ -346,4 +437,4 @@ class DeviceSampler:
             with open(self._path, "ab") as file:
                 file.write(lines.encode())
         except OSError:
-            self._program = None  # missing evidence makes a claim UNSUPPORTED later; the run goes on
+            self._program, self._is_over = None, True  # missing evidence makes a claim UNSUPPORTED later; the run goes on

@@ -23,6 +23,7 @@ from chronicle.story.learning import Progress, ResumeWindow, resume_windows, tel
 from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import (
+    MACHINE_CHANNELS,
     ChannelCurve,
     Clock,
     LaunchSeries,
@@ -235,7 +236,8 @@ def _names(series: Sequence[LaunchSeries]) -> list[str]:
             counted[name] = counted.get(name, 0) + len(curve.steps)
     first = [n for role in (Role.LOSS, Role.LR) if (n := find_channel(counted, role)) is not None]
     rest = sorted((n for n in counted if n not in first), key=lambda n: (-counted[n], n))
-    return (first + rest)[:CHANNELS]
+    machine = [name for name in rest if name in MACHINE_CHANNELS]
+    return (first + [name for name in rest if name not in machine])[:CHANNELS] + machine
 
 
 def _launch(story: Story, launch: LaunchStory) -> dict[str, Any]:

@@ -6,12 +6,14 @@ counters. Without them, samples are computed from the data plan's batch, and FLO
 2020, dense models).
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import DataStart, GuardVerdict, PlanDeclared, events_of
@@ -23,6 +25,7 @@ from chronicle.story.plain import plain
 from chronicle.story.read import read_story
 
 __all__ = [
+    "MACHINE_CHANNELS",
     "TOKEN_NAMES",
     "ChannelCurve",
     "Clock",
@@ -31,6 +34,7 @@ __all__ = [
     "ancestry",
     "flops_are_estimated",
     "parent_directory",
+    "read_machine",
     "read_parent",
     "read_series",
     "robust_range",
@@ -38,6 +42,7 @@ __all__ = [
     "smooth",
     "tell_clocks",
     "thin",
+    "with_machine",
 ]
 
 ROOM_FOR_ABANDONED = 0.6  # of the kept range
@@ -86,6 +91,80 @@ def _read(path: Path, only: Sequence[str] | None) -> dict[str, ChannelCurve]:
     except FileNotFoundError:
         pass  # a launch that died before its first step logged nothing
     return channels
+
+
+# --- what the machines did ------------------------------------------------------------------------------------------------
+
+GIGA, MEGA = 1e9, 1e6
+SAMPLE_BIN_SECONDS = 30.0
+# channel -> (kind and field of the sample, factor, how the hosts or devices of one moment are put together)
+MACHINE_CHANNELS: Mapping[str, tuple[str, str, float, Callable[[Sequence[float]], float]]] = {
+    "gpu/busy %": ("device", "busy_fraction", 100, mean),
+    "gpu/least busy %": ("device", "busy_fraction", 100, min),
+    "gpu/memory GB": ("device", "memory_bytes", 1 / GIGA, max),
+    "gpu/power W": ("device", "power_watts", 1, mean),
+    "gpu/temperature °C": ("device", "temperature_celsius", 1, max),
+    "host/cpu %": ("host", "cpu_fraction", 100, mean),
+    "host/memory %": ("host", "memory_fraction", 100, max),
+    "host/memory GB": ("host", "memory_bytes", 1 / GIGA, max),
+    "host/disk read MB a second": ("host", "read_bytes_per_second", 1 / MEGA, sum),
+    "host/disk written MB a second": ("host", "written_bytes_per_second", 1 / MEGA, sum),
+    "host/network MB a second": ("host", "network_bytes_per_second", 1 / MEGA, sum),
+}
+
+
+def read_machine(paths: RunPaths, launch: int, start_step: int) -> dict[str, ChannelCurve]:
+    """What the supervisors of a launch sampled, as curves over the step; before the first logged step: the start step.
+
+    Each host or device counts once in half a minute, by its mean. A channel puts them together: `gpu/busy %` is the mean of
+    all GPUs of the launch, `gpu/memory GB` the fullest one.
+    """
+    moments: dict[int, dict[tuple[str, str], dict[str, list[float]]]] = {}
+    steps: dict[int, int] = {}
+    for path in sorted((paths.launch_dir(launch) / "evidence").glob("host-*.jsonl")):
+        for record in _samples(path):
+            moment, step = int(record["t"] // SAMPLE_BIN_SECONDS), record.get("step")
+            known = int(step) if type(step) is int else start_step
+            steps[moment] = max(steps.get(moment, known), known)
+            whose = (str(record["kind"]), f"{record.get('host')} {record.get('device')}")
+            one = moments.setdefault(moment, {}).setdefault(whose, {})
+            for name, value in record.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    one.setdefault(name, []).append(float(value))
+    channels: dict[str, ChannelCurve] = {}
+    for moment, ones in sorted(moments.items()):
+        for channel, (kind, name, factor, together) in MACHINE_CHANNELS.items():
+            values = [mean(fields[name]) for (of, _), fields in ones.items() if of == kind and name in fields]
+            if values:
+                curve = channels.setdefault(channel, ChannelCurve())
+                curve.steps.append(steps[moment])
+                curve.times.append(moment * SAMPLE_BIN_SECONDS)
+                curve.values.append(factor * together(values))
+    return channels
+
+
+def _samples(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line) if line else None
+        except (ValueError, RecursionError):
+            continue  # a line that a full disk cut
+        if isinstance(record, dict) and isinstance(record.get("t"), int | float) and record.get("kind") in ("host", "device"):
+            yield record
+
+
+def with_machine(paths: RunPaths, story: Story, series: Sequence[LaunchSeries]) -> list[LaunchSeries]:
+    """The series with what the machines did beside what the trainer logged; a name that it logged itself is left alone."""
+    found = []
+    for one in series:
+        told = story.launch(one.launch)
+        start = 0 if told is None or told.span.start_step is None else told.span.start_step
+        found.append(LaunchSeries(launch=one.launch, channels=read_machine(paths, one.launch, start) | one.channels))
+    return found
 
 
 # --- the run that this one begins from ----------------------------------------------------------------------------------

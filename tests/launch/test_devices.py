@@ -1,12 +1,23 @@
 """Device utilisation without a trainer's help: asked of `nvidia-smi` (here a stand-in that prints its format)."""
 
 import json
+import selectors
 import sys
+from pathlib import Path
+from statistics import mean
+
+import pytest
 
 from chronicle.audit.claims import ClaimVerdict, judge_claim
 from chronicle.audit.evidence import read_evidence
-from chronicle.journal import read_journal
-from chronicle.launch.live_metrics import parse_sample
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import LaunchStart
+from chronicle.launch.live_metrics import DeviceSampler, host_rates, parse_sample, read_counters, read_memory
+from chronicle.metrics import MetricsWriter
+from chronicle.paths import RunPaths
+from chronicle.report.page_data import build_page_data
+from chronicle.story import read_story
+from chronicle.story.series import read_series, with_machine
 
 TRAINER = """
 import os, time
@@ -19,8 +30,10 @@ time.sleep(1.5)
 
 
 def test_rows_that_do_not_say_everything_are_left_out():
-    text = "GPU-1, 97, 70000\nGPU-2, [N/A], 5\nno devices were found\n"
-    assert parse_sample(text) == [("GPU-1", 0.97, 70000 << 20)]
+    text = "GPU-1, 97, 70000, 312.5, 61\nGPU-2, [N/A], 5\nno devices were found\nGPU-3, 5, 1, [N/A], 40\n"
+    assert parse_sample(text) == [
+        ("GPU-1", 0.97, 70000 << 20, 312.5, 61.0), ("GPU-3", 0.05, 1 << 20, None, 40.0),
+    ]  # fmt: skip
 
 
 def test_idle_device_is_sampled_and_does_not_count_as_used(driver):
@@ -33,6 +46,7 @@ def test_idle_device_is_sampled_and_does_not_count_as_used(driver):
     assert driver.wait() == 0
     [host_file] = driver.paths.launch_dir(1).glob("evidence/host-*.jsonl")
     rows = [json.loads(line) for line in host_file.read_text().splitlines()]
+    rows = [row for row in rows if row["kind"] == "device"]
     assert [(row["device"], row["busy_fraction"]) for row in rows] == [("GPU-0", 0.95), ("GPU-1", 0.0)]
     judged = judge_claim("on 2 GPUs", read_evidence(driver.paths, read_journal(driver.paths)))[0]
     assert judged.verdict is ClaimVerdict.CONTRADICTED
@@ -40,6 +54,65 @@ def test_idle_device_is_sampled_and_does_not_count_as_used(driver):
     assert host_file.relative_to(driver.paths.run_dir).as_posix() in [
         seal["path"] for seal in driver.entries("launch.end")[0].data["sealed"]
     ]
+
+
+def write_proc(directory: Path, busy: int, idle: int, sectors: int, received: int) -> None:
+    (directory / "net").mkdir(parents=True, exist_ok=True)
+    (directory / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 0 0 1 0 0 0 0 0 0\n")
+    disks = f"   8 0 sda 1 0 {sectors} 0 1 0 {2 * sectors} 0 0 0 0\n   8 1 sda1 1 0 999 0 1 0 999 0 0 0 0\n"
+    (directory / "diskstats").write_text(disks)
+    cards = f"    lo: {busy} 0 0 0 0 0 0 0 9 0\n  eth0: {received} 0 0 0 0 0 0 0 {received} 0\n"
+    (directory / "net" / "dev").write_text(f"a\nb\n{cards}")
+    (directory / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n")
+
+
+def test_the_rates_of_a_host_are_its_counters_over_time(tmp_path):
+    """Cores that were busy, whole disks once, no loopback; a counter that went back is not known."""
+    write_proc(tmp_path, busy=100, idle=900, sectors=1000, received=5000)
+    before = read_counters(10.0, tmp_path)
+    write_proc(tmp_path, busy=130, idle=970, sectors=3000, received=10000)
+    after = read_counters(20.0, tmp_path)
+    assert host_rates(before, after) == {
+        "cpu_fraction": 0.3, "read_bytes_per_second": 102400, "written_bytes_per_second": 204800,
+        "network_bytes_per_second": 1000,
+    }  # fmt: skip
+    assert read_memory(tmp_path) == {"memory_bytes": 750 << 10, "memory_fraction": 0.75}
+    assert "cpu_fraction" not in host_rates(before, before._replace(time=11.0))
+    assert "network_bytes_per_second" not in host_rates(after, before._replace(time=30.0))
+    nothing = read_counters(30.0, tmp_path / "none")
+    assert host_rates(after, nothing) == {} and read_memory(tmp_path / "none") == {}
+
+
+def test_a_host_is_sampled_each_ten_seconds_and_its_page_draws_it(tmp_path):
+    """With two hosts: the mean of their cores, the sum of their disks; samples before the first step count for the start."""
+    paths = RunPaths(tmp_path / "logs" / "r")
+    with JournalWriter(paths) as writer:
+        writer.write(LaunchStart(start_step=40), launch=1)
+    with MetricsWriter(paths.metrics_path(1), clock=lambda: 1000.0) as log:
+        for step in range(41, 60):
+            log.write(step, {"loss": 2.0})
+    with selectors.DefaultSelector() as selector:
+        step, now = [None], [960.0]
+        sampler = DeviceSampler(paths.launch_dir(1), selector, host="a", clock=lambda: now[0], step=lambda: step[0])
+        for second in range(45):
+            now[0], step[0] = 960.0 + second, None if second < 30 else 20 + second
+            sampler.look(float(second))
+    own = paths.launch_dir(1) / "evidence" / "host-a.jsonl"
+    rows = [json.loads(line) for line in own.read_text().splitlines()]
+    assert [row["t"] for row in rows] == [970.0, 980.0, 990.0, 1000.0] and all(row["kind"] == "host" for row in rows)
+    other = [{"v": 1, "t": t, "step": 55, "host": "b", "kind": "host", "cpu_fraction": 1.0} for t in (995.0, 996.0)]
+    gpu = {"v": 1, "t": 995.0, "step": 55, "host": "b", "kind": "device", "memory_bytes": 8e9}
+    gpus = [gpu | {"device": d, "busy_fraction": b} for d, b in (("g0", 0.5), ("g1", 1.0))]
+    (own.parent / "host-b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other + gpus) + '{"t": 12')
+    story = read_story(paths, signs_of_life=False)
+    (series,) = with_machine(paths, story, read_series(paths, [1]))
+    assert series.channels["gpu/busy %"].steps == [60] and series.channels["gpu/busy %"].values == [75.0]
+    assert series.channels["gpu/least busy %"].values == [50.0] and series.channels["gpu/memory GB"].values == [8.0]
+    memory = series.channels["host/memory %"]
+    assert memory.steps == [40, 60]
+    assert memory.values[0] == pytest.approx(100 * mean([row["memory_fraction"] for row in rows[:2]]))
+    page = build_page_data(story, [series], {})
+    assert {"gpu/busy %", "host/cpu %", "host/memory GB"} <= set(page["groups"]["machine"])
 
 
 def test_foreign_memory_on_a_gpu_refuses_the_launch(driver):
