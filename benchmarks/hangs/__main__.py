@@ -30,6 +30,8 @@ WORKER = Path(__file__).with_name("worker.py")
 ALONE = ("loop", "gil", "gil_in_c", "sleeping", "lock", "two_locks", "fifo", "silent_socket", "dead_thread", "sleeping_loader")
 PAIRS = ("loop", "loop_of_tensors", "gil", "gil_in_c", "stopped", "sleeping", "lock", "two_locks", "fifo", "silent_socket",
          "dead_thread", "child", "stopped_loader", "sleeping_loader", "looping_loader")  # fmt: skip
+FRESH = ("full_pipe", "lost_task", "forked_lock", "file_lock", "stale_build", "mutex_in_c", "full_queue", "nobody_calls",
+         "polls", "polls_with_pauses")  # fmt: skip
 COLLECTIVE = ("skipped", "barrier_of_one", "receives", "order")
 HEALTHY = ("evaluation", "evaluation_of_one", "save", "many_saves", "compilation", "slow_first_steps", "uneven", "naps",
            "slow_loader", "slow_start", "rare_logs", "tokenises", "export")  # fmt: skip
@@ -58,6 +60,7 @@ def scenarios() -> Iterator[Scenario]:
         yield from (Scenario(kind, 2, guarded) for kind in PAIRS)
         yield from (Scenario(kind, 3, guarded) for kind in COLLECTIVE)
     yield from (Scenario(kind, 1, False) for kind in ALONE)
+    yield from (Scenario(kind, 2, True) for kind in FRESH)
     for guarded in (False, True):
         yield from (Scenario(kind, 2, guarded, healthy=True) for kind in HEALTHY)
 

@@ -6,8 +6,10 @@ stands.
 """
 
 import ctypes
+import fcntl
 import itertools
 import json
+import multiprocessing
 import os
 import queue
 import random
@@ -23,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.file_baton import FileBaton
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 KIND, TRUTH = sys.argv[1], os.environ["TRUTH"]
@@ -178,11 +181,84 @@ def order():
     dist.barrier()
 
 
+# --- a second set, written when the detection was finished
+
+
+def full_pipe():
+    ends = os.pipe()
+    while True:
+        os.write(ends[1], bytes(1 << 16))  # HANG
+
+
+def lost_task():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.apply(os._exit, (1,))  # HANG
+
+
+def forked_lock():
+    mine, held = threading.Lock(), threading.Event()
+
+    def hold():
+        with mine:
+            held.set()
+            time.sleep(1)
+
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        mine.acquire()  # the thread that would let it go is not in the child
+        os._exit(0)
+    os.waitpid(child, 0)  # HANG
+
+
+def file_lock():
+    path = os.path.join(TRUTH, "locked")
+    with open(path, "w") as theirs, open(path, "w") as mine:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        fcntl.flock(mine, fcntl.LOCK_EX)  # HANG
+
+
+def stale_build():
+    path = os.path.join(TRUTH, "lock")
+    open(path, "w").close()
+    FileBaton(path).wait()  # HANG
+
+
+def mutex_in_c():
+    mutex = ctypes.create_string_buffer(64)
+    libc = ctypes.PyDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # HANG
+
+
+def full_queue():
+    rows = multiprocessing.Queue(1)
+    rows.put(0)
+    rows.put(1)  # HANG
+
+
+def nobody_calls():
+    server = socket.create_server(("127.0.0.1", 0))
+    server.accept()  # HANG
+
+
+def polls():
+    while not os.path.exists(os.path.join(TRUTH, "ready")): pass  # noqa: E701  # HANG
+
+
+def polls_with_pauses():
+    while not os.path.exists(os.path.join(TRUTH, "ready")): time.sleep(0.02)  # noqa: E701  # HANG
+
+
+FRESH = (
+    full_pipe, lost_task, forked_lock, file_lock, stale_build, mutex_in_c, full_queue, nobody_calls, polls, polls_with_pauses,
+)  # fmt: skip
 HANGS = {
     one.__name__: one
     for one in (
         loop, loop_of_tensors, gil, gil_in_c, stopped, sleeping, lock, two_locks, fifo, silent_socket, dead_thread, child,
-        stopped_loader, sleeping_loader, looping_loader,
+        stopped_loader, sleeping_loader, looping_loader, *FRESH,
     )
 }  # fmt: skip
 COLLECTIVE = {one.__name__: one for one in (skipped, barrier_of_one, receives, order)}

@@ -74,7 +74,7 @@ def run_launcher(
         int | None, typer.Option(help="Stop after N failures in a row without a newer verified checkpoint [3].", metavar="N")
     ] = None,
     restart_pause: Annotated[
-        float | None, typer.Option(help="Seconds before the first restart, doubled without progress [10].", metavar="SECONDS")
+        float | None, typer.Option(help="Seconds before a restart without progress, doubled each time [10].", metavar="SECONDS")
     ] = None,
     on_stall: Annotated[
         str, typer.Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")

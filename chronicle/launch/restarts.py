@@ -120,7 +120,7 @@ class Policy(NamedTuple):
 
     restarts: int
     crashes: int = DEFAULT_CRASHES  # launches in a row that failed without progress, after which a person has to look
-    pause_seconds: float = DEFAULT_PAUSE_SECONDS  # before the first restart without progress; doubled for each further one
+    pause_seconds: float = DEFAULT_PAUSE_SECONDS  # without progress; doubled for each further one in a row
 
 
 def policy_of(restarts: int, crashes: int, pause: float) -> Policy:
@@ -173,7 +173,8 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
         return Onward(Verdict.STOP, f"{last.cause.value}, and the budget of {policy.restarts} restarts is used up")
     if rule.verdict is Verdict.NEW_JOB:
         return Onward(rule.verdict, said)
-    return Onward(rule.verdict, said, min(LONGEST_PAUSE_SECONDS, policy.pause_seconds * 2.0 ** max(0, streak - 1)))
+    pause = policy.pause_seconds * 2.0 ** (streak - 1) if streak else 0.0  # a run that gets on need not wait for anything
+    return Onward(rule.verdict, said, min(LONGEST_PAUSE_SECONDS, pause))
 
 
 # --- what the journal says of a chain
@@ -554,7 +555,7 @@ def keep_going(
             say(f"{settled.decision.verdict.value}: {settled.decision.reason}")
             return _ended_before(settled, killed)
         if settled is not None:
-            say(f"again in {settled.decision.pause_seconds:.0f} s: {settled.decision.reason}")
+            say(f"{_again(settled.decision)}: {settled.decision.reason}")
             sleep(settled.decision.pause_seconds)
     else:
         settle_before(settings, chain, policy, say)
@@ -569,8 +570,12 @@ def keep_going(
                 return end
             say(f"{decision.verdict.value}: {decision.reason}")
             return replace(end, exit_code=end.exit_code or TOLD_TO_END)
-        say(f"again in {decision.pause_seconds:.0f} s: {decision.reason}")
+        say(f"{_again(decision)}: {decision.reason}")
         sleep(decision.pause_seconds)
+
+
+def _again(decision: Onward) -> str:
+    return f"again in {decision.pause_seconds:.0f} s" if decision.pause_seconds else "again now"
 
 
 def _ended_before(settled: Settled, killed: Killed) -> LaunchResult:

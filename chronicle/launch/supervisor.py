@@ -3,7 +3,8 @@
     start ── running ──(launcher ends | signal | proposal)── ending ──(nothing left | grace over: TERM, KILL)── ended
 
 A signal is sent to the launcher only, and after its death to the processes it left to us. A DataLoader worker is not
-signalled, because its death would break the save of its trainer. One thread, no locks.
+signalled, because its death would break the save of its trainer; one whose trainer has died is ended at once, because it holds
+the trainer's connections open (a fork has them all), and the other ranks would wait for the dead one. One thread, no locks.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ BEYOND_GRACE_SECONDS = 3.0  # launchers send their own KILL first, because they 
 STALLED_GRACE_SECONDS = 30.0  # at most: ranks that stand still save nothing
 TERM_SECONDS = 5.0
 QUIET_SECONDS = 2.0  # children of a launcher that succeeded may be ending too
+LOADER_NAME = "pt_data_worker"  # as torch names the processes of a DataLoader; they look for their parent every 5 s
 DO_NOT_REQUEUE = 78  # guard or preflight refused: a restart would be refused again
 
 
@@ -98,6 +100,7 @@ class Supervisor:
         self._launcher_pid: int | None = None
         self._launcher_code: int | None = None
         self._launcher_ended_at = 0.0
+        self._num_deaths = 0  # of ranks whose orphans were looked for
         self._signals: list[int] = []  # received from outside, in order
         self._stop_signal: int | None = None
         self._stopped_by: str | None = None
@@ -158,6 +161,7 @@ class Supervisor:
             soon = next_look if self._ranks.unsettled or self._are_ranks_missing(now) else next_beat
             self._wait(min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
+            self._end_orphaned_loaders()
             self._take_signals()
             if self._launcher_code is not None and not self._go_on_ending():
                 return
@@ -185,6 +189,15 @@ class Supervisor:
             if pid == self._launcher_pid and self._launcher_code is None:
                 self._launcher_code = os.waitstatus_to_exitcode(status)
                 self._launcher_ended_at = time.monotonic()
+
+    def _end_orphaned_loaders(self) -> None:
+        """End the DataLoader workers of ranks that have died: as orphans they are our own children now."""
+        if len(self._ranks.deaths) == self._num_deaths:
+            return
+        self._num_deaths = len(self._ranks.deaths)
+        for process in walk_children(os.getpid()):
+            if process.parent == os.getpid() and process.name == LOADER_NAME:
+                send_signal(process, signal.SIGTERM)
 
     def _take_signals(self) -> None:
         while self._signals:

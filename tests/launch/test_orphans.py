@@ -1,9 +1,11 @@
 """What counts as ours: token or recorded pair, same boot, same user. Everything else is left alone."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
 from chronicle.launch.processes import Process, parse_stat, read_boot_id, read_process, send_signal
+from chronicle.launch.supervisor import LOADER_NAME
 from chronicle.paths import RunPaths
 
 TOKEN = "f" * 32
@@ -104,3 +107,49 @@ def test_stat_with_brackets_and_spaces_in_the_name_is_read_right():
     fields = " ".join(str(number) for number in range(5, 53))
     process = parse_stat(f"77 (tr) ai) n (er) S 4 {fields}", uid=5)
     assert (process.pid, process.name, process.parent, process.state, process.start_ticks) == (77, "tr) ai) n (er", 4, "S", 22)
+
+
+# A launcher of one rank. The rank forks two children, one with the name of a DataLoader worker, and is killed; the launcher
+# waits until the worker has let go of the pipe that it shares with its rank, as the other ranks of a real launch do.
+FORKING_LAUNCHER = """
+import os, sys
+ends, other = os.pipe(), os.pipe()
+os.set_inheritable(ends[1], True), os.set_inheritable(other[1], True)
+rank = os.fork()
+if rank == 0:
+    os.execve(sys.executable, [sys.executable, "-c", '''
+import ctypes, os, signal, time
+for name, end in ((b"pt_data_worker", %d), (b"writes_a_file", %d)):
+    if os.fork() == 0:
+        os.close(%d + %d - end)
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+        time.sleep(600)
+time.sleep(1.5)
+os.kill(os.getpid(), signal.SIGKILL)
+''' % (ends[1], other[1], ends[1], other[1])], os.environ | {"RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+"""
+
+WAITING = """
+os.close(ends[1]), os.close(other[1])
+os.waitpid(rank, 0)
+import select
+gone = select.select([ends[0]], [], [], 15)[0]
+kept = not select.select([other[0]], [], [], 0.5)[0]
+print("worker gone", bool(gone), "other kept", kept, flush=True)
+sys.exit(1)
+"""
+
+
+def test_a_loader_whose_rank_has_died_is_ended_at_once_and_another_orphan_is_not(driver):
+    """It holds its rank's connections, and only looks for its parent every five seconds."""
+    script = driver.directory / "launcher.py"
+    script.write_text(FORKING_LAUNCHER + WAITING)
+    driver.start([sys.executable, str(script)], "--grace", "1")
+    assert driver.wait() == 1
+    assert "worker gone True other kept True" in driver.out.read_text()
+
+
+def test_the_name_of_a_loader_is_torchs():
+    """Read, not imported: the import costs seconds."""
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    assert f'"{LOADER_NAME}"' in (torch / "utils/data/_utils/worker.py").read_text()

@@ -34,7 +34,8 @@ CRASH, LOST, NOTHING, SAVED = EndCause.CRASH, EndCause.NODE_LOST, False, True
     "history, verdict, pause",
     [
         ([(EndCause.FINISHED, NOTHING)], Verdict.FINISHED, 0),
-        ([(CRASH, SAVED)], Verdict.HERE, 10),
+        ([(CRASH, SAVED)], Verdict.HERE, 0),  # the run gets on: nothing is waited for
+        ([(CRASH, NOTHING)], Verdict.HERE, 10),
         ([(CRASH, NOTHING), (CRASH, NOTHING)], Verdict.HERE, 20),
         ([(CRASH, NOTHING)] * 3, Verdict.STOP, 0),
         ([(CRASH, NOTHING)] * 2 + [(CRASH, SAVED), (CRASH, NOTHING)], Verdict.HERE, 10),
