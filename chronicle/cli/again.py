@@ -25,11 +25,13 @@ from chronicle.launch.restarts import (
     DEFAULT_CRASHES,
     DEFAULT_PAUSE_SECONDS,
     DEFAULT_RESTARTS,
+    PATIENCE,
     Policy,
     Verdict,
     chain_of,
     policy_of,
     requeued_before_a_launch,
+    requeued_in_vain,
     settle_launch,
 )
 from chronicle.launch.slurm import expand_nodes, job_of, requeue_job
@@ -84,6 +86,8 @@ def go_on_or_stop(
 
 def _decide(settings: Settings, policy: Policy, entries: Sequence[Entry]) -> CommandResult:
     settled = settle_launch(settings, chain_of(os.environ), policy, _say) if settings.paths.journal_dir.is_dir() else None
+    if (settled is None or not settled.fresh) and (vain := _in_vain(entries)):
+        return _answer(Verdict.STOP, vain)
     if settled is None:
         return _without_a_launch("no launch of this job is in the journal", entries)
     decision = settled.decision
@@ -102,6 +106,15 @@ def _excluded_here(entries: Sequence[Entry]) -> str:
     if not excluded:
         return ""
     return ", ".join(sorted(set(expand_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))) & set(excluded)))
+
+
+def _in_vain(entries: Sequence[Entry]) -> str:
+    """Why the job should not be requeued once more: SLURM gives it excluded nodes again and again; "" where it may be."""
+    bad, count = _excluded_here(entries), requeued_in_vain(entries, os.environ)
+    if not bad or count < PATIENCE:
+        return ""
+    said = f"SLURM gave job {os.environ['SLURM_JOB_ID']} an excluded node {count} times in a row, now {bad}, and no launch began"
+    return f"{said}: submit it with `--exclude={bad.replace(' ', '')}`, or `chronicle hardware --readmit` the node"
 
 
 def _without_a_launch(what: str, entries: Sequence[Entry]) -> CommandResult:

@@ -307,13 +307,13 @@ def _read_count(mount: Sequence[str], path: str, name: str) -> int | None:
 
 
 def full_disks(directories: Iterable[Path]) -> tuple[str, ...]:
-    """Those directories whose file system has less than 16 MiB left for us."""
-    full = []
+    """Of these directories one on each file system that has less than 16 MiB left for us."""
+    full: dict[int, str] = {}
     for directory in directories:
         try:
-            state = os.statvfs(directory)
+            state, device = os.statvfs(directory), os.stat(directory).st_dev
         except OSError:
             continue
-        if state.f_bavail * state.f_frsize < NEARLY_FULL_BYTES:
-            full.append(str(directory))
-    return tuple(full)
+        if state.f_bavail * state.f_frsize < NEARLY_FULL_BYTES and not state.f_flag & os.ST_RDONLY:
+            full.setdefault(device, str(directory))
+    return tuple(full.values())

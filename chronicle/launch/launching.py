@@ -78,6 +78,7 @@ from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
+from rollback.disk.durable import mount_points
 
 __all__ = [
     "Launch",
@@ -390,11 +391,15 @@ class Launch:
         ]
 
     def _written_to(self) -> list[Path]:
-        """Where the launch writes: its run directory and the checkpoints."""
+        """Where the launch writes: its run directory, the checkpoints, disks below its directory, what its command names."""
+        here = self._request.cwd.resolve()
+        below = [Path(point) for point in mount_points() if Path(point).is_relative_to(here)]
+        named = [Path(word) for word in self._request.command[1:] if os.path.isabs(word)]
+        known = [self._request.paths.run_dir, here, *below, *named]
         try:
-            return [self._request.paths.run_dir, *map(Path, self._roots())]
+            return [*known, *map(Path, self._roots())]
         except (JournalError, OSError):
-            return [self._request.paths.run_dir]  # a journal that cannot be read ends no launch
+            return known  # a journal that cannot be read ends no launch
 
     def _note_stamps(self) -> None:
         """Note which checkpoints lie there before the launch; on the first node only."""

@@ -48,13 +48,14 @@ from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, shared_
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.disk.durable import write_atomic
+from rollback.disk.durable import is_mount_point, write_atomic
 from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
     from chronicle.launch.launching import LaunchResult
 
 __all__ = [
+    "PATIENCE",
     "RULES",
     "Attempt",
     "HandedOver",
@@ -69,6 +70,7 @@ __all__ = [
     "keep_going",
     "policy_of",
     "requeued_before_a_launch",
+    "requeued_in_vain",
     "settle_launch",
     "stand_down",
 ]
@@ -411,6 +413,18 @@ def _refuse_another_tasks(settings: Settings, roots: Sequence[Path]) -> None:
             raise NotResumable(what, "give each task a directory: --checkpoints 'checkpoints/$SLURM_ARRAY_TASK_ID'")
 
 
+BELOW_A_MOUNT_POINT = "with checkpoints in a directory below the mount point (--checkpoints) it is done for you"
+
+
+def _warn_of_mount_points(settings: Settings, say: Callable[[str], None]) -> None:
+    """Say before the first launch what would stop the run in the night."""
+    entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
+    for root in _roots(settings, entries):
+        if is_mount_point(root):
+            say(f"`{root}` is a mount point: a save that is cut cannot be moved out of it, and the run would stop; "
+                f"{BELOW_A_MOUNT_POINT}")  # fmt: skip
+
+
 def _recorded_and_there(entries: Sequence[Entry]) -> Path | None:
     """A checkpoint that the journal knows and that still lies where it was."""
     said = [saved.path for _, saved in events_of(entries, CheckpointSaved)]
@@ -466,6 +480,11 @@ def _move(
     say: Callable[[str], None],
 ) -> None:  # fmt: skip
     names = sorted({os.path.relpath(one.path, root).split(os.sep)[0] for one in cut} | set(remnants))
+    if names and is_mount_point(root):
+        raise NotResumable(
+            f"{', '.join(names)} in `{root}`: {why}; it has to be moved aside, and nothing can be renamed out of a mount point",
+            f"move it away yourself and start again; {BELOW_A_MOUNT_POINT}",
+        )
     with JournalWriter(settings.paths) as writer:
         entry = set_aside(root, names, newest, writer, why=why)
     if entry is not None:
@@ -489,6 +508,7 @@ def hand_over_to_nodes(
     if number == 0:
         shared.parent.mkdir(parents=True, exist_ok=True)
         try:
+            _warn_of_mount_points(settings, say)
             settle_before(settings, chain, policy, say)
             handed = hand_over(settings, say)
         except ChronicleError as refusal:
@@ -522,6 +542,16 @@ def requeued_before_a_launch(environ: Mapping[str, str]) -> str:
     if word is not None and word.seconds_left is not None and lead.isdigit() and word.seconds_left <= float(lead):
         return f"{word.seconds_left:.0f} s are left of the job's time, and no launch began"
     return ""
+
+
+def requeued_in_vain(entries: Sequence[Entry], environ: Mapping[str, str]) -> int:
+    """How often this job was started again in a row without that a launch of it began."""
+    own = start_of(environ)
+    if own is None:
+        return 0
+    starts = (start_of(start.environment) for _, start in events_of(entries, LaunchStart))
+    began = max((one.restart for one in starts if one is not None and one.job == own.job), default=-1)
+    return own.restart - began
 
 
 def settle_before(settings: Settings, chain: str, policy: Policy, say: Callable[[str], None]) -> None:
@@ -558,6 +588,7 @@ def keep_going(
             say(f"{_again(settled.decision)}: {settled.decision.reason}")
             sleep(settled.decision.pause_seconds)
     else:
+        _warn_of_mount_points(settings, say)
         settle_before(settings, chain, policy, say)
     while True:
         end = launch(hand_over(settings, say))

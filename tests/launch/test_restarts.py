@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
 from chronicle.latest import Latest, PassedOver, Why
 from chronicle.launch import restarts
+from chronicle.launch.provenance import host_name
 from chronicle.launch.restarts import RULES, Attempt, NotResumable, Policy, Verdict, decide_onward
 from chronicle.launch.slurm import Peers, format_sbatch
 from chronicle.settings import load_settings
@@ -164,6 +166,45 @@ def test_tasks_of_an_array_that_share_a_directory_are_handed_nothing(tmp_path, m
     place.write_text(json.dumps(json.loads(place.read_text()) | {"roots": roots}))
     with pytest.raises(NotResumable, match="run `demo-0` saves into"):
         restarts.hand_over(settings, say=lambda line: None)
+
+
+def test_a_mount_point_is_named_before_the_first_launch_and_where_a_cut_save_lies_in_it(tmp_path, monkeypatch):
+    """Nothing can be renamed out of it; a run that nobody watches would stop there in the night."""
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    (root / "step-8.pt").write_bytes(b"cut")
+    newest = SimpleNamespace(path=root / "step-4.pt", step=4)
+    over = PassedOver(SimpleNamespace(path=root / "step-8.pt", step=8), "half of it is missing", Why.UNSOUND)
+    monkeypatch.setattr(restarts, "find_latest", lambda *_, **__: Latest(newest, True, (over,)))
+    monkeypatch.setattr(restarts, "find_remnants", lambda *_: [])
+    monkeypatch.setattr(restarts, "is_mount_point", lambda path: Path(path) == root)
+    settings = load_settings(tmp_path, {}, run="demo", checkpoints=root)
+    with JournalWriter(settings.paths) as writer:
+        writer.append("launch.start", launch=1, data={"host": "h"})
+    with pytest.raises(NotResumable, match=r"step-8\.pt.*moved aside.*mount point") as refused:
+        restarts.hand_over(settings, say=lambda line: None)
+    assert "move it away yourself" in (refused.value.remedy or "") and (root / "step-8.pt").exists()
+    said = []
+    restarts._warn_of_mount_points(settings, said.append)
+    assert len(said) == 1 and "is a mount point" in said[0]
+
+
+def test_a_job_that_is_given_excluded_nodes_again_and_again_stops(driver, monkeypatch):
+    """Without a launch nothing counts against the budget: it would go round for ever."""
+    node = host_name()
+    with JournalWriter(driver.paths) as writer:
+        writer.append("hardware", data={"host": node, "action": "exclude-node", "reason": "Xid 64"})
+    (driver.directory / "scontrol").write_text(f"#!/bin/sh\n[ $2 = hostnames ] && echo {node}\n[ $2 = hostnames ]\n")
+    (driver.directory / "scontrol").chmod(0o755)
+    driver.environ |= {"PATH": f"{driver.directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": node}
+    early = driver.environ | {"SLURM_RESTART_COUNT": "3"}
+    late = driver.environ | {"SLURM_RESTART_COUNT": "9"}
+    answers = []
+    for environ in (early, late):
+        driver.environ = environ
+        answers.append(driver.call("again"))
+    assert [one.returncode for one in answers] == [75, 78]
+    assert "10 times in a row" in answers[1].stdout and "--readmit" in answers[1].stdout
 
 
 def test_the_most_telling_cause_of_several_nodes_counts():
