@@ -113,7 +113,8 @@ def _in_vain(entries: Sequence[Entry]) -> str:
     bad, count = _excluded_here(entries), requeued_in_vain(entries, os.environ)
     if not bad or count < PATIENCE:
         return ""
-    said = f"SLURM gave job {os.environ['SLURM_JOB_ID']} an excluded node {count} times in a row, now {bad}, and no launch began"
+    job = os.environ["SLURM_JOB_ID"]
+    said = f"SLURM gave job {job} an excluded node {count} times in a row, now {bad}, and no launch began"
     return f"{said}: submit it with `--exclude={bad.replace(' ', '')}`, or `chronicle hardware --readmit` the node"
 
 

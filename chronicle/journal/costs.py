@@ -357,6 +357,7 @@ def _lost_in_crashes(
 ) -> Iterable[LostWork]:
     """Steps done again because a launch resumed below the last step of the one before it, without a rollback."""
     rolled_back_into = {_next_launch(entries, mark.entry_id) for mark in lineage.rollbacks}
+    causes = {one.launch: one.cause for one in interruptions_of(entries, {})}  # the last one of a launch is its end
     starts = {entry.launch: entry for entry, _ in events_of(entries, LaunchStart)}
     trained = [one for one in lineage.launches if one.last_step is not None and one.last_step > max(0, one.start_step or 0)]
     for before, after in pairwise(trained):  # a launch that was refused, and took no step, repeated none
@@ -365,9 +366,9 @@ def _lost_in_crashes(
         if any(number in rolled_back_into for number in between) or start is None or last is None or start >= last:
             continue
         start = max(0, start)
-        entry = starts.get(after.number)
+        entry, cause = starts.get(after.number), causes.get(before.number, Cause.CRASH)
         yield LostWork(
-            cause=Cause.CRASH,
+            cause=Cause.CRASH if cause is Cause.SOFTWARE else cause,
             from_launch=before.number,
             from_step=last,
             to_step=start,
@@ -392,7 +393,7 @@ def _lost_in_attempts(
         spacing = after[1][0] - after[0][0] if len(after) > 1 else 1
         last, start = before[-1][0], after[0][0] - max(1, spacing)
         yield LostWork(
-            cause=Cause.CRASH,
+            cause=END_CAUSES.get(attempt.cause, Cause.CRASH),
             from_launch=entry.launch,
             from_step=last,
             to_step=start,

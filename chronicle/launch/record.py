@@ -143,6 +143,12 @@ def refusal_of(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> s
     return ""
 
 
+CALLED_PROCESS = re.compile(
+    r"CalledProcessError: Command .* (?:died with <Signals\.\w+: (?P<signal>\d+)>|returned non-zero exit status (?P<code>\d+))\.$"
+)
+ACCELERATES_LAUNCHER = "accelerate/commands/launch.py"
+
+
 def code_of(death: RankDeath, launcher_tail: Sequence[str]) -> int | None:
     """The exit code of the rank that ended first: what the kernel showed, else what torchrun reports."""
     return death.code if death.code is not None else find_rank_code(launcher_tail, death.rank)
@@ -162,7 +168,17 @@ def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
 
 
 def reported_failure(lines: Sequence[str]) -> tuple[int | None, int | None]:
-    """(rank, exit code) of the first failure that torchrun reports, for a rank that was gone before anyone looked."""
+    """(rank, exit code) of the first failure that the launcher reports, for a rank that nobody saw.
+
+    torchrun's report, else the error with which `accelerate launch` of one process ends; it gives that process no rank.
+    """
+    for place, line in reversed(list(enumerate(lines))):
+        own = CALLED_PROCESS.search(line.rstrip())
+        if own is not None:
+            opened = max((at for at in range(place) if lines[at].startswith("Traceback ")), default=0)
+            if any(ACCELERATES_LAUNCHER in frame for frame in lines[opened:place]):
+                return 0, -int(own["signal"]) if own["signal"] else int(own["code"])
+            break
     begins = [place for place, line in enumerate(lines) if "Root Cause (first observed failure)" in line]
     rank = None
     for line in lines[begins[-1] :] if begins else ():

@@ -94,6 +94,20 @@ def test_every_number_follows_from_the_timeline(story):
     assert found.checkpoint_tax_fraction is None
 
 
+@pytest.mark.parametrize("cause", [Cause.HANG, Cause.PREEMPTED, Cause.OUT_OF_MEMORY, Cause.CRASH])
+def test_steps_that_were_done_again_have_the_cause_of_the_end_before(story, cause):
+    """All of them were called a crash, beside the true cause of the interruption."""
+    story.at(0, "launch.start", launch=1, data={"start_step": 0})
+    points = story.steps(1, 1, 10, start=1) or story.series[1]
+    story.at(15, "launch.attempt", launch=1, data={"attempt": 1, "cause": cause.value, "began": BEGIN.timestamp() + 15})
+    story.steps(1, 7, 12, start=16)
+    story.series[1] = [*points, *story.series[1]]
+    story.at(30, "launch.end", launch=1, data={"exit_code": 1, "last_step": 12, "cause": cause.value})
+    story.at(31, "launch.start", launch=2, data={"start_step": 9})
+    story.steps(2, 10, 14, start=32)
+    assert [(one.cause, one.steps) for one in story.costs().lost] == [(cause, 3), (cause, 4)]
+
+
 def test_an_event_that_is_told_twice_was_detected_once(story):
     tell(story)
     story.at(36, "incident", launch=2, step=19, data={"tier": "propose", "onset_step": 15, "id": 1})

@@ -191,6 +191,15 @@ def test_a_rank_that_is_killed_is_a_crash_with_rank_and_signal(driver):
     assert [one.cause for one in costs.interruptions] == [Cause.CRASH]
 
 
+@pytest.mark.slow
+def test_the_signal_that_ended_the_only_process_of_accelerate_is_named(driver):
+    script = driver.directory / "train.py"
+    script.write_text("import os, signal\nprint('up', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    driver.start([*LAUNCHERS["accelerate-1"][0], str(script)], "--grace", "5")
+    assert driver.wait() == 1
+    assert end_of(driver)["cause"] == "crash" and "rank 0 was ended by SIGSEGV" in end_of(driver)["because"]
+
+
 WRITES = "open('small/ck', 'wb').write(b'x' * (1 << 20))"
 TORCHS_WORDS = "raise RuntimeError('[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534')"
 

@@ -6,13 +6,14 @@ import signal
 import sys
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronicle.journal import read_journal
 from chronicle.launch.channels import SRUN_PREFIX, TEE_PREFIX, LatencyTest, rank_prefix_of
 from chronicle.launch.output import LiveView, LogFile, split_lines
-from chronicle.launch.record import broken_seals, find_rank_code, seal_file
+from chronicle.launch.record import broken_seals, find_rank_code, reported_failure, seal_file
 from chronicle.paths import RunPaths
 
 
@@ -126,6 +127,21 @@ def test_exit_code_of_a_rank_is_read_from_the_report_of_torchrun():
         "  rank      : 0 (local_rank: 0)", "  exitcode  : 1 (pid: 70)",
     ]  # fmt: skip
     assert (find_rank_code(lines, 1), find_rank_code(lines, 0), find_rank_code(lines, 2)) == (-9, 1, None)
+
+
+@pytest.mark.parametrize(
+    "frame, words, found",
+    [
+        ("accelerate/commands/launch.py", "died with <Signals.SIGKILL: 9>.", (0, -9)),
+        ("accelerate/commands/launch.py", "returned non-zero exit status 3.", (0, 3)),
+        ("home/me/train.py", "returned non-zero exit status 128.", (None, None)),  # the script's own `git describe`
+    ],
+)
+def test_the_end_that_accelerate_reports_of_its_only_process_is_read(frame, words, found):
+    """It gives that process no rank, so that nobody sees it end; the launcher itself ends with 1 for every signal."""
+    lines = ["step: 5 | loss: 1.1917", "Traceback (most recent call last):", f'  File "/lib/{frame}", line 999, in launch',
+             f"subprocess.CalledProcessError: Command '['python', 'acc.py']' {words}"]  # fmt: skip
+    assert reported_failure(lines) == found
 
 
 def test_seal_tells_a_changed_and_a_missing_log(driver):
