@@ -230,6 +230,9 @@ def judge_lost(seen: LostSupervisor) -> Ending:
 
 # The line that ends a traceback, also behind a prefix of torchrun (`[rank1]: `, `[default0]:`) or of srun (`1: `).
 EXCEPTION = re.compile(r"^(?:\[?\w+\]?:\s?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt)\b.*)$")
+# What a program says that ends with a sentence and no traceback, argparse among them.
+ERROR = re.compile(r"^(?:\[?\w+\]?:\s?)?((?:[\w./-]+: )?(?:error|Error|ERROR|fatal|FATAL): \S.*)$")
+NUM_LAST = 10  # lines in which it is looked for: an exception ends a log, a sentence may be a survived one
 LAUNCHERS_OWN = re.compile(r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException")
 DIRECT = re.compile(
     r"Watchdog caught collective operation timeout|terminate called after throwing|Timed out waiting \d+ms|"
@@ -253,14 +256,18 @@ WRITE_FAILED = re.compile(r"file write failed|PytorchStreamWriter failed|unexpec
 
 
 def last_exception(lines: Sequence[str]) -> str:
-    """The last line that names an exception or a native abort; "" for none. A launcher's own report does not count."""
+    """The last line that names an exception or a native abort, else what a program said as its error; "" for none.
+
+    A launcher's own report does not count.
+    """
     for line in reversed(lines):
         found = EXCEPTION.match(line.strip())
         if found is not None and not LAUNCHERS_OWN.search(line):
             return found.group(1)[:LONGEST_LINE]
         if DIRECT.search(line):
             return line.strip()[:LONGEST_LINE]
-    return ""
+    said = (found for line in reversed(lines[-NUM_LAST:]) if (found := ERROR.match(line.strip())) is not None)
+    return next((found.group(1)[:LONGEST_LINE] for found in said), "")
 
 
 def _cause_of_line(line: str) -> EndCause | None:

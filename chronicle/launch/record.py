@@ -144,7 +144,8 @@ def refusal_of(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> s
 
 
 CALLED_PROCESS = re.compile(
-    r"CalledProcessError: Command .* (?:died with <Signals\.\w+: (?P<signal>\d+)>|returned non-zero exit status (?P<code>\d+))\.$"
+    r"CalledProcessError: Command .* "
+    r"(?:died with <Signals\.\w+: (?P<signal>\d+)>|returned non-zero exit status (?P<code>\d+))\.$"
 )
 ACCELERATES_LAUNCHER = "accelerate/commands/launch.py"
 

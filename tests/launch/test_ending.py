@@ -94,6 +94,19 @@ def test_the_last_exception_is_the_ranks_own_not_the_launchers_report():
     assert last_exception(["step 3 loss 2.0", "0 Errors so far"]) == ""
 
 
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        (["usage: train.py [-h]", "train.py: error: unrecognized: --lr"], "train.py: error: unrecognized: --lr"),
+        (["[rank1]: error: gradients are not finite", "hint: roll back"], "error: gradients are not finite"),
+        (["error: 3 rows were skipped", *["step 3 loss 2.0"] * 12], ""),  # survived
+        (["mean absolute error: ", "error: looked for", "ValueError: none"], "ValueError: none"),
+    ],
+)
+def test_a_program_that_ends_with_a_sentence_is_quoted(lines, said):
+    assert last_exception(lines) == said
+
+
 def test_a_vanished_supervisor_is_unknown_unless_somebody_knows():
     """Unknown is said, not guessed: a machine that still runs leaves no reason behind."""
     assert judge_lost(LostSupervisor("n1")).cause is EndCause.UNKNOWN
