@@ -1,9 +1,9 @@
 """Forty planted faults of twelve kinds in one two-rank training, with nobody at the keyboard.
 
-    python -m benchmarks.chaos [--faults 40] [--seed 1] [--out chaos.json] [--no-bare] [--slurm] [--only KIND]
+    python -m benchmarks.chaos [--faults 40] [--seed 1] [--out chaos.json] [--no-bare] [--only KIND]
 
 The same training runs three times: undisturbed; with the faults under `chronicle run --restarts`; with the same faults under
-`torchrun --max-restarts`; with `--slurm` once more under SLURM's requeue alone. Where a run ends although it has not finished,
+`torchrun --max-restarts` (`benchmarks.chaos.slurm_alone`: under SLURM's requeue). Where a run ends although it has not finished,
 a person would have to come: the benchmark does what the printed sentence says, and counts it. A bare run that stands still for
 a minute is ended, and that is counted as well.
 
@@ -429,7 +429,6 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], choices=KINDS)
     parser.add_argument("--out", type=Path, default=Path("chaos.json"))
     parser.add_argument("--no-bare", action="store_true", help="without the comparison")
-    parser.add_argument("--slurm", action="store_true", help="also under SLURM's requeue alone (root, SLURM, namespaces)")
     parser.add_argument("--keep", type=Path, help="directory that keeps all files")
     arguments = parser.parse_args()
     kinds = tuple(arguments.only) or KINDS
@@ -441,13 +440,10 @@ def main() -> int:
     result: dict[str, Any] = {"seed": arguments.seed, "steps": steps, "save_every": SAVE_EVERY, "kinds": kinds}
     where = arguments.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
-        reference = _play(Campaign(where / "undisturbed", (), steps), "undisturbed", (), result)
+        reference = play_and_judge(Campaign(where / "undisturbed", (), steps), "undisturbed", (), result)
         ways = [("chronicle", False)] + ([] if arguments.no_bare else [("bare", True)])
         for name, bare in ways:
-            _play(Campaign(where / name, faults, steps, bare=bare, pace=arguments.pace), name, reference, result)
-            arguments.out.write_text(json.dumps(result, indent=1))
-        if arguments.slurm:
-            _play_on_slurm(where, faults, steps, arguments.pace, reference, result)
+            play_and_judge(Campaign(where / name, faults, steps, bare=bare, pace=arguments.pace), name, reference, result)
             arguments.out.write_text(json.dumps(result, indent=1))
     finally:
         if arguments.keep is None:
@@ -455,24 +451,8 @@ def main() -> int:
     return 0
 
 
-def _play_on_slurm(
-    where: Path, faults: Sequence[Fault], steps: int, pace: float, reference: Sequence[Step], result: dict[str, Any]
-) -> None:
-    from benchmarks.chaos.slurm_alone import SlurmCampaign
-    from benchmarks.slurm.cluster import Cluster, why_not
-
-    if reason := why_not():
-        print(f"no SLURM here: {reason}")
-        return
-    cluster = Cluster(where / "cluster", number=8, nodes=1)
-    try:
-        cluster.up()
-        _play(SlurmCampaign(where / "slurm", faults, steps, cluster, pace=pace), "slurm", reference, result)
-    finally:
-        cluster.down()
-
-
-def _play(campaign: Campaign, name: str, reference: Sequence[Step], result: dict[str, Any]) -> Sequence[Step]:
+def play_and_judge(campaign: Campaign, name: str, reference: Sequence[Step], result: dict[str, Any]) -> Sequence[Step]:
+    """Play a campaign to its end, show what came of it beside `reference`, and leave nothing; the steps that were done."""
     try:
         played = campaign.play()
         log = campaign.log()

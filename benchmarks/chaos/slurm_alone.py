@@ -1,5 +1,7 @@
 """The same training and faults under SLURM's requeue alone: one node, a script that asks for its requeue where torchrun fails.
 
+    python -m benchmarks.chaos.slurm_alone [--faults 8] [--seed 1] [--out slurm_alone.json]
+
 Nobody hands over a checkpoint, verifies one or looks for a stand-still: the trainer takes the newest by its number. A person
 comes where nothing moves for a minute, where more than three starts in a row did no step (the newest checkpoint is removed),
 and where the job has ended.
@@ -7,15 +9,21 @@ and where the job has ended.
 
 from __future__ import annotations
 
+import argparse
+import json
 import shlex
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.chaos.__main__ import Campaign
-from benchmarks.chaos.faults import Fault
-from benchmarks.slurm.cluster import Cluster
+from benchmarks.chaos.__main__ import SAVE_EVERY, Campaign, play_and_judge
+from benchmarks.chaos.faults import Fault, draw
+from benchmarks.slurm.cluster import Cluster, why_not
 from chronicle.launch.slurm import ask_job
 
 SCRIPT = """\
@@ -25,6 +33,8 @@ cd {directory}
 export CHAOS_START=$SLURM_RESTART_COUNT
 {command} || scontrol requeue $SLURM_JOB_ID
 """
+# not those that only chronicle's own processes have, and none that no requeue and no torchrun notices for minutes
+KINDS = ("kill_rank", "kill_launcher", "collective", "dead_loader", "nan", "truncated", "kill_in_save", "poisoned")
 VAIN_STARTS = 3
 STILL_SECONDS = 60.0
 
@@ -78,3 +88,33 @@ class SlurmCampaign(Campaign):
     def _ask(self, words: Sequence[str]) -> tuple[int, str] | None:
         done = subprocess.run(words, env=self.cluster.environ, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    """Play the faults, print the table, write one JSON; 1 where there can be no cluster."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--faults", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("slurm_alone.json"))
+    arguments = parser.parse_args()
+    if reason := why_not():
+        print(f"no SLURM here: {reason}")
+        return 1
+    faults = draw(arguments.faults, arguments.seed, SAVE_EVERY, (40, 80), KINDS)
+    steps = faults[-1].step + 2 * SAVE_EVERY
+    result: dict[str, Any] = {"seed": arguments.seed, "steps": steps}
+    where = Path(tempfile.mkdtemp(prefix="chaos-"))
+    cluster = Cluster(where / "cluster", number=8, nodes=1)
+    try:
+        reference = play_and_judge(Campaign(where / "undisturbed", (), steps), "undisturbed", (), result)
+        cluster.up()
+        play_and_judge(SlurmCampaign(where / "slurm", faults, steps, cluster), "slurm", reference, result)
+    finally:
+        cluster.down()
+        shutil.rmtree(where, ignore_errors=True)
+    arguments.out.write_text(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
