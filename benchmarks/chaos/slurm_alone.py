@@ -33,10 +33,10 @@ cd {directory}
 export CHAOS_START=$SLURM_RESTART_COUNT
 {command} || scontrol requeue $SLURM_JOB_ID
 """
-# not those that only chronicle's own processes have, and none that no requeue and no torchrun notices for minutes
+# one of each class: a process that is killed, a stand-still, an exception, a checkpoint that cannot be resumed from
 KINDS = ("kill_rank", "kill_launcher", "collective", "dead_loader", "nan", "truncated", "kill_in_save", "poisoned")
 VAIN_STARTS = 3
-STILL_SECONDS = 60.0
+STILL_SECONDS, START_SECONDS = 60.0, 240.0  # without a step, and before the first one of a start
 
 
 class SlurmCampaign(Campaign):
@@ -68,7 +68,8 @@ class SlurmCampaign(Campaign):
 
     def _watch_job(self, job: str) -> str:
         """Wait until the job has ended, stands, or starts again and again without a step."""
-        steps, since, at_step = -1, time.monotonic(), 0
+        begun = len(self.log())
+        steps, since, at_step = begun, time.monotonic(), 0
         while True:
             time.sleep(1.0)
             self._free_the_disk()
@@ -82,7 +83,7 @@ class SlurmCampaign(Campaign):
                 return "ended"
             if word.restarts - at_step > VAIN_STARTS:
                 return "starts in vain"
-            if time.monotonic() - since > STILL_SECONDS:
+            if time.monotonic() - since > (STILL_SECONDS if at_step == word.restarts and count > begun else START_SECONDS):
                 return "stands"
 
     def _ask(self, words: Sequence[str]) -> tuple[int, str] | None:
