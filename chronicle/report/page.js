@@ -154,6 +154,7 @@ function sift() { // the story's chapters that hold every word
 build();
 
 const log = byId("log"), smooth = byId("smooth"), wide = byId("wide");
+log.checked = data.spread.includes(data.loss);
 log.addEventListener("change", () => { state.log = log.checked; state.zoom.clear(); redraw(); });
 smooth.addEventListener("input", () => {
   state.smooth = Number(smooth.value);

@@ -2,7 +2,7 @@
 // one module, joined in the order of `SCRIPTS` in html.py: what one file declares the next may use, and nothing else sees it.
 let data, launches, clocks, begin, end, unit, seconds, AXES;
 const AMBER = "#b07b17", ALARM = "#d0453f", VIOLET = "#8a57c0";
-const state = { axis: "step", channel: null, panels: [], log: false, smooth: 0, zoom: new Map() }; // what the reader chose; it outlives new data
+const state = { axis: "step", channel: null, panels: [], log: null, smooth: 0, zoom: new Map() }; // what the reader chose; it outlives new data
 const plots = new Map(); // element -> draw function
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const grey = () => css("--gone"); // what was abandoned steps back, on either paper

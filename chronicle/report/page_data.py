@@ -65,6 +65,7 @@ MOST_PANEL_POINTS = 400  # of one curve
 MOST_PANEL_CURVES = 64
 CONTRAST_KEYS = ("name", "formula", "question", "n", "mean", "low", "high", "verdict")
 MOST_HELD_OUT = 3
+SPREAD = 1_000.0
 MACHINE = re.compile(
     r"^(system|gpu|cpu|node|host|disk|net|power)[/_.]|(^|[/_.])(memory|mem|power|utili[sz]ation|temperature)([/_.]|$)"
 )
@@ -211,6 +212,7 @@ def build_page_data(
         "flopsEstimated": flops_are_estimated(series),
         "parent": _parent(parent, names),
         "ranges": {name: _range(story, series, name, parent) for name in names},
+        "spread": [name for name in names if _spreads(series, name)],
         "rollbacks": _rollbacks(story, lost_seconds),
         "restarts": _restarts(story),
         "incidents": [incident_row(matter) for matter in story.matters],
@@ -285,6 +287,13 @@ def _range(story: Story, series: Sequence[LaunchSeries], name: str, parent: Pare
         top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         return [0.0, 1.15 * top or 1.0]
     return list(shown_range(kept, gone))
+
+
+def _spreads(series: Sequence[LaunchSeries], name: str) -> bool:
+    """Whether a linear axis would show one part of the channel only: the highest is 1,000 times the middle, or more."""
+    curves = [one.channels[name].values for one in series if name in one.channels]
+    values = sorted(value for curve in curves for value in curve if math.isfinite(value))
+    return bool(values) and values[0] > 0 and values[-1] >= SPREAD * values[len(values) // 2]
 
 
 def _rollbacks(story: Story, lost_seconds: Mapping[str, float]) -> list[dict[str, Any]]:

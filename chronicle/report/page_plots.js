@@ -45,8 +45,8 @@ function smoothed({ s, v }, width) { // the mean of the drawn points within `wid
   }
   return out;
 }
-// A logarithmic axis where it was asked for and every value allows it.
-const kindOf = (name) => (state.log && (data.curves[name] || []).every((c) => [c.kept, c.gone].every((part) => !part || part.v.every((v) => v === null || v > 0))) ? "log" : "linear");
+// A logarithmic axis where it was asked for, or the data need it and nobody chose, and every value allows it.
+const kindOf = (name) => ((state.log ?? data.spread.includes(name)) && (data.curves[name] || []).every((c) => [c.kept, c.gone].every((part) => !part || part.v.every((v) => v === null || v > 0))) ? "log" : "linear");
 const rangeOf = (name) => (kindOf(name) === "log" ? undefined : data.ranges[name]);
 
 function marks() {

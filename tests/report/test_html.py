@@ -199,6 +199,28 @@ def test_log_axis_smoothing_panels_held_out_loss_and_search(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @needs_browser
+def test_a_divergence_over_36_decades_is_drawn_on_a_log_axis_until_someone_chooses(tmp_path: Path) -> None:
+    """On a linear one everything before it is a line at zero. A grad norm beside it keeps its own."""
+    script = """<script>const waits = setInterval(() => {
+      const plot = document.getElementById("plot-lineage");
+      if (!plot.data) return;
+      clearInterval(waits);
+      const kinds = [plot.layout.yaxis2.type, document.getElementById("log").checked];
+      document.dispatchEvent(new KeyboardEvent("keydown", { key: "l", bubbles: true }));
+      kinds.push(plot.layout.yaxis2.type);
+      document.body.dataset.seen = JSON.stringify(kinds);
+    }, 100)</script>"""
+    run = StoryRun(tmp_path, "bare")
+    run.start(1, 0)
+    run.metrics(1, {s: {"loss": 2.0 if s < 80 else 2 * 10 ** (36 * (s - 79) / 21), "grad_norm": 1.0} for s in range(1, 101)})
+    seen = visit(page_of(run, tmp_path / "wide.html", script), tmp_path / "profile")
+    found = re.search(r'data-seen="([^"]*)"', seen.dom)
+    assert found is not None and seen.console == []
+    assert json.loads(found[1].replace("&quot;", '"')) == ["log", True, "linear"]
+
+
+@pytest.mark.slow
+@needs_browser
 def test_an_axis_that_nobody_logged_is_off(tmp_path: Path) -> None:
     script = """<script>setTimeout(() => {
       document.dispatchEvent(new KeyboardEvent("keydown", { key: "4", bubbles: true }));
