@@ -208,16 +208,28 @@ def _taken_off(entries: Iterable[Entry]) -> set[str]:
     return gone
 
 
-def mark_runs(runs: Sequence[RunPaths], *, tags: Sequence[str], untags: Sequence[str], archived: bool | None, why: str) -> None:
-    """Write into each run's journal that it has other tags, or is kept out of lists or shown again. Nothing is moved."""
+def mark_runs(
+    runs: Sequence[RunPaths],
+    *,
+    tags: Sequence[str],
+    untags: Sequence[str],
+    archived: bool | None,
+    why: str,
+    undoes: str | None = None,
+) -> None:
+    """Write into each run's journal that it has other tags, or is kept out of lists or shown again. Nothing is moved.
+
+    `undoes`: the id of the note that this one takes back.
+    """
     words = [*(f"tag {tag}" for tag in tags), *(f"tag {tag} taken off" for tag in untags)]
     words += [] if archived is None else ["archived" if archived else "taken out of the archive"]
     data: dict[str, Any] = {"tags": list(tags)} if tags else {}
     data |= {"untags": list(untags)} if untags else {}
     data |= {} if archived is None else {"archived": archived}
+    data |= {"text": why} if why else {}
     for paths in runs:
         with JournalWriter(paths) as writer:
-            writer.write(Note.from_json(data | ({"text": why} if why else {})), title=", ".join(words))
+            writer.write(Note.from_json(data), title=", ".join(words), refs=() if undoes is None else (undoes,))
 
 
 def _status(last: LaunchStory) -> str:

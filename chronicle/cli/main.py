@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Go back": {
         "rollback": ("chronicle.cli.rollback:rollback", "Go back to a checkpoint, and change its LR if asked."),
-        "undo": ("chronicle.cli.undo:undo_rollback", "Undo the last rollback, byte for byte."),
+        "undo": ("chronicle.cli.undo:undo_rollback", "Undo the last rollback, or what `undo --list` names."),
         "recover": ("chronicle.cli.undo:recover_transaction", "Finish or revert an interrupted rollback or undo."),
     },
     "Check": {

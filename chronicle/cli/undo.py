@@ -1,7 +1,12 @@
-"""`chronicle undo` undoes the last rollback; `chronicle recover` finishes or reverts an interrupted one."""
+"""`chronicle undo` takes back what changed something outside the journal; `chronicle recover` ends an interrupted rollback.
 
+The journal is the log of operations: `undo --list` reads it, and the undo of each kind is that of the verb that did it.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -16,21 +21,47 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.cli.transaction import agree, find_undoable, open_run, uninterrupted
-from chronicle.journal import Entry
-from chronicle.journal.events import RollbackReceipt, find_open_transaction
+from chronicle.errors import ChronicleError, Refusal
+from chronicle.journal import Entry, read_journal
+from chronicle.journal.events import (
+    EntryKind,
+    Hardware,
+    Note,
+    Restarted,
+    RollbackReceipt,
+    SetAside,
+    find_open_transaction,
+)
+from chronicle.settings import Settings
 from chronicle.story.plain import format_when
 from rollback.transaction.apply import newer_checkpoints
 from rollback.transaction.protocol import Receipt, recover_change, undo_change
 
 __all__ = [
+    "operations",
     "recover_transaction",
     "undo_rollback",
 ]
 
+
+class Operation(NamedTuple):
+    """One act that changed something outside the journal. `stands`: why it cannot be undone, or that it is; "" where it can."""
+
+    entry: Entry
+    stands: str
+
+    @property
+    def id(self) -> str:
+        """The last eight letters, as everywhere."""
+        return self.entry.id[-8:]
+
+
 def undo_rollback(
-    rollback: Annotated[
-        str | None, typer.Argument(help="Id of the rollback. Without it, the last one.", show_default=False)
+    operation: Annotated[
+        str | None,
+        typer.Argument(help="Id of the operation. Without it, the last rollback.", metavar="[ID]", show_default=False),
     ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List what was done, and whether it can be undone.")] = False,
     force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
@@ -38,20 +69,29 @@ def undo_rollback(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Undo the last rollback, byte for byte.
+    """Undo the last rollback, or what `undo --list` names.
 
-    Bytes, modes and times of the edited files are restored, and later checkpoints are moved back. Checkpoints that a
-    later launch saved are moved to `abandoned/`, never overwritten.
+    Bytes, modes and times of edited files are restored, and later checkpoints are moved back. Checkpoints that a
+    later launch saved are moved to `abandoned/`, never overwritten. With an id, whatever `undo --list` names: strays and
+    checkpoints that were moved aside, an excluded node, tags, the archive. What cannot be undone is refused with the reason.
 
     Example: chronicle undo
+
+    What was done to this run: chronicle undo --list
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    if listed:
+        return _list(operations(read_journal(settings.paths).entries))
+    if operation is not None:
+        chosen = _find(operations(read_journal(settings.paths).entries), operation)
+        if chosen is not None and chosen.entry.kind != EntryKind.ROLLBACK_RECEIPT:
+            return _undo_other(chosen, settings, yes=yes, force=force)
     if settings.checkpoints_url is not None:
         from chronicle.cli.in_store import undo_store  # only where the checkpoints are in a store
 
-        return undo_store(settings, rollback, force=force, yes=yes)
+        return undo_store(settings, operation, force=force, yes=yes)
     with open_run(settings, force=force) as opened:
-        entry = find_undoable(opened.journal.entries, rollback)
+        entry = find_undoable(opened.journal.entries, operation)
         if entry is None:
             return CommandResult(text="no rollback to undo", data={"changed": False})
         opened.refuse_outside(entry)
@@ -79,6 +119,137 @@ def _describe(entry: Entry, receipt: RollbackReceipt, newer: tuple[str, ...]) ->
     lines += [f"  pointer     {pointer['path']}" for pointer in receipt.pointers]
     lines += [f"  move aside  {name}  (saved after the rollback)" for name in newer]
     return "\n".join(lines)
+
+
+# --- what was done, and what takes it back
+
+
+def operations(entries: Sequence[Entry]) -> list[Operation]:
+    """Every act of the run that changed something outside its journal, in order of time."""
+    backs = [one for one in entries if one.kind in TAKEN_BACK or (one.kind == EntryKind.NOTE and _is_mark(one))]
+    done = {ref: entry for entry in backs for ref in entry.refs}
+    last = find_undoable(entries)
+    return [
+        Operation(entry, _stands(entry, entries[place + 1 :], done.get(entry.id), last))
+        for place, entry in enumerate(entries)
+        if entry.kind in ACTS and ACTS[entry.kind](entry)
+    ]
+
+
+def _always(entry: Entry) -> bool:
+    return True
+
+
+def _is_mark(entry: Entry) -> bool:
+    """Whether this note is what `chronicle runs --add-tag`, `--archive` and their opposites write; a person's has words."""
+    note = Note.of(entry)
+    return note.archived is not None or bool(note.untags) or (bool(note.tags) and entry.title == _mark_title(note))
+
+
+def _mark_title(note: Note) -> str:
+    return ", ".join(f"tag {tag}" for tag in note.tags)
+
+
+ACTS: dict[str, Callable[[Entry], bool]] = {
+    EntryKind.ROLLBACK_RECEIPT: _always,
+    EntryKind.UNDO_RECEIPT: _always,
+    EntryKind.RECOVER_RECEIPT: _always,
+    EntryKind.QUARANTINE: _always,
+    EntryKind.QUARANTINE_UNDONE: _always,
+    EntryKind.KEEP: _always,
+    EntryKind.KEEP_UNDONE: _always,
+    EntryKind.PRUNE: _always,
+    EntryKind.SWEEP: _always,
+    EntryKind.IMPORT: _always,
+    EntryKind.RESTART: lambda entry: Restarted.of(entry).decision.startswith("again"),
+    EntryKind.HARDWARE: lambda entry: Hardware.of(entry).action is not None,
+    EntryKind.NOTE: _is_mark,
+}
+TAKEN_BACK = (EntryKind.UNDO_RECEIPT, EntryKind.QUARANTINE_UNDONE, EntryKind.KEEP_UNDONE)
+FINAL = {  # kinds that nothing takes back, and the way that there is instead
+    EntryKind.UNDO_RECEIPT: "an undo is not undone: `chronicle rollback` makes the rollback again",
+    EntryKind.RECOVER_RECEIPT: "it ended an interrupted transaction: the checkpoints are as before it or as planned",
+    EntryKind.QUARANTINE_UNDONE: "`chronicle verify --quarantine` moves the strays again",
+    EntryKind.KEEP_UNDONE: "`chronicle keep --budget SIZE` sets them aside again",
+    EntryKind.PRUNE: "what was deleted does not come back",
+    EntryKind.SWEEP: "processes that were ended do not come back",
+    EntryKind.IMPORT: "imported points are part of the run: import the others as another run",
+    EntryKind.RESTART: "a launch that has begun is not undone: `chronicle rollback` goes back to before it",
+}
+
+
+def _stands(entry: Entry, later: Sequence[Entry], taken_back: Entry | None, last: Entry | None) -> str:
+    """Why this act cannot be undone; "" where it can."""
+    if taken_back is not None:
+        return f"undone by {taken_back.id[-8:]}"
+    if entry.kind in FINAL:
+        return FINAL[EntryKind(entry.kind)]
+    if entry.kind == EntryKind.ROLLBACK_RECEIPT and last is not None and last.id != entry.id:
+        return f"rollback {last.id[-8:]} was made after it: undo that first"
+    if entry.kind == EntryKind.HARDWARE:
+        said = Hardware.of(entry)
+        opposite = [Hardware.of(one) for one in later if one.kind == EntryKind.HARDWARE]
+        if any(one.host == said.host and one.action not in (None, said.action) for one in opposite):
+            return "undone: the node was excluded or readmitted again later"
+    if entry.kind == EntryKind.KEEP:
+        from rollback.transaction.cleanup import set_aside_dir
+
+        if not set_aside_dir(Path(SetAside.of(entry).root), entry.id).exists():
+            return "`chronicle keep --prune` deleted them, or they lie elsewhere now"
+    return ""
+
+
+def _find(found: Sequence[Operation], wanted: str) -> Operation | None:
+    """The operation of this id; None where it may be a rollback's that the journal knows by another name."""
+    name = wanted.upper()
+    chosen = [one for one in found if one.entry.id.endswith(name) or one.entry.id.startswith(name)]
+    if len(chosen) > 1:
+        raise ChronicleError(f"{len(chosen)} operations are called `{wanted}`: expected one", "`chronicle undo --list`")
+    if not chosen:
+        raise ChronicleError(f"no operation `{wanted}` in this run", "`chronicle undo --list` lists them")
+    return chosen[0]
+
+
+def _list(found: Sequence[Operation]) -> CommandResult:
+    lines = []
+    for one in found:
+        lines.append(f"{one.id}  {format_when(one.entry.ts)}  {one.entry.title or one.entry.kind}")
+        lines.append(f"          {one.stands or f'chronicle undo {one.id}'}")
+    rows = [
+        {"id": one.entry.id, "time": one.entry.ts, "kind": one.entry.kind, "title": one.entry.title, "step": one.entry.step,
+         "can_be_undone": not one.stands, "why_not": one.stands or None}
+        for one in found
+    ]  # fmt: skip
+    return CommandResult(text="\n".join(lines) or "nothing outside the journal was changed", data=rows)
+
+
+def _undo_other(one: Operation, settings: Settings, *, yes: bool, force: str | None) -> CommandResult:
+    """Undo an operation that is no rollback, by the verb that did it."""
+    if one.stands:
+        what = f"`{one.entry.title or one.entry.kind}` ({one.id}): {one.stands}"
+        raise Refusal(what, "`chronicle undo --list` says what can be undone")
+    run, logs = settings.run, settings.logs_dir
+    if one.entry.kind == EntryKind.QUARANTINE:
+        from chronicle.cli.verify import verify_checkpoints
+
+        return verify_checkpoints(restore=one.entry.id, yes=yes, run=run, logs=logs, checkpoints=settings.checkpoints_dir)
+    if one.entry.kind == EntryKind.KEEP:
+        from chronicle.cli.keep import keep
+
+        return keep(restore_id=one.entry.id, force=force, yes=yes, run=run, logs=logs, checkpoints=settings.checkpoints_dir)
+    if one.entry.kind == EntryKind.HARDWARE:
+        from chronicle.cli.hardware import exclude_node
+        from chronicle.launch.admission import EXCLUDE
+
+        said = Hardware.of(one.entry)
+        return exclude_node(said.host, f"undo of {one.id}", said.action == EXCLUDE, run, logs)
+    from chronicle.runs import mark_runs
+
+    note = Note.of(one.entry)
+    archived = None if note.archived is None else not note.archived
+    why = f"undo of {one.id}"
+    mark_runs([settings.paths], tags=note.untags, untags=note.tags, archived=archived, why=why, undoes=one.entry.id)
+    return CommandResult(text=f"undone: {one.entry.title}", data={"changed": True, "undone": one.entry.id})
 
 
 # --- chronicle recover
