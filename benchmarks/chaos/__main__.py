@@ -263,7 +263,7 @@ def judge(campaign: Campaign, played: dict[str, Any], reference: Sequence[Step])
         when = struck.get(fault.number)
         stop = stops.get(fault.number)
         rows.append({**fault._asdict(), "struck": when, "outcome": _outcome(campaign, fault, when, stop), **_lost(log, when),
-                     "phases": _phases(launches, log, when),
+                     "phases": None if fault.kind == "slow_rank" else _phases(launches, log, when),
                      "said": "" if stop is None else stop["said"],
                      "person": "" if stop is None else stop["person"]})  # fmt: skip
     final = {one.step: one for one in log}  # the last time that a step was done counts

@@ -7,8 +7,8 @@ took is kept for the next launch (`launch.end`, field `rhythm`).
 
 Ranks that synchronise have equal step times, because all wait for the slowest. What differs is a rank's own time: from its step
 to its next forward pass (data, the loop, logging), which contains no wait for others. A rank whose own time exceeds that of the
-middle rank by a fifth of a step, in five rounds of at least 20 steps in a row, is a straggler. A rank that is slow inside its
-kernels is not seen by this.
+middle rank by a fifth of a step, in five rounds of at least 20 steps in a row, is a straggler. Of a round the median second
+counts: a rank that saves and evaluates for all is slow in a few of them. A rank that is slow inside its kernels is not seen.
 """
 
 from __future__ import annotations
@@ -138,11 +138,23 @@ class _Window(NamedTuple):
     time: float
 
 
+def _middle(own: list[tuple[float, int]]) -> float:
+    """The median of values that each stand for so many steps."""
+    half, passed = sum(steps for _, steps in own) / 2, 0
+    for value, steps in sorted(own):
+        passed += steps
+        if passed >= half:
+            return value
+    return 0.0
+
+
 class Stragglers:
     """Compares the own times of ranks in rounds; each rank is told once."""
 
     def __init__(self) -> None:
         self._begin: dict[int, _Window] = {}
+        self._last: dict[int, _Window] = {}
+        self._own: dict[int, list[tuple[float, int]]] = {}  # of this round, by rank: own seconds a step, for so many steps
         self._slow: dict[int, int] = {}  # rank -> rounds in a row
         self._told: set[int] = set()
 
@@ -153,13 +165,17 @@ class Stragglers:
         now = {rank: _Window(*values) for rank, values in ranks.items()}
         before = self._begin
         if before.keys() != now.keys() or any(now[rank].steps < before[rank].steps for rank in now):
-            self._begin, self._slow = now, {}
+            self._begin, self._last, self._own, self._slow = now, now, {}, {}
             return []
+        for rank, one in now.items():
+            if (steps := one.steps - self._last[rank].steps) > 0:
+                self._own.setdefault(rank, []).append(((one.own - self._last[rank].own) / steps, steps))
+                self._last[rank] = one
         taken = {rank: now[rank].steps - before[rank].steps for rank in now}
         if min(taken.values()) < NUM_STEPS:
             return []
         self._begin = now
-        own = {rank: (now[rank].own - before[rank].own) / taken[rank] for rank in now}
+        own, self._own = {rank: _middle(self._own[rank]) for rank in now}, {}
         step = max((now[rank].time - before[rank].time) / taken[rank] for rank in now)
         found = []
         for rank, seconds in own.items():

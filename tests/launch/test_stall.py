@@ -471,6 +471,18 @@ def test_a_persistently_slow_rank_is_told_once_and_a_rank_that_is_slow_now_and_t
     assert found[0].own == pytest.approx(0.05) and found[0].others == pytest.approx(0.01)
 
 
+def test_a_rank_that_saves_and_evaluates_for_all_is_no_straggler():
+    """Every 40 and every 50 steps it takes three seconds, and so in five rounds in a row. Looked at once a second."""
+    stragglers, now, own, looked, found = Stragglers(), 0.0, 0.0, 0.0, []
+    for step in range(1, 600):
+        alone = 3.0 * ((step % 40 == 0) + (step % 50 == 0))
+        now, own = now + 0.1 + alone, own + 0.02 + alone
+        if now - looked >= 1.0:
+            looked = now
+            found += stragglers.feed({0: (step, own, now), 1: (step, step * 0.02, now)})
+    assert found == []
+
+
 def test_equal_ranks_and_a_single_one_are_no_stragglers():
     stragglers = Stragglers()
     for step in range(1, 400):
