@@ -165,7 +165,7 @@ class Stragglers:
         now = {rank: _Window(*values) for rank, values in ranks.items()}
         before = self._begin
         if before.keys() != now.keys() or any(now[rank].steps < before[rank].steps for rank in now):
-            self._begin, self._last, self._own, self._slow = now, now, {}, {}
+            self._begin, self._last, self._own, self._slow = now, dict(now), {}, {}
             return []
         for rank, one in now.items():
             if (steps := one.steps - self._last[rank].steps) > 0:
