@@ -49,7 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(mode)
             self.end_headers()
             return
-        self.server.taken.append((self.headers.get("Idempotency-Key", ""), json.loads(body)))
+        is_form = self.headers.get("Content-Type", "").startswith("multipart/")
+        self.server.taken.append((self.headers.get("Idempotency-Key", ""), body if is_form else json.loads(body)))
         self.server.headers.append(dict(self.headers))
         if mode == "lost":
             self.connection.close()
