@@ -108,8 +108,13 @@ def main() -> int:
     cluster = Cluster(where / "cluster", number=8, nodes=1)
     try:
         reference = play_and_judge(Campaign(where / "undisturbed", (), steps), "undisturbed", (), result)
-        cluster.up()
-        play_and_judge(SlurmCampaign(where / "slurm", faults, steps, cluster), "slurm", reference, result)
+        campaign = SlurmCampaign(where / "slurm", faults, steps, cluster)  # mounts its disk, before the nodes are unshared
+        try:
+            cluster.up()
+        except BaseException:
+            campaign.close()
+            raise
+        play_and_judge(campaign, "slurm", reference, result)
     finally:
         cluster.down()
         shutil.rmtree(where, ignore_errors=True)
