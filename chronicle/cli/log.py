@@ -169,7 +169,7 @@ def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
     def loss_at(launch: int, step: int) -> float | None:
         for point in reversed(points_until(paths.metrics_path(launch), step)):
             loss = value_of(point.values, Role.LOSS)
-            if loss is not None:
+            if loss is not None and "train_runtime" not in point.values:  # Trainer's last record: the mean of the run
                 return loss
         return None
 

@@ -23,7 +23,15 @@ from typing import Any
 from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
 from chronicle.errors import JournalError
 from chronicle.journal import Journal, JournalWriter, read_journal
-from chronicle.journal.events import EndCause, EntryKind, LaunchAttempt, LaunchEnd, LaunchStart, LaunchStep
+from chronicle.journal.events import (
+    EndCause,
+    EntryKind,
+    LaunchAttempt,
+    LaunchEnd,
+    LaunchSettings,
+    LaunchStart,
+    LaunchStep,
+)
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
 from chronicle.journal.writer import store_bytes
@@ -59,7 +67,7 @@ from chronicle.launch.live_metrics import (
 )
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.pods import take_lease
-from chronicle.launch.provenance import describe_launch, host_name
+from chronicle.launch.provenance import describe_launch, host_name, read_settings_files
 from chronicle.launch.pulse import make_pulses_dir, remove_pulses_dir
 from chronicle.launch.ranks import RankDeath, RankWatch
 from chronicle.launch.record import (
@@ -78,6 +86,7 @@ from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
+from chronicle.story.launch_settings import FILE_SOURCE, plain_settings
 from rollback.disk.durable import mount_points
 
 __all__ = [
@@ -198,6 +207,14 @@ class Launch:
             self._start["cgroup"] = str(self._group.path)
         self._contained("code", self._store_patch)
         self._record.write(LaunchStart.from_json(self._start), title=self._title())
+        if request.node is None or request.node[1] == 0:
+            self._contained("settings", self._record_files)
+
+    def _record_files(self) -> None:
+        """The settings files that the command names, before a person edits them."""
+        for name, values in read_settings_files(self._request.command, self._request.cwd):
+            event = LaunchSettings(values=plain_settings(values), source=f"{FILE_SOURCE}{name}")
+            self._record.write(event, title=f"settings of {name}: {', '.join(map(str, values))}"[:200])
 
     def _store_patch(self) -> None:
         """Keep the uncommitted changes as an object of the run; where they cannot be kept, the entry says why."""

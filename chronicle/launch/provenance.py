@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from chronicle.credentials import holds_secret, looks_secret, redact_command
 from chronicle.launch.code import CodeState, read_code
 from chronicle.launch.processes import read_boot_id, read_process
 
-__all__ = ["describe_launch", "host_name"]
+__all__ = ["describe_launch", "host_name", "read_settings_files"]
+
+MOST_FILES, MOST_FILE_BYTES = 20, 65_536
 
 ALLOWED_VARIABLES = re.compile(
     r"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|OMP_NUM_THREADS|MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NNODES|NODE_RANK"
@@ -58,6 +60,49 @@ def describe_launch(
         "uid": os.getuid(),
         "python": platform.python_version(),
     }
+
+
+def read_settings_files(command: Sequence[str], cwd: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the command's config files say: those that it names, what Hydra composes for it, and files that these name.
+
+    YAML is read whole where pyyaml is installed beside chronicle; else its numbers. A file that cannot be read as settings is
+    left out: it may be data.
+    """
+    from rollback.files.config_text import files_named_by, kind_of  # only a launch asks
+
+    configs = [file for file in files_named_by(command, cwd, "the command") if kind_of(file.path)]
+    for file in configs[:MOST_FILES]:
+        values = _settings_in(file.text, str(kind_of(file.path))) if len(file.text) <= MOST_FILE_BYTES else None
+        if values:
+            for part in reversed(file.package):
+                values = {str(part): values}
+            yield os.path.relpath(file.path, cwd), values
+
+
+def _settings_in(text: str, kind: str) -> Mapping[str, Any] | None:
+    import json
+    import tomllib
+
+    try:
+        if kind == "yaml":
+            try:
+                import yaml  # only where a launch has such a file
+            except ImportError:
+                return _numbers(text)
+            found = yaml.safe_load(text)
+        else:
+            found = json.loads(text) if kind == "json" else tomllib.loads(text)
+    except Exception:  # noqa: BLE001 a file that no parser takes is no settings
+        return None
+    return found if isinstance(found, Mapping) else None
+
+
+def _numbers(text: str) -> Mapping[str, Any]:
+    """The numbers of a YAML text by their keys; of lists none."""
+    from rollback.files.config_text import numbers
+
+    found = numbers(text, "yaml")
+    return {".".join(map(str, keys)): one.value for keys, one in found.items() if all(isinstance(key, str) for key in keys)}
 
 
 def _may_record(key: str, value: str) -> bool:

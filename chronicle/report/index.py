@@ -117,7 +117,7 @@ def loss_line(paths: RunPaths) -> str:
     for interval in story.lineage.kept:
         try:
             for point in read_metrics(paths.metrics_path(interval.launch)):
-                if interval.first <= point.step <= interval.last:
+                if interval.first <= point.step <= interval.last and "train_runtime" not in point.values:
                     name = find_channel(point.values, Role.LOSS) if name is None or name not in point.values else name
                     if name is not None and name in point.values:
                         values.append(point.values[name])

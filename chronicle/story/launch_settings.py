@@ -1,8 +1,9 @@
 """The settings of a launch: what it was started with and what it said of itself; and what changed between two launches.
 
-Sources, the later ones count: arguments of the recorded command (`--lr 3e-4`, `lr=3e-4`), the settings that the script recorded
-(`chronicle.config`, a tracker's config, `TrainingArguments`), code and host. Names are flat: `optimizer.lr`. An argument `--lr`
-is called `lr`, as most scripts call it in their settings. Values are compared as values: `3e-4` and `0.0003` are equal.
+Sources, the later ones count: config files that the command names, its arguments (`--lr 3e-4`, `lr=3e-4`), code and host, the
+settings that the script recorded (`chronicle.config`, a tracker's config, `TrainingArguments`). Names are flat:
+`optimizer.lr`. An argument `--lr` is called `lr`, as most scripts call it in their settings. Values are compared as values:
+`3e-4` and `0.0003` are equal.
 """
 
 import os
@@ -15,7 +16,16 @@ from chronicle.journal.events import LaunchSettings, LaunchStart, events_of
 from chronicle.paths import RunPaths
 from rollback.errors import RollbackError
 
-__all__ = ["HIDDEN", "ChangedSetting", "changes_between", "described", "files_changed_between", "plain_settings", "settings_of"]
+__all__ = [
+    "FILE_SOURCE",
+    "HIDDEN",
+    "ChangedSetting",
+    "changes_between",
+    "described",
+    "files_changed_between",
+    "plain_settings",
+    "settings_of",
+]
 
 CODE = ("code.commit", "code.changes", "code.python")
 LAUNCHER = {
@@ -30,6 +40,7 @@ LAUNCHER = {
 }
 
 
+FILE_SOURCE = "file "  # of settings: a file that the command names; what the command says itself counts more
 HIDDEN = "(hidden: it looks like a secret)"
 
 
@@ -48,24 +59,26 @@ class ChangedSetting(NamedTuple):
 
 def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
     """The flat settings of one launch; empty where nothing is known of it."""
+    entries = list(entries)
+    by_source = {said.source: said.values for entry, said in events_of(entries, LaunchSettings) if entry.launch == launch}
     found: dict[str, Any] = {}
-    for entry, start in events_of(entries, LaunchStart):
-        if entry.launch == launch and not found:
-            found.update(plain_settings(_arguments(start.argv)))
-            known = {
-                "code.commit": start.git_commit,
-                "code.changes": start.git_dirty_digest[:12] if start.git_dirty_digest else None,
-                "code.python": start.python or None,
-                "environment": start.env_digest,
-                "host": start.host or None,
-            }
-            found.update({name: value for name, value in known.items() if value is not None})
-    by_source: dict[str, Mapping[str, Any]] = {}
-    for entry, said in events_of(entries, LaunchSettings):
-        if entry.launch == launch:
-            by_source[said.source] = said.values
-    for values in by_source.values():
-        found.update(_flat(values))
+    for source, values in by_source.items():
+        if source.startswith(FILE_SOURCE):
+            found.update(_flat(values))
+    starts = [start for entry, start in events_of(entries, LaunchStart) if entry.launch == launch]
+    for start in starts[:1]:
+        found.update(plain_settings(_arguments(start.argv)))
+        known = {
+            "code.commit": start.git_commit,
+            "code.changes": start.git_dirty_digest[:12] if start.git_dirty_digest else None,
+            "code.python": start.python or None,
+            "environment": start.env_digest,
+            "host": start.host or None,
+        }
+        found.update({name: value for name, value in known.items() if value is not None})
+    for source, values in by_source.items():
+        if not source.startswith(FILE_SOURCE):
+            found.update(_flat(values))
     return found
 
 

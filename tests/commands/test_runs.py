@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -332,3 +333,21 @@ def test_a_comparison_over_time_is_drawn(forked: Path, chronicle: Cli) -> None:
     for axis in ("time", "ancestor"):
         assert chronicle("compare", "x", "high", "--by", axis, "--out", f"{axis}.svg").code == 0
         assert Path(f"{axis}.svg").stat().st_size > 5000
+
+
+def test_files_that_a_command_names_are_settings_and_its_words_count_more(tmp_path: Path, chronicle: Cli) -> None:
+    """YAML, a DeepSpeed config and TOML as they were at the start; a secret is hidden, data is no settings."""
+    text = "lr: 1e-3\nmodel:\n  width: 8\nname: base\nhub_token: hf_abcdefghijklmnopqrstuvwxyz0123\n"
+    (tmp_path / "train.yaml").write_text(text)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "lr": 1}')
+    (tmp_path / "rows.json").write_text("[1, 2]")
+    words = ["run", "--run", "r", "--", sys.executable, "-c", "pass", "--config", "train.yaml", "--deepspeed=ds.json"]
+    for lr in ("1e-4", "3e-4"):
+        assert chronicle(*words, "rows.json", "--lr", lr, cwd=tmp_path).code == 0
+        (tmp_path / "train.yaml").write_text("lr: 1e-3\nmodel:\n  width: 16\nname: base\n")
+    run = package.open(tmp_path / "logs" / "r")
+    first = run.settings(1)
+    assert (first["lr"], first["model.width"], first["name"], first["zero_optimization.stage"]) == ("1e-4", 8, "base", 2)
+    assert "hf_abc" not in "".join(path.read_text() for path in (tmp_path / "logs" / "r" / "journal").iterdir())
+    told = chronicle("diff", "--launch", "1", "2", "--run", "r", cwd=tmp_path).out
+    assert "lr: 1e-4 → 3e-4" in told and "model.width: 8 → 16" in told and "name" not in told

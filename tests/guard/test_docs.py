@@ -1,5 +1,6 @@
 """The adoption blocks of `docs/frameworks/` run as they stand."""
 
+import json
 import os
 import re
 import subprocess
@@ -37,6 +38,23 @@ def test_block_runs_and_is_guarded(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     kinds = [entry.kind for entry in read_journal(RunPaths(tmp_path / "logs" / "tr-190")).entries]
     assert "guard.verdict" in kinds
+
+
+@pytest.mark.slow
+def test_the_mean_of_a_trainers_run_is_no_point_of_its_loss(tmp_path: Path) -> None:
+    """HF Trainer's last record has it as `train_loss`, at the last step."""
+    pytest.importorskip("transformers")
+    block = BLOCKS["transformers"].replace("save_steps=2", "save_steps=2, logging_steps=1")
+    (tmp_path / "train.py").write_text(block, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    chronicle = [sys.executable, "-m", "chronicle_ml"]
+    command = [*chronicle, "run", "--run", "r", "--", sys.executable, "train.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    log = [json.loads(line) for line in (tmp_path / "logs/r/launches/0001/metrics.jsonl").read_text().splitlines()]
+    assert "train_runtime" in log[-1] and not any("train_loss" in line for line in log)
+    words = [*chronicle, "log", "--graph", "--run", "r"]
+    graph = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert f"loss {log[-2]['loss']:.4g}" in graph
 
 
 def test_every_adapter_is_shown() -> None:

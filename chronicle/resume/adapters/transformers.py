@@ -29,6 +29,7 @@ from rollback.channels import Role, canonical_name, canonical_of
 
 __all__ = ["ChronicleCallback", "enter"]
 
+SUMMARY = "train_runtime"  # is in the Trainer's last record
 CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]+)")
 _began = [0]  # Trainers that began to train in this process under `chronicle run`
 
@@ -103,10 +104,12 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
 
     @shielded("log")
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
-        """Write one line to the launch's per-step log."""
+        """Write one line to the launch's per-step log; of the Trainer's last one not the loss, which is the mean of the run."""
         if state.is_world_process_zero:
             lr = canonical_of(Role.LR)
             values = {lr if canonical_name(name) == lr else name: value for name, value in (logs or {}).items()}
+            if SUMMARY in values:
+                values.pop("train_loss", None)
             if lr in values and (used := self.session.honours.used_lr) is not None:
                 values[lr] = used
             self._log.write(state.global_step, values)
