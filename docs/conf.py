@@ -27,7 +27,8 @@ html_theme = "furo"
 html_title = "chronicle"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_show_sphinx = html_show_sourcelink = html_copy_source = False
+html_show_sphinx = html_show_sourcelink = html_copy_source = html_show_copyright = False
+smartquotes = False  # `--from` has two hyphens
 html_theme_options = {
     # the colours of the run pages: one meaning each, readable by the colour-blind
     "light_css_variables": {"color-brand-primary": "#0b5fa5", "color-brand-content": "#0b5fa5"},
