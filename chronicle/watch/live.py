@@ -142,10 +142,11 @@ class LiveWatch:
         kept = kept_before(self.paths, entries, self.launch)
         verdict = next((e for e in reversed(entries) if e.kind == EntryKind.GUARD_VERDICT and e.launch == self.launch), None)
         resumed = verdict.step if verdict is not None else None
+        before = last_rows(self.paths, kept, resumed if resumed is not None else first_step - 1)
         self._restart.begin(
-            last_rows(self.paths, kept, resumed if resumed is not None else first_step - 1),
+            before,
             max((interval.last for interval in kept), default=0), first_step, resume_step=resumed,
-            lr_ratio=lr_ratio_of(contract, first_step),
+            lr_ratio=lr_ratio_of(contract, first_step, before),
             warm_until=warm_until(contract, first_step),
         )  # fmt: skip
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)

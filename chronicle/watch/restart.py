@@ -21,7 +21,7 @@ from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
-from chronicle.resume.checks.tripwires import NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
+from chronicle.resume.checks.tripwires import LR_JUMP, NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
 from chronicle.resume.learning_rate import warmed
 from rollback.channels import EXPECTED_LR, Role, value_of
 from rollback.detect import Detector, UnknownState
@@ -222,12 +222,23 @@ def promise_of(contract: Mapping[str, Any], first_step: int) -> LrPromise:
     return LrPromise(*parse_promise(contract, first_step), _count(contract, "warmup_steps"))
 
 
-def lr_ratio_of(contract: Mapping[str, Any], first_step: int) -> float:
-    """Return the factor by which the rollback before this launch scaled the LR; 1 where there was none."""
+def lr_ratio_of(contract: Mapping[str, Any], first_step: int, before: Sequence[LoggedRow] = ()) -> float:
+    """Return the factor by which the rollback before this launch scaled the LR; 1 where there was none.
+
+    A rollback that set the LR as a value (`--set lr=…`) has no factor: it follows from the LR that was logged before, the last
+    of `before`. One that is small enough for a schedule's own step is no factor.
+    """
     step, ratio = contract.get("step"), contract.get("lr_ratio")
-    if not isinstance(step, int) or not isinstance(ratio, int | float) or ratio <= 0:
+    if not isinstance(step, int) or not step < first_step <= step + NEAR_STEPS:
         return 1.0
-    return float(ratio) if step < first_step <= step + NEAR_STEPS else 1.0
+    if ratio is None and contract.get("next_lrs") is None:
+        groups = contract.get("groups")
+        first = groups[0].get("lr") if isinstance(groups, list) and groups and isinstance(groups[0], dict) else None
+        logged = next((values["lr"] for at, values in reversed(before) if at <= step and "lr" in values), None)
+        if isinstance(first, int | float) and first > 0 and logged is not None and logged > 0:
+            found = first / logged
+            return float(found) if not 1 / LR_JUMP <= found <= LR_JUMP else 1.0
+    return float(ratio) if isinstance(ratio, int | float) and ratio > 0 else 1.0
 
 
 def warm_until(contract: Mapping[str, Any], first_step: int) -> int:

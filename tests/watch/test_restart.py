@@ -88,6 +88,15 @@ def test_lr_of_a_rollback_is_what_is_expected(stage: Stage) -> None:
     assert resume(stage, first=301, lr=1.5e-3).data["verdict"] == "passed"
 
 
+@pytest.mark.parametrize(("lr", "verdict"), [(1e-3, "passed"), (3e-3, "warned"), (3e-4, "warned")])
+def test_an_lr_that_a_rollback_set_as_a_value_is_what_is_expected(stage: Stage, lr: float, verdict: str) -> None:
+    """`rollback --set lr=1e-3`: no factor stands in the contract. The old LR is then not what was promised."""
+    stage.paths.contract_path.parent.mkdir(parents=True, exist_ok=True)
+    contract = {"v": 1, "step": 300, "lr_ratio": None, "next_lrs": None, "groups": [{"lr": 1e-3, "initial_lr": 3e-3}]}
+    stage.paths.contract_path.write_text(json.dumps(contract))
+    assert resume(stage, first=301, lr=lr).data["verdict"] == verdict
+
+
 def points(*spans: Sequence[tuple[int, float, float]]) -> list[Point]:
     rows = [row for span in spans for row in span]
     return [Point(i, step, None, {"lr": lr, "loss": loss}) for i, (step, lr, loss) in enumerate(rows)]
