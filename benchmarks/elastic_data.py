@@ -4,9 +4,10 @@
 
 Two sources of tars that nobody here would write (long names, PAX and GNU headers, three fields a sample) are indexed as they
 are. A script of plain torch under DDP reads them through `PlanDataset`, saves with `torch.save` into the final name, and is
-started by `chronicle run --restarts`. A process outside kills one rank at a random moment, every third time while a save is
-being written. In the end the steps that the weights descend from are laid together: each sample of the plan must be there
-once, in the plan's order. Prints one line a launch, and the counts. Ends with 1 where a sample is lost or repeated.
+started by `chronicle run --restarts`. A process outside kills one rank at a random moment, every third time (with `--in-saves`
+every time) while a save is being written. In the end the steps that the weights descend from are laid together: each sample
+of the plan must be there once, in the plan's order. Prints one line a launch, and the counts. Ends with 1 where a sample is
+lost or repeated.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from chronicle.data.plan_dataset import PlanDataset
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOBAL_BATCH = 8
+SAVE_BYTES = 12 * (16 * 150_000 + 2 * 150_000 + 1)  # of the script's model with two moments
 
 SCRIPT = '''
 import json, os, sys, time
@@ -108,12 +110,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--in-saves", action="store_true", help="kill in saves only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        return drill(Path(name), options.kills, options.steps, options.seed)
+        return drill(Path(name), options.kills, options.steps, options.seed, in_saves_only=options.in_saves)
 
 
-def drill(place: Path, kills: int, steps: int, seed: int) -> int:
+def drill(place: Path, kills: int, steps: int, seed: int, *, in_saves_only: bool = False) -> int:
     """Run the script to its end under `kills` kills in `place`, and print the counts."""
     write_foreign_tars(place / "shards")
     (place / "train.py").write_text(SCRIPT)
@@ -128,7 +131,7 @@ def drill(place: Path, kills: int, steps: int, seed: int) -> int:
     with open(place / "out.log", "wb") as out:
         run = subprocess.Popen(words, cwd=place, env=environ, stdout=out, stderr=subprocess.STDOUT)
     killed = in_saves = cut = 0
-    aimed = _aim(draw, killed)
+    aimed = _aim(draw, in_saves_only or killed % 3 == 2)
     pids: list[int] = []
     looked = 0.0
     while run.poll() is None:
@@ -140,8 +143,8 @@ def drill(place: Path, kills: int, steps: int, seed: int) -> int:
             killed, in_saves, pids = killed + 1, in_saves + bool(aimed["save"]), []
             cut += _is_cut(place)
             where = "at a save" if aimed["save"] else "between"
-            print(f"kill {killed}: {where}, {len(_lines(place))} steps of ranks done", flush=True)
-            aimed = _aim(draw, killed)
+            print(f"kill {killed}: {where}, {cut} saves cut so far, {len(_lines(place))} steps of ranks done", flush=True)
+            aimed = _aim(draw, in_saves_only or killed % 3 == 2)
             while _ranks(place) and run.poll() is None:
                 time.sleep(0.05)
             aimed["from"] = len(_lines(place))
@@ -152,8 +155,8 @@ def drill(place: Path, kills: int, steps: int, seed: int) -> int:
     return int(bool(run.returncode or lost or repeated or moved or killed < kills))
 
 
-def _aim(draw: random.Random, number: int) -> dict[str, int | bool | list[str]]:
-    return {"save": number % 3 == 2, "after": draw.randint(1, 14), "from": 0}
+def _aim(draw: random.Random, save: bool) -> dict[str, int | bool | list[str]]:
+    return {"save": save, "after": draw.randint(1, 14), "from": 0}
 
 
 def _is_due(place: Path, aimed: dict[str, int | bool | list[str]]) -> bool:
@@ -161,14 +164,17 @@ def _is_due(place: Path, aimed: dict[str, int | bool | list[str]]) -> bool:
     if not aimed["save"]:
         return len(_lines(place)) >= int(aimed["from"]) + int(aimed["after"])
     newest = max((place / "ck").glob("step-*.pt"), key=lambda path: path.stat().st_mtime_ns, default=None)
-    return newest is not None and time.time() - newest.stat().st_mtime < 0.002
+    if newest is None:
+        return False
+    now = newest.stat()
+    return now.st_size < 0.9 * SAVE_BYTES and time.time() - now.st_mtime < 0.05
 
 
 def _is_cut(place: Path) -> bool:
-    """Whether the newest checkpoint is shorter than the largest: all but counters have one size."""
+    """Whether the newest checkpoint is shorter than its tensors."""
     time.sleep(0.2)
     found = sorted((path.stat() for path in (place / "ck").glob("step-*.pt")), key=lambda one: one.st_mtime_ns)
-    return len(found) > 1 and found[-1].st_size < 0.99 * max(one.st_size for one in found)
+    return bool(found) and found[-1].st_size < SAVE_BYTES
 
 
 def _ranks(place: Path) -> list[int]:

@@ -8,8 +8,13 @@
 
 There is one global sequence of samples: sample n is a function of plan, seed and n. A global batch is the next `batch_size ×
 world_size` samples, and a rank takes its slice. The state is how many samples all ranks have read, so batch size, world size
-and number of workers may change at any restart, and the sequence goes on where it was. `data[n]` is sample n, so a loader that
-does not shuffle reads the same order (tried with torch's DataLoader; those of HF Trainer, Lightning and Accelerate were not).
+and number of workers may change at any restart, and the sequence goes on where it was.
+
+Who keeps the place decides what a restart is worth. `PlanLoader` keeps it: in a loop of one's own, under Accelerate
+(registered for checkpointing), in Lightning (its checkpoints hold the state of such loaders) and in the HF Trainer (`attach`).
+`PlanBatches` is a batch sampler for torchdata's StatefulDataLoader, which keeps it. Any other loader that does not shuffle
+reads the plan's order through `data[n]`, but finds its place by counting its own batches: that holds for the same ranks and
+batch size alone. One that shuffles is refused at its first batch.
 
 The plan is `DataPlan` with blocks of samples in place of batches: mixture, epochs, skips and reshuffles are the same. A
 reshuffle begins with the next block.
@@ -65,6 +70,7 @@ class PlanDataset:
         self._errors = None if errors is None else Path(errors)
         self.segments = Segments()
         self._block: tuple[int, Segments, SampleIds] | None = None
+        self._first, self._last = sys.maxsize, -1  # the smallest and the last number of batches in this process
 
     def __len__(self) -> int:
         """The samples of all sources: as many as one reading of each holds. Numbers beyond it are the next epochs."""
@@ -89,7 +95,12 @@ class PlanDataset:
         return self._read(*self.ids(number, 1)[0])
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch; with on_error="skip" without those that cannot be decoded."""
+        """Return the samples of a batch; with on_error="skip" without those that cannot be decoded.
+
+        Raises DataError where numbers go back, unless to the beginning of another pass: then a loader shuffles.
+        """
+        if not isinstance(numbers, range):  # a range is ours
+            self._watch(numbers)
         found = []
         for number in numbers:
             try:
@@ -106,12 +117,11 @@ class PlanDataset:
                **options: Any) -> PlanLoader:
         """Return this rank's batches of `batch_size` samples; further options are torch's DataLoader's.
 
-        Rank and world size come from torch.distributed or the launcher's variables. It ends after `num_samples` of the
-        sequence (default: `len`); a last incomplete global batch is dropped.
+        Rank and world size come from torch.distributed or the launcher's variables when the first batch is read. Each pass
+        is an epoch of `len(data)` samples; a global batch that begins in it belongs to it, so nothing is dropped between two.
+        With `num_samples` there is one pass, to that sample of the sequence, without a last incomplete global batch.
         """
-        found = _ranks()
-        return PlanLoader(self, batch_size, found[0] if rank is None else rank, found[1] if world_size is None else world_size,
-                          len(self) if num_samples is None else num_samples, options)
+        return PlanLoader(self, batch_size, rank, world_size, num_samples, options)
 
     def stream(self, first: int = 0, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Yield every `world_size`-th sample from `first + rank` on, without end."""
@@ -134,6 +144,16 @@ class PlanDataset:
         sample = self._readers[int(source)].read(int(number))
         return sample if self._decode is None else self._decode(sample)
 
+    def _watch(self, numbers: Sequence[int]) -> None:
+        """Batches of other samplers: several may take turns, so of batches of one sample alone the last is compared."""
+        last = -1 if len(numbers) > 1 else self._last
+        for number in numbers:
+            if self._first < number <= last:
+                raise DataError(f"a loader asked for sample {number} after sample {last}: it shuffles, and the plan's order "
+                                "would be lost", "read through `data.loader(batch_size)`, or without shuffling")
+            self._first, last = min(self._first, number), number
+        self._last = last
+
     def _skip(self, number: int, problem: Exception) -> None:
         source, index = self.ids(number, 1)[0]
         name = self.plan.sources[int(source)].name
@@ -152,41 +172,48 @@ class PlanDataset:
             return len({json.loads(line)["sample"] for line in file if line.endswith(b"\n")})
 
 
-class PlanLoader:
-    """This rank's batches from `position` on; iterating again goes on where it stopped."""
+class PlanBatches:
+    """The numbers of this rank's batches from `position` on, epoch after epoch: a batch sampler that has a state.
 
-    def __init__(self, data: PlanDataset, batch_size: int, rank: int, world_size: int, num_samples: int,
-                 options: Mapping[str, Any]) -> None:
-        if batch_size < 1 or not 0 <= rank < world_size:
+    `position` counts the samples of all ranks. Iterating again goes on where it stopped, in the next epoch at its end.
+    """
+
+    def __init__(self, data: PlanDataset, batch_size: int, *, rank: int | None = None, world_size: int | None = None,
+                 num_samples: int | None = None) -> None:
+        if (rank is None) != (world_size is None):
+            raise DataError("a rank without a world size, or the other way round", "give both, or none")
+        if batch_size < 1 or not 0 <= (rank or 0) < (1 if world_size is None else world_size):
             raise DataError(f"batch size {batch_size}, rank {rank} of {world_size}: expected a batch and a rank of the world")
-        taken = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & options.keys()
-        if taken:
-            raise DataError(f"the plan decides {', '.join(sorted(taken))}", "leave it out of the loader's options")
-        self.data, self.batch_size, self.rank, self.world_size = data, batch_size, rank, world_size
-        self.num_samples, self._options = num_samples, dict(options)
-        self.position = 0  # samples that all ranks have read
+        self.data, self.batch_size, self.num_samples = data, batch_size, num_samples
+        self._given = None if rank is None or world_size is None else (rank, world_size)
+        self.position = 0
+        self._end = 0  # of this pass
 
     @property
     def global_batch(self) -> int:
         """Samples of one step over all ranks."""
-        return self.batch_size * self.world_size
+        return self.batch_size * self._ranks()[1]
+
+    @property
+    def epoch(self) -> int:
+        """Passes over `len(data)` samples that are behind."""
+        return self.position // len(self.data)
 
     def __len__(self) -> int:
-        """Batches that are left."""
-        return max(0, self.num_samples - self.position) // self.global_batch
+        """Batches of a whole pass, wherever the position is: what trainers divide their steps by."""
+        return -(-len(self.data) // self.global_batch) if self.num_samples is None else self.num_samples // self.global_batch
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches; the position counts a batch when it is handed out."""
-        loading = import_module("torch.utils.data")
-        options = {"generator": import_module("torch").Generator(), **self._options}  # torch's own one stays untouched
-        for batch in loading.DataLoader(self.data, batch_sampler=list(self._numbers()), **options):
-            self.position += self.global_batch
-            yield batch
+    def __iter__(self) -> PlanBatches:
+        self._end = (self.epoch + 1) * len(self.data) if self.num_samples is None else self.num_samples - self.global_batch + 1
+        return self
 
-    def _numbers(self) -> Iterator[range]:
-        for step in range(len(self)):
-            first = self.position + step * self.global_batch + self.rank * self.batch_size
-            yield range(first, first + self.batch_size)
+    def __next__(self) -> range:
+        if self.position >= self._end:
+            raise StopIteration
+        rank, world_size = self._ranks()
+        first = self.position + rank * self.batch_size
+        self.position += self.batch_size * world_size
+        return range(first, first + self.batch_size)
 
     def skip(self, num_samples: int) -> None:
         """Leave out the next samples of the sequence."""
@@ -204,8 +231,84 @@ class PlanLoader:
         if state.get("v") != STATE_VERSION:
             raise DataError(f"data state has version {state.get('v')}, this program reads {STATE_VERSION}")
         self.data.plan.require_same(state["plan"])
-        self.data.segments = Segments.from_json(state["segments"])
+        segments = Segments.from_json(state["segments"])
+        if segments != self.data.segments:
+            self.data.segments = segments
         self.position = int(state["position"])
+
+    def _ranks(self) -> tuple[int, int]:
+        return self._given or _ranks()
+
+
+class PlanLoader(PlanBatches):
+    """This rank's batches; a batch counts as read when it is handed out, whatever workers have read ahead."""
+
+    def __init__(self, data: PlanDataset, batch_size: int, rank: int | None, world_size: int | None, num_samples: int | None,
+                 options: Mapping[str, Any]) -> None:
+        taken = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & options.keys()
+        if taken:
+            raise DataError(f"the plan decides {', '.join(sorted(taken))}", "leave it out of the loader's options")
+        super().__init__(data, batch_size, rank=rank, world_size=world_size, num_samples=num_samples)
+        self._options = dict(options)
+        self._inner: tuple[Segments, PlanBatches, Any] | None = None  # kept, so that persistent workers are
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches in place of their numbers
+        """Yield the batches of this pass."""
+        ahead, loader = self._loader()
+        ahead.position = self.position
+        for batch in loader:
+            self.position += self.global_batch
+            yield batch
+
+    def _loader(self) -> tuple[PlanBatches, Any]:
+        """Return torch's loader and the numbers it reads; workers hold a copy of the segments, so others need other workers."""
+        if self._inner is None or self._inner[0] is not self.data.segments:
+            rank, world_size = self._ranks()
+            ahead = PlanBatches(self.data, self.batch_size, rank=rank, world_size=world_size, num_samples=self.num_samples)
+            options = {"generator": import_module("torch").Generator(), **self._options}  # torch's own one stays untouched
+            loader = import_module("torch.utils.data").DataLoader(self.data, batch_sampler=ahead, **options)
+            self._inner = self.data.segments, ahead, loader
+        return self._inner[1:]
+
+    def attach(self, trainer: Any) -> None:
+        """Feed a transformers Trainer: it trains on these batches, and its checkpoints hold the state.
+
+        The Trainer's own way back, skipping as many batches as it had counted, is turned off (`ignore_data_skip`): it is wrong
+        on other ranks. A checkpoint without a state is told on stderr, and the data go on where they are.
+        """
+        loader = self
+        callbacks: Any = import_module("transformers.trainer_callback")
+
+        class PlanState(callbacks.TrainerCallback, callbacks.ExportableState):  # type: ignore[misc]
+            def state(self) -> dict[str, Any]:
+                return {"args": {}, "attributes": {"plan": loader.state_dict()}}
+
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                held = state.stateful_callbacks.get("PlanState")
+                if held is None:  # the Trainer asks for the entry at its next save
+                    state.stateful_callbacks["PlanState"] = self.state()
+                    print(f"chronicle: the checkpoint of step {state.global_step} holds no place in the data plan: the data go "
+                          f"on at sample {loader.position}", file=sys.stderr)
+                else:
+                    loader.load_state_dict(held["attributes"]["plan"])
+
+        trainer.args.ignore_data_skip = True
+        trainer.add_callback(PlanState())
+        trainer.get_train_dataloader = lambda: _Endless(loader) if loader.num_samples is None else loader
+
+
+class _Endless:
+    """A loader for a trainer that counts its own epochs: it takes `len` batches from each, wherever the plan's epochs end."""
+
+    def __init__(self, loader: PlanLoader) -> None:
+        self._loader, self.dataset = loader, loader.data
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self._loader
 
 
 def _ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:

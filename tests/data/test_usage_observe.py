@@ -1,6 +1,8 @@
 """Accounting: what the lineage read, what a restart skipped or read again, and foreign loaders under watch."""
 
 import json
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from chronicle.cli.main import main as chronicle
 from chronicle.data import DataError, DataPlan, RatioAlarm, Segments, SourceSpec, observe
-from chronicle.data.observe import read_accounts
+from chronicle.data.observe import SharedAlarm, read_accounts
 from chronicle.data.usage import Reading, keep_lineage, read_readings, restart_lines, source_use, write_start
 from chronicle.journal import read_journal
 from chronicle.metrics.log import MetricsWriter
@@ -130,14 +132,107 @@ def test_without_a_run_the_launch_is_the_next_and_a_place_is_asked_for(tmp_path:
 
 
 def test_keys_of_many_launches_stay_small_and_exact(tmp_path: Path) -> None:
-    """Above a bound the keys of this launch go into the sorted array as well; no repeat is lost, half a key is no key."""
+    """Written at every seventh sample: no repeat is lost between the sorted arrays, half a key is no key."""
     samples = _samples(np.arange(2000), 0.3)
     assert len(list(observe([*samples, *samples[:700]], tmp_path, key=lambda s: s["key"], source=lambda s: s["source"],
-                            launch=1, most_in_a_set=600))) == 2700
+                            launch=1, every=7))) == 2700
     with (tmp_path / "keys-0001-rank-0.bin").open("ab") as stream:
         stream.write(b"abc")
     assert _watch(samples[:50], tmp_path, 2, []) == 50
     assert [account.repeats for account in read_accounts(tmp_path)] == [700, 50]
+
+
+def test_two_ranks_that_read_the_same_samples_are_seen_at_once_and_counted(tmp_path: Path) -> None:
+    """The second to write tells it; the account counts each such sample once."""
+    alarms: list[SharedAlarm] = []
+    words = {"key": lambda s: s["key"], "source": lambda s: s["source"], "launch": 1, "alarm": alarms.append, "every": 64}
+    samples = _samples(np.arange(600), 0.3)
+    ranks = [observe(part, tmp_path, rank=rank, **words) for rank, part in enumerate((samples, samples[100:300], samples[:10]))]
+    for _ in zip(ranks[0], ranks[1], strict=False):
+        pass
+    list(ranks[2])
+    assert alarms[0].text() == "rank 1 reads what rank 0 reads: 28 of its first 128 samples are the same"
+    assert [(alarm.rank, alarm.other) for alarm in alarms] == [(1, 0), (2, 0)]
+    account, = read_accounts(tmp_path)
+    assert account.shared == 111 and "111 of them by more than one rank" in account.text()
+    for rank in (0, 1):  # with a share each nothing is told
+        list(observe(_samples(np.arange(rank, 600, 2), 0.3), tmp_path / "apart", rank=rank, **words))
+    assert len(alarms) == 2 and read_accounts(tmp_path / "apart")[0].shared == 0
+
+
+def test_batches_and_nested_keys_are_the_samples_in_them(tmp_path: Path) -> None:
+    """Lists, arrays, tensors, dicts in tuples: the same keys are the same samples, and a source may be one for all."""
+    torch = pytest.importorskip("torch")
+    numbers = torch.arange(64)
+    batches = [{"id": numbers[:32], "source": ["a"] * 16 + ["b"] * 16},
+               {"id": (numbers[32:48], {"deep": numbers[48:]}), "source": "b"},
+               {"id": numbers[:8].tolist(), "source": ("a",)}, {"id": np.arange(8, 16, dtype=np.int32), "source": "a"}]
+    loader = observe(batches, tmp_path, key=lambda b: b["id"], source=lambda b: b["source"], launch=1)
+    assert list(loader) == batches and len(loader) == 4
+    texts = [[("x", "y"), ["z"]], [b"x"]]
+    list(observe(texts, tmp_path, key=lambda b: b, source=lambda b: "c", launch=1))
+    account, = read_accounts(tmp_path)
+    assert (account.samples, account.repeats, account.by_source) == (84, 17, {"a": 32, "b": 48, "c": 4})
+    for key, source, words in ((1.5, "a", "key of a sample is a float"), ([1, 2, 3], ["a", "b"], "2 sources for 3 keys")):
+        with pytest.raises(DataError, match=words):
+            list(observe([0], tmp_path, key=lambda _, key=key: key, source=lambda _, source=source: source, launch=2))
+
+
+def test_a_killed_process_loses_fewer_samples_than_it_writes_at_a_time(tmp_path: Path) -> None:
+    code = f"""
+import os
+from chronicle.data import observe
+for number, _ in enumerate(observe(range(2000), {str(tmp_path)!r}, key=lambda n: n, source=lambda n: "a", launch=1, every=50)):
+    if number == 519:
+        os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    account, = read_accounts(tmp_path)
+    assert account.samples == 500 == (tmp_path / "keys-0001-rank-0.bin").stat().st_size // 8
+
+
+def test_what_only_abandoned_weights_saw_is_read_again_and_does_not_repeat(tmp_path: Path) -> None:
+    """Saved at 200 of 400 samples; launch 2 goes on there, is saved at 100 and left; launch 3 descends from both."""
+    samples = _samples(np.arange(1000), 0.3)
+
+    def read(launch: int, part: list[dict[str, str]], state: dict[str, object] | None, saved_at: int) -> dict[str, object]:
+        loader = observe(part, tmp_path, key=lambda s: s["key"], source=lambda s: s["source"], launch=launch)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        for number, _ in enumerate(loader, 1):
+            if number == saved_at:
+                saved = loader.state_dict()
+        return saved
+
+    first = read(1, samples[:400], None, 200)
+    second = read(2, samples[200:600], first, 100)
+    third = read(3, [*samples[300:700], *samples[:5], *samples[210:215]], second, 1)
+    counts = [(account.repeats, account.again, account.placed) for account in read_accounts(tmp_path)]
+    assert counts == [(0, 0, False), (0, 200, True), (10, 300, True)]
+    assert "0 of them read before, 200 read again that only abandoned weights saw" in read_accounts(tmp_path)[1].text()
+    read(4, samples[200:400], first, 1)
+    read(5, samples[200:400], None, 1)
+    assert [(account.repeats, account.again) for account in read_accounts(tmp_path)][3:] == [(0, 200), (200, 0)]
+    assert third["launch"] == 3
+    with pytest.raises(DataError, match="has version 7"):
+        observe([], tmp_path, key=str, source=str, launch=6).load_state_dict({"v": 7})
+
+
+def test_an_observed_loader_keeps_its_own_state_length_and_passes(tmp_path: Path) -> None:
+    class Loader(list):  # type: ignore[type-arg]
+        place = 3
+
+        def state_dict(self) -> dict[str, int]:
+            return {"place": self.place}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.place = state["place"]
+
+    loader = observe(Loader("abc"), tmp_path, key=lambda s: s, source=lambda s: "x", launch=2)
+    loader.load_state_dict({"v": 1, "launch": 1, "samples": 0, "loader": {"place": 7}})
+    assert [*loader, *loader] == list("abcabc") and (len(loader), loader.place) == (3, 7)
+    assert loader.state_dict() == {"v": 1, "launch": 2, "samples": 6, "loader": {"place": 7}}
+    assert read_accounts(tmp_path)[0].repeats == 3
 
 
 def test_dip_of_a_sources_share_after_a_restart_raises_one_alarm(tmp_path: Path) -> None:
@@ -166,7 +261,8 @@ def test_stock_webdataset_is_watched(tmp_path: Path) -> None:
                             source=lambda s: Path(s["__url__"]).parent.name, launch=launch))
         assert len(seen) == 100
         account = json.loads((tmp_path / f"accounts/observed-{launch:04d}-rank-0.json").read_text())
-        assert account == {"samples": 100, "repeats": expected, "by_source": {"text": 70, "image": 30}}
+        assert account == {"samples": 100, "repeats": expected, "again": 0, "by_source": {"text": 70, "image": 30},
+                           "after": None}
 
 
 def _rows(count: int) -> dict[str, list[object]]:
