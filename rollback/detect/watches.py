@@ -236,6 +236,7 @@ class ScaleWatch(Watch):
 
 DISGUISED_POINTS = 3
 USUAL_POINTS = 32  # points that show what is usual in this log
+TIE_SHARE = 100  # points for each value that repeats by chance: where it does so oftener, three in a row prove nothing
 FAR_FROM_ZERO = 10.0  # noise units: a loss that reaches zero by training comes near it first
 FLOOR_SCALE = 1.0
 FLOOR_FALL = 16.0  # a scale that fell by this factor to its floor
@@ -329,7 +330,7 @@ class DisguiseWatch(Watch):
         why = "the gradient norm is NaN" if norm is not None else "there is no gradient norm"
         if loss == 0.0 and far and (normless or unknown):
             return f"the loss is exactly 0.0 and {why}: a filter of the trainer hides NaN"
-        if loss == self.last_loss and far and (normless or (unknown and self.repeats < DISGUISED_POINTS)):
+        if loss == self.last_loss and far and (normless or (unknown and self.repeats * TIE_SHARE <= self.usual)):
             return f"the loss repeats bit for bit and {why}: a filter of the trainer hides NaN"
         return None
 

@@ -85,6 +85,25 @@ def test_a_loss_that_trains_to_zero_is_no_nan() -> None:
     assert all(event.kind is not Kind.NAN for event in detector.events)
 
 
+@pytest.mark.parametrize("earlier", [1, 2])
+def test_values_that_repeat_in_a_coarse_log_are_no_nan(earlier: int) -> None:
+    """A curve read off a plot holds a pair of equal values here and there, and then five in a row: it was proposed as NaN."""
+    detector = Detector()
+    for row in range(150):
+        twin = row - 1 if row in range(40, 40 + 20 * earlier, 20) else min(row, 90) if row < 95 else row
+        detector.feed(row, {"loss": healthy(twin)["loss"]})
+    assert all(event.kind is not Kind.NAN for event in detector.events)
+
+
+def test_a_repeated_loss_is_told_though_one_repeated_by_chance_before() -> None:
+    """Four printed digits repeat once or twice in some thousand points."""
+    detector, said = Detector(), []
+    for row in range(2010):
+        twin = row - 1 if row in (300, 700, 1100, 1500) else min(row, 2000)
+        said += detector.feed(row, {"loss": healthy(twin)["loss"]})
+    assert [event.alarm_row for event in said if event.kind is Kind.NAN and event.tier is Tier.PROPOSE][:1] == [2003]
+
+
 def test_half_a_fold_is_as_good_as_one() -> None:
     change, _ = DISGUISES["0.0 and a gradient norm of NaN"]
     detector = Detector()
