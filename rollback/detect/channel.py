@@ -127,6 +127,8 @@ class Channel(ChannelState):
         usual = sigma if self.scale <= sigma or self.age <= config.sure_points else math.sqrt(sigma * self.scale)
         z = shift / usual
         sudden = self._is_sudden(z, size) or (z > 2.0 and self.age <= config.leap_until and self._leaps(value))
+        if (shift > config.high_sigmas * sigma or self.high) and self._is_major(shift, sigma, ordered[-1] - centre):
+            sudden = True
         if shift < -config.drop_sigmas * sigma:
             self.cold += 1
             if self.cold >= config.drop_points:
@@ -179,6 +181,24 @@ class Channel(ChannelState):
         elif self.tail_u > config.tail_least:
             self.tail_u -= config.tail_down
         return False
+
+    def _is_major(self, shift: float, sigma: float, top: float) -> bool:
+        """Whether a rise of a fifth of the level is a spike though it is below the threshold: a person calls it major.
+
+        It must be a record, `top` being the highest of the last residuals. Where the second point stays up, two points are
+        told: of batches that are hard by chance there is one. One point is told in a run whose tail is an ordinary one, or
+        whose slow noise is of another time, a steep start: the threshold, in units of both noises, is too high there.
+        """
+        config, level, sigmas = self.config, abs(self.level), shift / sigma
+        before, self.high = self.high, 0.0
+        if self.excursion is not None or shift < config.high_record * top or shift < config.high_fraction * level:
+            stays = shift >= config.high_stays * max(before, config.high_fraction * level) and sigmas >= config.high_second
+            return bool(before) and stays and self.excursion is None
+        if sigmas >= max(config.high_sigmas, self.tail_u + config.high_pair_odds * self.tail_beta):
+            self.high = shift
+        ordinary = self.tail_beta < config.high_tail or self.scale > config.high_stale * sigma
+        lone = shift >= config.high_lone * top and sigmas >= self.tail_u + config.high_log_odds * self.tail_beta
+        return bool(before) or (ordinary and lone)
 
     def _is_usual(self, height: float) -> bool:
         """Whether a sudden point is noise of this run: others as high began again and again, and the level came back.

@@ -21,7 +21,7 @@ SCALARS = (
     "tail_u", "tail_beta", "lone", "pairs", "hot", "cold", "marginal", "wander", "next_calibration", "healthy",
     "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
     "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
-    "strayed", "strayed_row", "odd", "odd_points", "odd_run", "odd_row", "odd_top",
+    "strayed", "strayed_row", "odd", "odd_points", "odd_run", "odd_row", "odd_top", "high",
 )  # fmt: skip
 PARTS = (
     "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
@@ -78,6 +78,7 @@ class ChannelState:
         self.relapse, self.relapse_row, self.plateau = 0.0, -1, 0.0
         self.strayed, self.strayed_row = 0.0, 0  # the highest slow rise that recovered by itself, and when
         self.odd, self.odd_points, self.odd_run, self.odd_row, self.odd_top = 0.0, 0.0, 0, -(10**9), 0.0  # see `_is_usual`
+        self.high = 0.0  # by how much the last point rose, where that would be a major spike
         self.order: deque[float] = deque()
         self.sorted: list[float] = []
         self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // config.lag_every))

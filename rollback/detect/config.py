@@ -50,6 +50,16 @@ class ChannelConfig:
     odd_reach: float = 1.5  # times the highest of them: above it a point is sudden all the same
     odd_chance: float = 1e-5  # of so many in a row by themselves: a longer series is no noise
     odd_most: float = 0.6  # share of odd points beyond which a series of any length would be chance
+    high_fraction: float = 0.2  # of the level: a spike that is called major
+    high_record: float = 2.0  # times the highest of the last residuals: the first of two points, 3 where it is alone
+    high_lone: float = 3.0
+    high_sigmas: float = 3.0  # local noise units, at least
+    high_pair_odds: float = 4.0  # mean excesses above the tail's threshold: one in 50 of the tail's points; alone one in 400
+    high_log_odds: float = 6.0
+    high_stays: float = 0.25  # of the first point, that the second keeps, and noise units
+    high_second: float = 1.5
+    high_tail: float = 0.8  # mean excess of an ordinary tail: Gaussian 0.4, Laplace 1.0, small batches of GPT-2 1.2
+    high_stale: float = 2.0  # a slow noise of so many local ones is of another time
     drop_sigmas: float = 6.0  # a fall that far below the fast level is sudden
     drop_points: int = 4  # and lasts when so many points in a row stay there
     step_sigmas: float = 3.0  # the fast level follows one point at most so far up, twice as far down

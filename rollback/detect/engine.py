@@ -12,6 +12,7 @@ resumed at any point, the output is the same to the last byte.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,7 +36,7 @@ from rollback.detect.watches import (
     ScaleWatch,
 )
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
@@ -234,7 +235,9 @@ class Detector:
             return replace(self.config, falling=True)
         if role not in LOG_ROLES:
             return self.config
-        return replace(self.config, log=True, falling=role is Role.SPEED, floor_fraction=0.02, level_fraction=0.0)
+        return replace(
+            self.config, log=True, falling=role is Role.SPEED, floor_fraction=0.02, level_fraction=0.0, high_fraction=math.inf
+        )
 
     def _place(
         self, placement: Placement, row: int, step: int, launch: int | None, changed: list[Event]
