@@ -30,7 +30,7 @@ FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics test
 	tests/rollback/test_rollback_command.py tests/rollback/test_torch_file.py tests/rollback/test_transaction.py \
 	tests/watch/test_commands.py
 
-.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants chaos docs picture clean
+.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants chaos gpu-evidence docs picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -91,6 +91,10 @@ build/docs-venv/installed: pyproject.toml
 docs: build/docs-venv/installed
 	build/docs-venv/bin/python -m sphinx -W --keep-going -q -E -b html docs build/site
 	@echo build/site/index.html
+# at most nine minutes a call: call it again with the same OUT for what is left
+OUT ?= gpu-evidence
+gpu-evidence: install
+	$(BIN)/python -m benchmarks.gpu_evidence --out "$(OUT)"
 
 picture:
 	cp demo/logs/demo/plots/lineage.png docs/lineage.png

@@ -167,7 +167,7 @@ def _say(line: str) -> None:
 
 SLURM = """#!/bin/bash
 # {num} runs of one registered plan, one array task each; tasks share nothing but the file system.
-# First: sbatch --array=0 THIS      then: sbatch --dependency=afterok:JOBID --array=1-{last} THIS
+# First: sbatch --array={starts} THIS      then: sbatch --dependency=afterok:JOBID --array={first}-{last} THIS
 #SBATCH --job-name={job}
 #SBATCH --output={job}-%A-%a.out
 #SBATCH --open-mode=append
@@ -185,9 +185,8 @@ def format_study_plan(plan: StudyPlan) -> str:
     lines = [
         f"{study.title}",
         f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
-        f"model d{profile.d_model} L{profile.num_layers}, windows of {profile.window_bytes} bytes, batch {profile.batch_size}; "
-        f"start {profile.start_updates} updates, slices of {profile.slice_updates}",
-        f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} bits per byte",
+        _sizes(plan) + f"start {profile.start_updates} updates, slices of {profile.slice_updates}",
+        f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} {study.unit}",
         "",
         f"{'arm':<10}{'seeds':>6}{'launches':>10}  what",
     ]
@@ -200,17 +199,28 @@ def format_study_plan(plan: StudyPlan) -> str:
     return "\n".join(lines)
 
 
+def _sizes(plan: StudyPlan) -> str:
+    profile, trainer = plan.profile, plan.study.trainer
+    starts = f"{profile.starts} starts; " if profile.starts > 1 else ""
+    if trainer is not None:
+        return f"trainer: {shlex.join(trainer.command)}\n{starts}"
+    model = f"model d{profile.d_model} L{profile.num_layers}, windows of {profile.window_bytes} bytes"
+    return f"{model}, batch {profile.batch_size}; {starts}"
+
+
 def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:
     """An sbatch script with one array task a run; the start first, the rest after it."""
     named = str(Path(study).resolve()) if Path(study).suffix in (".yaml", ".yml") else study
     arguments = [named, "--profile", plan.profile.name, "--seeds", str(plan.profile.seeds), "--name", study_dir.name,
                  "--logs", str(study_dir.parent.resolve())]  # fmt: skip
+    number = plan.profile.starts
+    starts = f"0-{number - 1}" if number > 1 else "0"
     own = plan.study.profile(plan.profile.name)
     chosen = [name for name in plan.arm_names if name not in plan.study.gate[1:]]
     if set(plan.arm_names) != {*own.arms, *own.once, *plan.study.gate}:
         arguments += ["--arms", ",".join(chosen)]
     return SLURM.format(
-        num=len(plan.runs), last=len(plan.runs) - 1, job=study_dir.name,
+        num=len(plan.runs), starts=starts, first=number, last=len(plan.runs) - 1, job=study_dir.name,
         runs=" ".join(run.name for run in plan.runs), arguments=shlex.join(arguments))  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from string import Formatter
+from typing import Any, TypeAlias, TypeVar
 
 from experiments.errors import BadStudy
 
@@ -26,6 +27,7 @@ __all__ = [
     "Profile",
     "Restart",
     "Study",
+    "Trainer",
     "find_study",
     "list_studies",
     "parse_study",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 VERSION = 1
+Setting: TypeAlias = str | int | float
 FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
@@ -51,6 +54,7 @@ class Loss(StrEnum):
 
     MOMENTS = "moments"  # Adam's moments and step counts
     SCHEDULE = "schedule"  # the LR schedule starts again at 0, warm-up included (exp9)
+    PRECISION = "precision"  # the weights were saved in bfloat16: what float32 has beyond it is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,8 @@ class Restart:
     ratio_for: float = 0.0  # … for so many slices
     back: float = 0.0  # rolled back by so many slices
     skip: float = 0.0  # and so many slices of data skipped
+    set: Mapping[str, Setting] = field(default_factory=dict)  # of a trainer's settings, from the first restart on
+    rollback: tuple[str, ...] = ()  # words of `chronicle rollback --to` the step of the restart, before each restart
 
     def __post_init__(self) -> None:
         if min(self.ratio_for, self.back, self.skip, *self.at, 0.0) < 0:
@@ -82,6 +88,7 @@ class Arm:
     slices: tuple[int, ...]
     merged: bool = False
     restart: Restart | None = None
+    set: Mapping[str, Setting] = field(default_factory=dict)  # of a trainer's settings, in every launch
     says: str = ""
 
     def __post_init__(self) -> None:
@@ -116,21 +123,82 @@ class AnswerRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """A program that trains instead of the bit transformer, and what differs from launch to launch.
+
+    Words, `checkpoint` and a path in `metrics` hold placeholders, `{last}` or one of `settings` (the list: docs/studies.md).
+    `metrics` is `guard` (what the guard or `chronicle.log` recorded), `output` (printed lines) or the path of a log. In text,
+    `lines` finds what the usual forms do not: by channel a regular expression with two groups, step and value.
+    """
+
+    command: tuple[str, ...]
+    resume: tuple[str, ...] = ()  # appended where a launch resumes
+    checkpoint: str = "step-{step}"  # the checkpoint after a step, below {checkpoints}
+    settings: Mapping[str, Setting] = field(default_factory=dict)  # with their usual values; arms `set` others
+    metrics: str = "guard"
+    lines: Mapping[str, str] = field(default_factory=dict)
+    loss: str = "loss"  # channel of the training loss
+    outcome: str = "eval_loss"  # channel whose last value is the outcome; lower is better
+    unit: str = "nats"  # of the outcome
+    stop: str = "itself"  # `checkpoint`: the launch gets TERM when the checkpoint after {last} is complete
+
+    def __post_init__(self) -> None:
+        known = {*PLACEHOLDERS, *self.settings}
+        clash = sorted(set(self.settings) & set(PLACEHOLDERS))
+        if clash or not all(SETTING.fullmatch(name) for name in self.settings):
+            bad = clash[0] if clash else next(name for name in self.settings if not SETTING.fullmatch(name))
+            raise BadStudy(f"setting `{bad}` of the trainer is a placeholder of the study's or no plain name")
+        if not self.command:
+            raise BadStudy("key `command` of the trainer is empty: expected the words of a command")
+        for word in (*self.command, *self.resume, self.metrics):
+            _check_placeholders(word, known)
+        _check_placeholders(self.checkpoint, {"step"})
+        for channel, pattern in self.lines.items():
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as problem:
+                raise BadStudy(f"`{channel}` in `lines` of the trainer is no regular expression: {problem}") from None
+            if groups != 2 or self.metrics == "guard":
+                told = "needs `metrics: output` or a path" if groups == 2 else f"has {groups} groups, expected step and value"
+                raise BadStudy(f"`{channel}` in `lines` of the trainer {told}")
+        if self.stop not in ("itself", "checkpoint"):
+            raise BadStudy(f"key `stop` of the trainer is {self.stop!r}: expected `itself` or `checkpoint`")
+
+
+PLACEHOLDERS = ("arm", "checkpoints", "data", "every", "first", "last", "leg", "order", "python", "resume", "run", "seed",
+                "start", "total", "updates")  # fmt: skip
+SETTING = re.compile(r"[a-z][a-z0-9_]{0,30}")
+
+
+def _check_placeholders(word: str, known: set[str]) -> None:
+    try:
+        used = {name for _, name, _, _ in Formatter().parse(word) if name is not None}
+    except ValueError as problem:
+        raise BadStudy(f"the trainer's word {word!r} has a brace alone ({problem}): write `{{{{` for one") from None
+    if used - known:
+        raise BadStudy(f"unknown placeholder `{{{min(used - known)}}}` in {word!r}: expected one of {', '.join(sorted(known))}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Sizes. Updates are optimizer steps; windows are bytes; `once` names arms run for the first seed only."""
+    """Sizes. Updates are optimizer steps; windows are bytes; `once` names arms run for the first seed only.
+
+    `starts` common checkpoints are crossed with `seeds`. With a `trainer` the sizes of model and windows are its own.
+    """
 
     name: str
-    d_model: int
-    num_heads: int
-    num_layers: int
-    d_ff: int
-    window_bytes: int
-    batch_size: int
     start_updates: int
     slice_updates: int
     seeds: int
     arms: tuple[str, ...]
     once: tuple[str, ...] = ()
+    starts: int = 1
+    d_model: int = 0
+    num_heads: int = 0
+    num_layers: int = 0
+    d_ff: int = 0
+    window_bytes: int = 0
+    batch_size: int = 0
     lr: float = 3e-3
     warmup_updates: int = 20
     decay_slices: float = 1.0  # the LR falls to a tenth over the last so many slices
@@ -145,11 +213,21 @@ class Profile:
     mixed_precision: str = "no"
 
     def __post_init__(self) -> None:
-        least = {"slice_updates": 1, "start_updates": 0, "batch_size": 1, "seeds": 1, "num_layers": 1, "shard_samples": 1,
-                 "eval_every": 1, "eval_windows": 1, "window_bytes": 2}  # fmt: skip
+        self._require({"slice_updates": 1, "start_updates": 0, "seeds": 1, "starts": 1, "shard_samples": 1, "eval_every": 1,
+                       "eval_windows": 1})  # fmt: skip
+
+    def _require(self, least: Mapping[str, int]) -> None:
         for key, bound in least.items():
             if getattr(self, key) < bound:
                 raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected {bound} or more")
+
+    def require_model(self) -> None:
+        """Raise `BadStudy` where the sizes that the bit transformer needs are not there."""
+        needed = ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size")
+        missing = [key for key in needed if not getattr(self, key)]
+        if missing:
+            raise BadStudy(f"key `{missing[0]}` is missing in profile {self.name}")
+        self._require({"batch_size": 1, "num_layers": 1, "window_bytes": 2})
         if self.num_heads < 1 or self.d_model % self.num_heads:
             raise BadStudy(f"profile `{self.name}`: d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
 
@@ -160,11 +238,12 @@ class Study:
 
     name: str
     title: str
-    sources: Mapping[str, int]
     arms: tuple[Arm, ...]
     contrasts: tuple[Contrast, ...]
     profiles: tuple[Profile, ...]
     reference: str
+    sources: Mapping[str, int] = field(default_factory=dict)
+    trainer: Trainer | None = None
     gate: tuple[str, ...] = ()
     factorial: Mapping[str, str] = field(default_factory=dict)
     margin_bpb: float = 0.02
@@ -190,8 +269,10 @@ class Study:
         used = {name for arm in self.arms if arm.restart is not None for name in arm.restart.ratio}
         if used - sources:
             raise BadStudy(f"unknown source `{min(used - sources)}` in a ratio: the study has {', '.join(sorted(sources))}")
-        if not self.sources:
-            raise BadStudy("the study names no source")
+        if self.trainer is None:
+            self._require_own_trainer()
+        else:
+            self._require_settings(self.trainer)
         if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
@@ -199,6 +280,36 @@ class Study:
         lengths = {len(arm.slices) for arm in self.arms}
         if len(lengths) != 1:
             raise BadStudy(f"arms have {sorted(lengths)} slices: all must make the same number of updates")
+
+    def _require_own_trainer(self) -> None:
+        if not self.sources:
+            raise BadStudy("the study names no source: key `sources` is missing")
+        for profile in self.profiles:
+            profile.require_model()
+        for arm in self.arms:
+            if arm.set or (arm.restart is not None and (arm.restart.set or arm.restart.rollback)):
+                raise BadStudy(f"arm `{arm.name}` has `set` or `rollback`, which need a `trainer`")
+
+    def _require_settings(self, trainer: Trainer) -> None:
+        """What the study cannot do to a program of which it knows only the command."""
+        if self.sources or any(profile.sources for profile in self.profiles):
+            raise BadStudy("`sources` belong to the bit transformer: this study has a `trainer`, which reads its own data")
+        for arm in self.arms:
+            restart = arm.restart or Restart()
+            unknown = sorted({*arm.set, *restart.set} - set(trainer.settings))
+            if unknown:
+                known = ", ".join(trainer.settings) or "none"
+                raise BadStudy(f"arm `{arm.name}` sets `{unknown[0]}`: the trainer's settings are {known}")
+            if restart.order in (Order.STOCK, Order.STOCK_UNSEEDED) or arm.merged:
+                raise BadStudy(f"arm `{arm.name}` has an order that only the bit transformer's data have: a `trainer` is told "
+                               "`{order}`, 0 for the plan's and another number after a restart with `order: reshuffled`")
+            if Loss.SCHEDULE in restart.loses:
+                raise BadStudy(f"arm `{arm.name}` loses the schedule: with a `trainer`, `set` the option that starts it again")
+
+    @property
+    def unit(self) -> str:
+        """The unit of the outcome, in words."""
+        return "bits per byte" if self.trainer is None else self.trainer.unit
 
     @property
     def digest(self) -> str:
@@ -221,8 +332,18 @@ class Study:
         return self.profiles[_position([profile.name for profile in self.profiles], name, "profile")]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole definition as plain values."""
-        return {"v": VERSION, **asdict(self)}
+        """The whole definition as plain values. What came later is left out where it is not used: hashes of studies stay."""
+        parts: dict[str, Any] = {"v": VERSION, **asdict(self)}
+        if self.trainer is None:
+            del parts["trainer"]
+        for record in (*parts["arms"], *(arm["restart"] for arm in parts["arms"] if arm["restart"] is not None)):
+            for key in ("set", "rollback"):
+                if not record.get(key, True):
+                    del record[key]
+        for record in parts["profiles"]:
+            if record["starts"] == 1:
+                del record["starts"]
+        return parts
 
 
 def _position(names: Sequence[str], name: str, what: str) -> int:
@@ -262,6 +383,10 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(_is_word(key) and _is_word(name) for key, name in value.items())
 
 
+def _are_settings(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_word(k) and (_is_word(v) or _is_number(v)) for k, v in value.items())
+
+
 SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # by the annotation of a field
     "int": (_is_whole, "a whole number"),
     "float": (_is_number, "a number"),
@@ -272,6 +397,7 @@ SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # by the annotation
     "tuple[str, ...]": (_all(_is_word), "a list of names"),
     "Mapping[str, int]": (_are_weights, "names with weights, whole numbers above 0"),
     "Mapping[str, str]": (_are_names, "names with names"),
+    "Mapping[str, Setting]": (_are_settings, "names with numbers or words"),
 }
 
 
@@ -319,6 +445,8 @@ def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study
         parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
         parts["answers"] = tuple(_build(AnswerRule, item) for item in _answers(parts.get("answers", ())))
         parts["profiles"] = tuple(_build(Profile, item) for item in _listed(parts.get("profiles"), "profiles"))
+        if parts.get("trainer") is not None:
+            parts["trainer"] = _trainer(parts["trainer"])
         return _build(Study, parts)
     except BadStudy as problem:
         raise BadStudy(f"`{where}`: {problem.message}", problem.remedy) from problem
@@ -327,6 +455,12 @@ def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study
 def _arm(record: Mapping[str, Any]) -> Arm:
     restart = record.get("restart")
     return _build(Arm, {**record, "restart": None if restart is None else _restart(record["name"], restart)})
+
+
+def _trainer(record: Any) -> Trainer:
+    if not isinstance(record, Mapping):
+        raise BadStudy(f"key `trainer` is {record!r}: expected a mapping with `command`")
+    return _build(Trainer, record, "the trainer")
 
 
 def _restart(arm: str, record: Any) -> Restart:

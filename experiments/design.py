@@ -42,7 +42,11 @@ class Leg:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """One arm at one seed: a run of its own, with its own journal and checkpoints."""
+    """One arm at one seed: a run of its own, with its own journal and checkpoints.
+
+    Seeds count on over the common checkpoints: with `n` of them a checkpoint, seed `k·n + i` is order `i` from checkpoint `k`.
+    The seed of a start is the number of its checkpoint.
+    """
 
     arm: str
     seed: int
@@ -51,7 +55,9 @@ class StudyRun:
     @property
     def name(self) -> str:
         """Name of the run: `B-s3`."""
-        return self.arm if self.arm == START else f"{self.arm}-s{self.seed}"
+        if self.arm == START:
+            return START + (str(self.seed + 1) if self.seed else "")
+        return f"{self.arm}-s{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,30 @@ class StudyPlan:
     def sources(self) -> Mapping[str, int]:
         """The mixture: the profile's where it has one, else the study's."""
         return self.profile.sources or self.study.sources
+
+    def start_of(self, run: StudyRun) -> StudyRun:
+        """The run that trains the common checkpoint of a run."""
+        return run if run.arm == START else self.runs[run.seed // self.profile.seeds]
+
+    def order_seed(self, run: StudyRun) -> int:
+        """The seed of a run's order of data: the same for all common checkpoints; of a start, its number."""
+        return run.seed if run.arm == START else run.seed % self.profile.seeds
+
+    def positions(self, run: StudyRun, leg: Leg) -> list[range]:
+        """What a leg reads, as positions in the batches of a continuous run; a repeated slice has its first positions."""
+        begin, size = self.profile.start_updates, self.profile.slice_updates
+        if run.arm == START:
+            return [range(begin)]
+        slices, parts = self.study.arm(run.arm).slices, list[range]()
+        first, last = leg.first + leg.data_offset, leg.last + leg.data_offset
+        while first < last:
+            number, within = divmod(first, size)
+            end = min(last, (number + 1) * size)
+            at = begin + (slices[number] - 1 if number < len(slices) else number) * size + within
+            until = at + end - first
+            parts.append(range(parts.pop().start if parts and parts[-1].stop == at else at, until))
+            first = end
+        return parts
 
     @property
     def num_updates(self) -> int:
@@ -125,17 +155,18 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
     if study.reference not in (*every, *study.gate):
         raise BadStudy(f"reference `{study.reference}` is not among the arms of profile `{profile}`")
     pairs = [(name, 0) for name in (*study.gate, *once)]
-    pairs += [(name, seed) for seed in range(sizes.seeds) for name in every]
+    pairs += [(name, seed) for seed in range(sizes.seeds * sizes.starts) for name in every]
     return _assemble(study, sizes, list(dict.fromkeys(pairs)))
 
 
 def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> StudyPlan:
     _check_sizes(study, profile)
-    start = StudyRun(arm=START, seed=0, legs=(Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),))
+    legs = (Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),)
+    starts = [StudyRun(arm=START, seed=number, legs=legs) for number in range(profile.starts)]
     # The gate first, because it can end the study. Then the arms of the main questions by seed; the others last.
     ordered = sorted(pairs, key=lambda pair: (pair[0] not in study.central_arms, pair[1], pair[0] not in study.gate))
     runs = [StudyRun(arm=arm, seed=seed, legs=legs_of(study.arm(arm), profile)) for arm, seed in ordered]
-    return StudyPlan(study=study, profile=profile, runs=(start, *runs))
+    return StudyPlan(study=study, profile=profile, runs=(*starts, *runs))
 
 
 def legs_of(arm: Arm, profile: Profile) -> tuple[Leg, ...]:
@@ -170,6 +201,8 @@ def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: 
 
 
 def _check_sizes(study: Study, profile: Profile) -> None:
+    if study.trainer is not None:
+        return
     sources = profile.sources or study.sources
     total = sum(sources.values())
     for source, weight in sources.items():

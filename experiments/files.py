@@ -53,6 +53,10 @@ class StudyPaths:
         """The output of one launch, with that of `chronicle run`."""
         return self.study_dir / "output" / f"{name}-leg{leg}.txt"
 
+    def curves_path(self, name: str, launch: int) -> Path:
+        """What a launch of a study's own trainer logged, in the study's names of channels."""
+        return self.run(name).launch_dir(launch) / "study-curves.jsonl"
+
     @property
     def report_dir(self) -> Path:
         """The report: Markdown, plots, tables."""

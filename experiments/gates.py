@@ -18,7 +18,8 @@ from chronicle.data import step_digest
 from experiments.definition import Arm, Loss, Order
 from experiments.design import Leg, StudyPlan
 from experiments.order import DataShape, Ids, leg_order, slice_samples
-from experiments.outcomes import RunData, StudyData
+from experiments.outcomes import PRIMARY, RunData, StudyData
+from rollback.channels import Role, role_of
 
 __all__ = ["GateCheck", "Ledger", "Treatment", "check_gates", "count_ledger", "find_treatment", "planned_order"]
 
@@ -69,15 +70,16 @@ def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatmen
     reference, size = plan.study.arm(plan.study.reference), plan.profile.slice_updates
     if arm.merged != reference.merged:
         return Treatment(data_after=0, state_after=None)
+    own_settings = [] if arm.set == reference.set else [0]
     differs = [
         i * size for i, (own, other) in enumerate(zip(arm.slices, reference.slices, strict=True)) if own != other
     ]
-    lost = []
+    lost = own_settings
     for leg in legs[1:]:
         restart = leg.restart
         if restart is not None and (restart.order is not Order.PLAN or restart.ratio or leg.data_offset):
             differs.append(leg.first)
-        if restart is not None and restart.loses:
+        if restart is not None and (restart.loses or restart.set or restart.rollback):
             lost.append(leg.first)
     return Treatment(data_after=min(differs, default=None), state_after=min(lost, default=None))
 
@@ -88,6 +90,9 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
     one, other = data.plan.study.gate
     seeds = data.seeds(one, other)
     what = f"{other} is {one}, bit for bit: losses, evaluations, weights, moments, averaged weights"
+    if data.plan.study.trainer is not None:
+        what = (f"{other} is {one}, bit for bit: loss, LR and gradient norm where logged, the outcome where both have it, "
+                "tensors of the last checkpoint")  # fmt: skip
     if not seeds:
         yield GateCheck(
             name="exact restart", what=what, ok=False, found=f"no seed at which both {one} and {other} are complete"
@@ -98,10 +103,19 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
         yield GateCheck(name=f"exact restart, seed {seed}", what=what, ok=not differ, found=found)
 
 
+def _is_compared(name: str) -> bool:
+    """Of a trainer of the study's own: what else it logs may be times, or means over a launch."""
+    return name in ("loss", "eval/mixture", "data_digest") or role_of(name) in (Role.LR, Role.NORM)
+
+
 def _differences(one: RunData, other: RunData) -> Iterator[str]:
-    for name in sorted({*one.channels, *other.channels}):
+    names = {*one.channels, *other.channels}
+    for name in sorted(names if one.primary == PRIMARY else filter(_is_compared, names)):
         a, b = one.channel(name), other.channel(name)
-        unequal = np.flatnonzero(~((a == b) | (np.isnan(a) & np.isnan(b))))
+        equal = (a == b) | (np.isnan(a) & np.isnan(b))
+        if name == "eval/mixture" and one.primary != PRIMARY:  # a script may evaluate where it saves: an arm saves elsewhere
+            equal |= np.isnan(a) | np.isnan(b)
+        unequal = np.flatnonzero(~equal)
         if len(unequal):
             yield f"`{name}` differs from update {unequal[0] + 1} on"
     last, end = one.finished[-1].result, other.finished[-1].result
@@ -129,21 +143,23 @@ def _compare_until_treated(plan: StudyPlan, run: RunData, base: RunData) -> Gate
     data_until = total if treatment.data_after is None else treatment.data_after
     bits_until = total if treatment.first is None else treatment.first
     what = f"same data until update {data_until}, same loss to the last bit until {bits_until}"
+    is_logged = bool(np.isfinite(run.channel("data_digest")).any())  # a trainer of the study's own may not log what it read
     problems = []
     if seen < data_until:
         problems.append(f"data differ from update {seen + 1} on")
     if lost < bits_until:
         problems.append(f"loss differs from update {lost + 1} on")
-    if treatment.data_after is not None and seen == total:
+    if treatment.data_after is not None and seen == total and is_logged:
         problems.append("data never differ: the treatment did not take place")
     if treatment.state_after is not None and lost == total:
         problems.append("loss never differs: the treatment did not take place")
-    found = "; ".join(problems) or f"data equal until {seen}, loss until {lost}, of {total}"
+    read = f"data equal until {seen}" if is_logged else "data not compared: no `data_digest` was logged"
+    found = "; ".join(problems) or f"{read}, loss until {lost}, of {total}"
     return GateCheck(name=f"A/A {run.run.name}", what=what, ok=not problems, found=found)
 
 
 def _equal_length(one: np.ndarray, other: np.ndarray) -> int:
-    unequal = np.flatnonzero(one != other)
+    unequal = np.flatnonzero((one != other) & ~(np.isnan(one) & np.isnan(other)))
     return int(unequal[0]) if len(unequal) else len(one)
 
 
@@ -153,17 +169,22 @@ def _check_rates(data: StudyData) -> Iterator[GateCheck]:
     unequal, compared = [], 0
     for (arm, seed), run in data.runs.items():
         restart = data.plan.study.arm(arm).restart
-        if (restart is not None and Loss.SCHEDULE in restart.loses) or (reference, seed) not in data.runs:
+        own = data.plan.study.arm(arm).set or (restart is not None and (restart.set or restart.rollback))
+        if own or (restart is not None and Loss.SCHEDULE in restart.loses) or (reference, seed) not in data.runs:
             continue
         compared += 1
         if _equal_length(run.channel("lr"), data.runs[reference, seed].channel("lr")) < run.num_updates:
             unequal.append(run.run.name)
     found = f"equal in {compared} runs" if not unequal else f"differs in {', '.join(unequal)}"
-    yield GateCheck(name="learning rate", what="the same LR at every update, but where a schedule is lost on purpose",
+    if all(np.isnan(run.channel("lr")).all() for run in data.runs.values()):
+        found = "not compared: no `lr` was logged"
+    yield GateCheck(name="learning rate", what="the same LR at every update, but where it is changed on purpose",
                     ok=not unequal, found=found)  # fmt: skip
 
 
 def _check_read(ledgers: Sequence[Ledger]) -> Iterator[GateCheck]:
+    if not ledgers:
+        return
     wrong = [ledger.run for ledger in ledgers if not ledger.as_planned]
     found = f"{len(ledgers)} runs as planned" if not wrong else f"other data than planned in {', '.join(wrong)}"
     yield GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
@@ -176,12 +197,18 @@ def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
     rows: list[Ids] = []
     for leg, done in zip(run.run.legs, run.finished, strict=True):
         rows = rows[: leg.first]
-        rows += list(leg_order(shape, arm, leg, run.run.seed, entropy=done.result.entropy))
+        rows += list(leg_order(shape, arm, leg, data.plan.order_seed(run.run), entropy=done.result.entropy))
     return np.stack(rows)
 
 
-def count_ledger(data: StudyData, shape: DataShape) -> tuple[Ledger, ...]:
-    """Return the ledger of every run: repeats, unread samples, and whether the log shows the planned data."""
+def count_ledger(data: StudyData, shape: DataShape | None) -> tuple[Ledger, ...]:
+    """Return the ledger of every run: repeats, unread samples, and whether the log shows the planned data.
+
+    What a trainer of the study's own reads is not known here, so such a study has none.
+    """
+    if data.plan.study.trainer is not None:
+        return ()
+    assert shape is not None
     return tuple(_ledger(data, shape, run) for run in data.runs.values())
 
 
@@ -194,7 +221,7 @@ def _ledger(data: StudyData, shape: DataShape, run: RunData) -> Ledger:
         run=run.run.name,
         drawn=drawn,
         repeats=drawn - len(samples),
-        unread=len(_slices(shape, run.run.seed) - samples),
+        unread=len(_slices(shape, data.plan.order_seed(run.run)) - samples),
         as_planned=bool(np.array_equal(planned, run.channel("data_digest"))),
         guard=tuple(done.guard or "none" for done in run.finished),
     )

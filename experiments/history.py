@@ -95,10 +95,9 @@ def next_launch(run: StudyRun, history: StudyHistory) -> Leg | None:
 
 
 def list_ready(plan: StudyPlan, history: StudyHistory, running: Collection[str] = ()) -> Iterator[NextLaunch]:
-    """Launches that may start now, most urgent first; all arms wait for the start's checkpoint."""
-    started = history.is_complete(plan.run(START))
+    """Launches that may start now, most urgent first; an arm waits for its common checkpoint."""
     for run in plan.runs:
-        if run.name in running or (run.arm != START and not started):
+        if run.name in running or (run.arm != START and not history.is_complete(plan.start_of(run))):
             continue
         leg = next_launch(run, history)
         if leg is not None:

@@ -101,15 +101,16 @@ def _list_order(num_shards: int, source: int, block: int) -> Ids:
     return permute(np.arange(num_shards, dtype=np.int64), num_shards, derive_key("sort -R", source, block))
 
 
-def start_order(shape: DataShape) -> Ids:
-    """Ids of the start phase: (updates, batch, 2) of (source, window)."""
+def start_order(shape: DataShape, number: int = 0) -> Ids:
+    """Ids of the start phase of common checkpoint `number`: (updates, batch, 2) of (source, window)."""
     counts = shape.counts(shape.profile.start_updates)
-    return _fill(counts, [_again_and_again(shape.pool(source)[0], source) for source in range(len(shape.sources))])
+    return _fill(counts, [_again_and_again(shape.pool(source)[0], source, number) for source in range(len(shape.sources))])
 
 
-def _again_and_again(windows: Ids, source: int) -> Iterator[int]:
+def _again_and_again(windows: Ids, source: int, number: int) -> Iterator[int]:
+    own = (number,) if number else ()  # the first one's order is as it was when there was one
     for epoch in itertools.count() if len(windows) else ():
-        yield from _shuffled(windows, derive_key("start", source, epoch)).tolist()
+        yield from _shuffled(windows, derive_key("start", source, epoch, *own)).tolist()
 
 
 def slice_samples(shape: DataShape, source: int, seed: int, logical: int) -> Ids:

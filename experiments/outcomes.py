@@ -20,6 +20,7 @@ from experiments.history import Finished, StudyHistory
 
 __all__ = [
     "HORIZON",
+    "PRIMARY",
     "Curve",
     "RunData",
     "StudyData",
@@ -29,9 +30,10 @@ __all__ = [
     "find_transients",
     "outcome_of",
     "read_study",
-    "to_bpb",
 ]
 
+PRIMARY = "averaged/mixture"
+BITS_PER_BYTE = 9
 Curve: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 GAINS = {"copy-gain": ("copy/0", "copy/4"), "recall-gain": ("recall/0", "recall/1")}
@@ -45,10 +47,17 @@ class RunData:
     finished: tuple[Finished, ...]
     channels: Mapping[str, Curve]
     num_updates: int
+    primary: str = PRIMARY  # name of the primary outcome in `final`
+    loss_scale: float = BITS_PER_BYTE / math.log(2)  # what makes the logged loss the study's unit
+
+    @property
+    def loss(self) -> Curve:
+        """The training loss in the unit of the study: bits per byte of the predicted bits, else as it was logged."""
+        return self.channel("loss") * self.loss_scale
 
     @property
     def final(self) -> Mapping[str, float]:
-        """Outcomes measured after the last update, in bits per byte."""
+        """Outcomes measured after the last update, in the unit of the study."""
         return self.finished[-1].result.final
 
     @property
@@ -101,6 +110,8 @@ def read_study(plan: StudyPlan, history: StudyHistory, paths: StudyPaths) -> Stu
 
 def outcome_of(run: RunData, name: str) -> float:
     """An outcome by name: a final measurement, `bounce`, or a gain; NaN where it was not measured."""
+    if name == PRIMARY:
+        name = run.primary
     if name == "bounce":
         return bounce(run.channel("eval/mixture"))
     if name in GAINS:
@@ -121,15 +132,19 @@ def bounce(evals: Curve) -> float:
 def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], paths: StudyPaths) -> RunData:
     total = run.legs[-1].last
     rows: dict[int, Mapping[str, float]] = {}
+    trainer = plan.study.trainer
     for leg, done in zip(run.legs, finished, strict=True):
         rows = {update: values for update, values in rows.items() if update <= leg.first}
-        for point in read_metrics(paths.run(run.name).metrics_path(done.launch)):
+        own = paths.run(run.name).metrics_path(done.launch) if trainer is None else paths.curves_path(run.name, done.launch)
+        for point in read_metrics(own):
             update = point.step - plan.profile.start_updates
             if leg.first < update <= leg.last:
                 rows[update] = point.values
     names = sorted({name for values in rows.values() for name in values})
     channels = {name: np.array([rows.get(u, {}).get(name, np.nan) for u in range(1, total + 1)]) for name in names}
-    return RunData(run=run, finished=finished, channels=channels, num_updates=total)
+    if trainer is None:
+        return RunData(run=run, finished=finished, channels=channels, num_updates=total)
+    return RunData(run=run, finished=finished, channels=channels, num_updates=total, primary=trainer.outcome, loss_scale=1.0)
 
 
 # --- Excess loss after each restart
@@ -137,7 +152,6 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
 HORIZON = 50
 TREND_HALF_WIDTH = 12
 SMOOTHED = 5
-BITS_PER_BYTE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +168,9 @@ class Transient:
     recovered_after: int | None
 
 
-def to_bpb(nats_per_bit: Curve) -> Curve:
-    """The logged loss in bits per byte (of the predicted bits)."""
-    return nats_per_bit * (BITS_PER_BYTE / math.log(2))
-
-
 def excess_over(run: RunData, reference: RunData, channel: str) -> tuple[Curve, Curve]:
-    """Excess of a run over the reference in bits per byte, and per update whether both saw the same batch."""
-    own, base = (
-        to_bpb(one.channel(channel)) if channel == "loss" else one.channel(channel) for one in (run, reference)
-    )
+    """Excess of a run over the reference in the study's unit, and per update whether both are known to have seen one batch."""
+    own, base = (one.loss if channel == "loss" else one.channel(channel) for one in (run, reference))
     same = run.channel("data_digest") == reference.channel("data_digest")
     return own - np.where(same, base, _local_mean(base)), same
 

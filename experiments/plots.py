@@ -13,7 +13,7 @@ import numpy as np
 
 from chronicle.report.page_data import contrast_reach
 from experiments.gates import Ledger, find_treatment
-from experiments.outcomes import Curve, RunData, StudyData, excess_over, to_bpb
+from experiments.outcomes import Curve, RunData, StudyData, excess_over
 from experiments.statistics import compare_paired
 from experiments.tables import ReportTable, format_csv, slice_ends
 from experiments.verdicts import EffectVerdict, Judged
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 PLOTS = {
-    "losses": "Training loss per source (mean of 25 updates): thin lines are seeds, thick ones their mean; dashed: ends of "
+    "losses": "Training loss (mean of 25 updates): thin lines are seeds, thick ones their mean; dashed: ends of "
     "slices, where the restarted arms restart. Arms with one seed only are left out: a mean of others lies elsewhere.",
-    "differences": "Held-out bits per byte during the run, minus the reference at the same seed: thin lines are seeds, the "
+    "differences": "The held-out outcome during the run, minus the reference at the same seed: thin lines are seeds, the "
     "thick one their mean, the band its 95 % paired t interval.",
     "transients": "Excess loss around the restarts, mean over restarts and seeds. Left: on identical batches, each update. "
     "Right: another order, over the reference's local mean, mean of 5 updates.",
@@ -63,6 +63,8 @@ def draw_plots(
         "ledger": lambda figure: draw_ledger(figure, ledgers),
         "same-until-treated": lambda figure: draw_same(figure, data),
     }
+    if data.plan.study.trainer is not None:  # what it reads is not known
+        del drawers["ratios"], drawers["ledger"]
     for name, draw in drawers.items():
         _write(name, draw, directory)
     return tuple(drawers)
@@ -125,10 +127,11 @@ def draw_losses(figure: Any, data: StudyData) -> ReportTable:
     """One panel a source."""
     rows = []
     most = max(len(data.seeds(arm)) for arm in data.arms)
-    panels = figure.subplots(1, len(data.plan.sources), squeeze=False)[0]
-    for axes, source in zip(panels, data.plan.sources, strict=True):
+    channels = {source: f"bpb/{source}" for source in data.plan.sources} or {"loss": "loss"}
+    panels = figure.subplots(1, len(channels), squeeze=False)[0]
+    for axes, (source, channel) in zip(panels, channels.items(), strict=True):
         for arm in compared(data):
-            curves = np.stack([_smooth(run.channel(f"bpb/{source}"), LOSS_WIDTH) for run in data.of_arm(arm)])
+            curves = np.stack([_smooth(run.channel(channel), LOSS_WIDTH) for run in data.of_arm(arm)])
             mean, updates = np.nanmean(curves, axis=0), np.arange(1, curves.shape[1] + 1)
             rows += [(arm, source, str(update), as_text(value)) for update, value in zip(updates, mean, strict=True)][4::5]
             if len(curves) > 1 or most == 1:
@@ -137,7 +140,7 @@ def draw_losses(figure: Any, data: StudyData) -> ReportTable:
                 axes.plot(updates, mean, color=colour_of(data, arm), lw=1.5, label=arm)
         _mark_slices(axes, data)
         axes.set_xlabel(UPDATES, fontsize=8)
-        axes.set_ylabel("bits per byte", fontsize=8)
+        axes.set_ylabel("bits per byte" if data.plan.sources else "as logged", fontsize=8)
         axes.set_title(source, fontsize=9)
     _legend_below(figure, panels[0])
     return ReportTable(name="losses", header=("arm", "source", "update", "bpb_mean_of_seeds"), rows=tuple(rows))
@@ -175,7 +178,7 @@ def draw_differences(figure: Any, data: StudyData) -> ReportTable:
     top = float(np.quantile(widest, 0.97)) if widest else 0.0
     grid[0, 0].set_ylim(*(-1.3 * top, 1.3 * top) if top else (-1, 1))
     figure.supxlabel(UPDATES, fontsize=8)
-    figure.supylabel(f"held-out bits per byte, minus {reference}", fontsize=8)
+    figure.supylabel(f"held-out {data.plan.study.unit}, minus {reference}", fontsize=8)
     return ReportTable(name="differences", header=("arm", "update", "mean", "low", "high"), rows=tuple(rows))
 
 
@@ -205,7 +208,7 @@ def draw_same(figure: Any, data: StudyData) -> ReportTable:
     for axes, arm in zip(grid.ravel(), arms, strict=False):
         seed = data.seeds(arm, reference)[0]
         run = data.runs[arm, seed]
-        apart = np.abs(to_bpb(run.channel("loss")) - to_bpb(data.runs[reference, seed].channel("loss")))
+        apart = np.abs(run.loss - data.runs[reference, seed].loss)
         treated = find_treatment(data.plan, data.plan.study.arm(arm), run.run.legs).first
         axes.plot(np.arange(1, len(apart) + 1), np.maximum(apart, floor), color=colour_of(data, arm), lw=0.9)
         if treated:
@@ -219,7 +222,7 @@ def draw_same(figure: Any, data: StudyData) -> ReportTable:
     for axes in grid.ravel()[len(arms) :]:
         axes.set_visible(False)
     figure.supxlabel(UPDATES, fontsize=8)
-    figure.supylabel("|loss difference|, bits per byte", fontsize=8)
+    figure.supylabel(f"|loss difference|, {data.plan.study.unit}", fontsize=8)
     return ReportTable(name="same-until-treated", header=("arm", "update", "abs_difference_bpb"), rows=tuple(rows))
 
 
@@ -270,7 +273,7 @@ def draw_transients(figure: Any, data: StudyData) -> ReportTable:
         axes.axhline(0, color="black", lw=0.8)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("updates after a restart", fontsize=8)
-        axes.set_ylabel("excess loss, bits per byte", fontsize=8)
+        axes.set_ylabel(f"excess loss, {data.plan.study.unit}", fontsize=8)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7, frameon=False)
         else:
@@ -328,7 +331,7 @@ def draw_contrasts(figure: Any, data: StudyData, judged: Sequence[Judged]) -> Re
     axes.set_xlim(-reach, reach)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(-0.6, len(labels) - 0.4)
-    axes.set_xlabel("difference, bits per byte (below 0: the first arm is better)", fontsize=8)
+    axes.set_xlabel(f"difference, {data.plan.study.unit} (below 0: the first arm is better)", fontsize=8)
     header = ("contrast", "formula", "seeds", "mean", "low", "high", "verdict")
     return ReportTable(name="contrasts", header=header, rows=tuple(reversed(rows)))
 

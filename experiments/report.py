@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
     data = read_study(plan, history, paths)
     if not data.seeds(plan.study.reference):
         raise StudyError(f"arm {plan.study.reference} has no complete run yet", "continue with `chronicle experiment run`")
-    shape, corpora = read_shape(plan)
+    shape, corpora = read_shape(plan) if plan.study.trainer is None else (None, ())
     ledgers = count_ledger(data, shape)
     checks = check_gates(data, ledgers)
     broken = [check for check in checks if not check.ok]
@@ -138,43 +139,53 @@ def _blocks(
     )
     yield _figure("same-until-treated")
     yield "## Right after a restart"
-    yield ("Excess loss over the reference, in bits per byte. On identical batches one seed is "
+    yield (f"Excess loss over the reference, in {study.unit}. On identical batches one seed is "
            "enough to see it; where "
            "the order changed, the difference to the reference's local mean contains the noise of "
            "the batches.")  # fmt: skip
     yield _figure("transients")
     yield from transient_tables(data)
     yield "## Along the run"
-    for name in ("losses", "differences", "ratios"):
+    for name in ("losses", "differences", "ratios") if study.trainer is None else ("losses", "differences"):
         yield _figure(name)
     yield "## Outcomes"
     yield outcome_table(data)
     yield secondary_table(data)
-    yield from _few_shot(data)
+    if study.trainer is None:
+        yield from _few_shot(data)
+        yield from _ledger(ledgers)
+    yield "## Provenance"
+    start = data.start.result.weights if data.start else "none"
+    words = ", ".join(f"`{name}` {digest}" for name, digest in digests.items())
+    read = f"sources (sha256): {words}" if study.trainer is None else f"trainer: `{shlex.join(study.trainer.command)}`"
+    yield f"Plan {data.plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of its weights) {start}; {read}."
+
+
+def _ledger(ledgers: Sequence[Ledger]) -> Iterator[ReportBlock]:
     yield "## Ledger"
     yield ("Counted from the plan, and proved by the logged digest of every batch. The guard's "
            "word is per launch: "
            "`warned` where state was lost on purpose and the guard noticed.")  # fmt: skip
     yield _figure("ledger")
     yield ledger_table(ledgers)
-    yield "## Provenance"
-    start = data.start.result.weights if data.start else "none"
-    sources = ", ".join(f"`{name}` {digest}" for name, digest in digests.items())
-    yield (f"Plan {data.plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of "
-           f"its weights) {start}; "
-           f"sources (sha256): {sources}.")  # fmt: skip
 
 
 def _what(data: StudyData) -> str:
     study, profile = data.plan.study, data.plan.profile
     arms = "; ".join(f"**{name}** {study.arm(name).says} (n = {len(data.seeds(name))})" for name in data.arms)
     return (
-        f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} bits per byte; "
-        f"two-sided {study.alpha:.0%}. All arms start at the same checkpoint ({profile.start_updates} updates) and make "
-        f"{profile.slice_updates * len(study.arms[0].slices)} updates of {profile.batch_size} windows; "
+        f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
+        f"two-sided {study.alpha:.0%}. All arms start at {_checkpoints(data)} ({profile.start_updates} updates) and make "
+        f"{profile.slice_updates * len(study.arms[0].slices)} updates"
+        f"{f' of {profile.batch_size} windows' if profile.batch_size else ''}; "
         f"differences are paired by seed.\n\n"
         f"Arms: {arms}."
     )
+
+
+def _checkpoints(data: StudyData) -> str:
+    number, orders = data.plan.profile.starts, data.plan.profile.seeds
+    return "the same checkpoint" if number == 1 else f"one of {number} checkpoints, crossed with {orders} orders"
 
 
 def _exactness(data: StudyData) -> Iterator[str]:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,8 @@ from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import LEG_RESULT, StudyPaths, read_result
 from experiments.history import Finished, NextLaunch, StudyHistory, StudyProgress, list_ready, read_history
+from experiments.stranger import checkpoint_after, command_words, is_treated, lose_in_copy, read_leg, treated_copy
+from rollback.checkpoint.manifest import MANIFEST_NAME
 from rollback.disk.durable import write_atomic
 
 __all__ = [
@@ -270,7 +272,7 @@ class Launcher(Protocol):
 
 @dataclass(slots=True)
 class ChronicleLauncher:
-    """Starts `chronicle run -- python -m experiments.trainer …` in this environment."""
+    """Starts `chronicle run -- …` in this environment: the study's trainer, or `python -m experiments.trainer …`."""
 
     paths: StudyPaths
     environ: Mapping[str, str]
@@ -287,31 +289,49 @@ class ChronicleLauncher:
         environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
         environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches, and the study has its own report
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        if leg.first < (run.legs[leg.number - 2].last if leg.number > 1 else leg.first):
-            self._roll_back(plan, run, leg, environ, output)
+        extra = leg.restart.rollback if leg.restart is not None else ()
+        goes_back = plan.study.trainer is None and leg.first < (run.legs[leg.number - 2].last if leg.number > 1 else leg.first)
+        if extra or goes_back:  # another trainer is handed the checkpoint, whatever lies beside it
+            self._roll_back(plan, run, leg, environ, output, extra)
+        if plan.study.trainer is not None:
+            self._treat(plan, run, leg)
+            if is_treated(plan, run, leg):
+                environ["CHRONICLE_GUARD"] = "warn"  # it differs on purpose: the guard's word is recorded
         with output.open("ab") as sink:
             process = subprocess.Popen(
                 self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
                 preexec_fn=die_with_parent(signal.SIGTERM))  # fmt: skip
-        return _Process(process, self.paths, run, leg, plan.plan_hash, output)
+        return _Process(process, self.paths, plan, run, leg, output)
 
     def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
         """Return the command line of a launch."""
+        resume = resume_path(plan, run, leg, self.paths)
+        resume = resume if resume is None else resume.resolve()
+        if plan.study.trainer is not None:
+            words = command_words(plan, run, leg, self.paths, resume, sys.executable)
+            return [*chronicle_command(), "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *words]
         trainer = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
                    "--run", run.name, "--leg", str(leg.number)]  # fmt: skip
-        resume = resume_path(plan, run, leg, self.paths)
         if resume is not None:
-            trainer += ["--resume", str(resume.resolve())]
+            trainer += ["--resume", str(resume)]
         return [*chronicle_command(), "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *trainer]
 
     def _where(self, run: StudyRun) -> list[str]:
         checkpoints = self.paths.checkpoints_dir(run.name)
         return ["--run", run.name, "--logs", str(self.paths.runs_dir), "--checkpoints", str(checkpoints)]
 
-    def _roll_back(self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path) -> None:
+    def _treat(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> None:
+        """Make the copy in which a leg's state is lost."""
+        if leg.restart is not None and leg.restart.loses:
+            checkpoint = checkpoint_after(plan, run, leg.first, self.paths)
+            lose_in_copy(checkpoint, treated_copy(self.paths, run, leg, checkpoint), leg.restart.loses)
+
+    def _roll_back(
+        self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path, extra: Sequence[str] = ()
+    ) -> None:
         step = plan.profile.start_updates + leg.first
-        command = [*chronicle_command(), "rollback", "--to", str(step), "--yes", *self._where(run)]
-        if leg.data_offset:
+        command = [*chronicle_command(), "rollback", "--to", str(step), "--yes", *self._where(run), *extra]
+        if leg.data_offset and plan.study.trainer is None:  # another trainer is told what to read
             command += ["--skip-batches", str(leg.data_offset)]
         with output.open("ab") as sink:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, check=False)
@@ -324,13 +344,22 @@ class ChronicleLauncher:
 class _Process:
     process: subprocess.Popen[bytes]
     paths: StudyPaths
+    plan: StudyPlan
     run: StudyRun
     leg: Leg
-    plan_hash: str
     output: Path
+    told: bool = False  # that its leg is over
 
     def poll(self) -> int | None:
-        return self.process.poll()
+        code = self.process.poll()
+        trainer = self.plan.study.trainer
+        if trainer is None or trainer.stop != "checkpoint":
+            return code
+        if not self.told and (checkpoint_after(self.plan, self.run, self.leg.last, self.paths) / MANIFEST_NAME).exists():
+            self.told = True
+            if code is None and self.leg is not self.run.legs[-1]:
+                self.process.terminate()
+        return 0 if self.told and code is not None and self.leg is not self.run.legs[-1] else code
 
     def finish(self) -> Finished:
         run_paths = self.paths.run(self.run.name)
@@ -339,8 +368,11 @@ class _Process:
         launch = max((number for number in own if number is not None), default=None)
         if launch is None:
             raise StudyError(f"run `{self.run.name}` has no launch in its journal")
-        result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
-        if (result.plan_hash, result.run, result.leg) != (self.plan_hash, self.run.name, self.leg.number):
+        if self.plan.study.trainer is not None:
+            result = read_leg(self.plan, self.run, self.leg, self.paths, launch)
+        else:
+            result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
+        if (result.plan_hash, result.run, result.leg) != (self.plan.plan_hash, self.run.name, self.leg.number):
             raise StudyError(
                 f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`"
             )
@@ -373,8 +405,12 @@ def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> 
     """Return the checkpoint that a leg loads: the common one for a first leg, else the run's own."""
     if run.arm == START:
         return None
-    owner = START if leg.number == 1 else run.name
-    return checkpoint_path(paths.checkpoints_dir(owner), plan.profile.start_updates + leg.first)
+    owner = plan.start_of(run) if leg.number == 1 else run
+    if plan.study.trainer is None:
+        return checkpoint_path(paths.checkpoints_dir(owner.name), plan.profile.start_updates + leg.first)
+    checkpoint = checkpoint_after(plan, owner, leg.first, paths)
+    lost = leg.restart is not None and leg.restart.loses
+    return treated_copy(paths, run, leg, checkpoint) if lost else checkpoint
 
 
 def chronicle_command() -> list[str]:

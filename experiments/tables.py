@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.gates import Ledger
-from experiments.outcomes import Curve, StudyData, Transient, find_transients, outcome_of, to_bpb
+from experiments.outcomes import Curve, StudyData, Transient, find_transients, outcome_of
 from experiments.statistics import compare_paired
 from experiments.verdicts import PRIMARY, Judged, format_bpb, paired_differences
 
@@ -63,7 +63,8 @@ def transient_tables(data: StudyData) -> Iterator[ReportTable]:
         for channel in channels:
             own = [one for one in items if one.channel == channel]
             rows += [_transient_row(arm, channel, own)] if own else []
-    header = ("arm", "channel", "restarts", "identical batches", "area (bpb × updates)", "95 % interval over seeds", "peak",
+    unit = "bpb" if data.plan.study.trainer is None else data.plan.study.unit
+    header = ("arm", "channel", "restarts", "identical batches", f"area ({unit} × updates)", "95 % interval over seeds", "peak",
               "median updates to recover")  # fmt: skip
     yield ReportTable(name="transient-means", rows=tuple(rows), header=header)
     every = [one for items in found.values() for one in items]
@@ -105,6 +106,8 @@ def _transient_cells(one: Transient) -> tuple[str, ...]:
 
 
 def _secondary_names(data: StudyData) -> tuple[str, ...]:
+    if data.plan.study.trainer is not None:
+        return ("bounce",)
     slices = ("slice/1", f"slice/{len(data.plan.study.arms[0].slices)}")
     sources = tuple(f"averaged/{source}" for source in data.plan.sources)
     return (*sources, "raw/mixture", *slices, "bounce", "copy-gain", "recall-gain")
@@ -161,7 +164,7 @@ def build_panel(data: StudyData, judged: Sequence[Judged]) -> dict[str, Any]:
     """`panel.json`: plain finite numbers (None where there is none), the same for the same runs."""
     study = data.plan.study
     return {
-        "v": VERSION, "title": study.title, "unit": "bits per byte", "outcome": study.primary, "margin": study.margin_bpb,
+        "v": VERSION, "title": study.title, "unit": study.unit, "outcome": study.primary, "margin": study.margin_bpb,
         "x": "updates after the common checkpoint", "marks": slice_ends(data), "curves": list(_curves(data)),
         "outcomes": [{"arm": arm, "seed": seed, "value": _plain(outcome_of(data.runs[arm, seed], PRIMARY))}
                      for arm in data.arms for seed in data.seeds(arm)],
@@ -184,7 +187,7 @@ def _curves(data: StudyData) -> Iterator[dict[str, Any]]:
     reference = data.plan.study.reference
     for arm in data.arms:
         runs = data.of_arm(arm)
-        yield _band("loss", arm, [_thinned(to_bpb(run.channel("loss"))) for run in runs])
+        yield _band("loss", arm, [_thinned(run.loss) for run in runs])
         yield _band("eval", arm, [run.channel("eval/mixture") for run in runs])
         seeds = data.seeds(arm, reference)
         if arm != reference and seeds:

@@ -54,7 +54,7 @@ from experiments.order import (
     start_order,
 )
 
-GUARDED = {Loss.MOMENTS, Loss.SCHEDULE}  # losses that the guard must notice
+GUARDED = {Loss.MOMENTS, Loss.SCHEDULE, Loss.PRECISION}  # losses that the guard must notice
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         fresh_start=run.arm == START, honours=("skip",),  # the plan sets the data offsets of legs
         accept_change=accepted(run, leg),
         mode="warn" if loses & GUARDED else "enforce")  # fmt: skip
-    set_seed(0)
+    set_seed(run.seed if run.arm == START else 0)
     if accelerator.device.type == "cuda":
         torch.use_deterministic_algorithms(True)  # the gate asks for equal bits
     model: Any = BitTransformer(model_config(profile))
@@ -118,6 +118,10 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         accelerator.load_state(str(resume))
     if Loss.MOMENTS in loses:
         optimizer.optimizer.state.clear()
+    if Loss.PRECISION in loses:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.to(torch.bfloat16))
     if Loss.SCHEDULE in loses:
         restart_schedule(optimizer.optimizer, scheduler)
 
@@ -187,7 +191,7 @@ def measure_leg(
     found |= copy_task(averaged, plan.profile.window_bytes) | recall_task(averaged, plan.profile.window_bytes)
     if run.arm != START:
         for logical in (1, shape.num_slices):
-            text = slice_windows(plan, shape, stores, run.seed, logical)
+            text = slice_windows(plan, shape, stores, plan.order_seed(run), logical)
             found[f"slice/{logical}"] = held_out_bpb(averaged, text, weights)["mixture"]
     return found
 
@@ -214,8 +218,8 @@ def reading_order(plan: StudyPlan, run: StudyRun, leg: Leg, shape: DataShape, en
     """The batches of this leg; `NoData` says which seed cannot be had."""
     try:
         if run.arm == START:
-            return start_order(shape)
-        return leg_order(shape, plan.study.arm(run.arm), leg, run.seed, entropy=entropy)
+            return start_order(shape, run.seed)
+        return leg_order(shape, plan.study.arm(run.arm), leg, plan.order_seed(run), entropy=entropy)
     except NoData as problem:
         raise NoData(f"no data for `{run.name}`: {problem.message}", problem.remedy) from problem
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from experiments.definition import Study
 from experiments.gates import find_treatment
-from experiments.outcomes import StudyData, outcome_of
+from experiments.outcomes import PRIMARY, StudyData, outcome_of
 from experiments.statistics import (
     PairedResult,
     adjust_holm,
@@ -41,7 +41,6 @@ __all__ = [
     "what_would_settle",
 ]
 
-PRIMARY = "averaged/mixture"
 LEAST_PAIRS = 4  # below that a t interval rests on the assumption of normality alone: no verdict, only numbers
 
 
@@ -77,6 +76,7 @@ class Judged:
     t_p: float | None = None
     sign_flip_p: float | None = None
     verdict: EffectVerdict = EffectVerdict.NOT_TESTED
+    unit: str = "bits per byte"
 
 
 def paired_differences(data: StudyData, plus: str, minus: str, outcome: str = PRIMARY) -> dict[int, float]:
@@ -93,7 +93,7 @@ def judge_contrasts(data: StudyData) -> tuple[Judged, ...]:
         for c in study.contrasts
         if {c.plus, c.minus} <= set(data.plan.arm_names)
     ]
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha)
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit)
 
 
 def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
@@ -115,12 +115,14 @@ def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
     }  # fmt: skip
     asked = [(Question(name, formula, question, "factorial"), differences)
              for name, (formula, question, differences) in effects.items()]  # fmt: skip
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha)
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit)
 
 
-def judge(asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float) -> tuple[Judged, ...]:
+def judge(
+    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float, unit: str = "bits per byte"
+) -> tuple[Judged, ...]:
     """Return a verdict on the paired differences (by seed) of each question; the family `main` is adjusted together."""
-    judged = [_compare(question, differences, margin, alpha) for question, differences in asked]
+    judged = [replace(_compare(question, differences, margin, alpha), unit=unit) for question, differences in asked]
     main = [(one.name, one.result) for one in judged if one.family == "main" and one.result is not None]
     names = [name for name, _ in main]
     t_ps = dict(zip(names, adjust_holm([result.t_p for _, result in main]), strict=True))
@@ -207,8 +209,8 @@ def _direction(one: Judged) -> str:
     plus, _, minus = one.formula.partition(" − ")
     word = "worse" if one.result.mean > 0 else "better"
     if one.family == "factorial":
-        return f"{abs(one.result.mean):.4f} bits per byte {word}"
-    return f"{plus} ends {abs(one.result.mean):.4f} bits per byte {word} than {minus}"
+        return f"{abs(one.result.mean):.4f} {one.unit} {word}"
+    return f"{plus} ends {abs(one.result.mean):.4f} {one.unit} {word} than {minus}"
 
 
 def _interval(one: Judged) -> str:
@@ -274,9 +276,9 @@ def _plainly(one: Judged, margin: float, alpha: float) -> str:
     rest = missed if one.family == "control" else ""
     if one.verdict is EffectVerdict.EQUIVALENT and _is_real(one, alpha):
         rest = weak if one.family == "control" else ""
-        return f"An effect, but smaller than {margin:g} bits per byte: {_direction(one)} ({where}).{rest}"
+        return f"An effect, but smaller than {margin:g} {one.unit}: {_direction(one)} ({where}).{rest}"
     if one.verdict is EffectVerdict.EQUIVALENT:
-        return f"No effect as large as {margin:g} bits per byte: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
+        return f"No effect as large as {margin:g} {one.unit}: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
     settle = what_would_settle(one, margin, alpha)
     return f"Not settled: {one.formula} = {format_bpb(one.result.mean)} ({where}). {settle}{rest}"
 
@@ -294,8 +296,19 @@ def _one_seed(one: Judged) -> str:
 
 def limits(data: StudyData) -> list[str]:
     """Return sentences on what the study does not show."""
-    profile = data.plan.profile
+    profile, trainer = data.plan.profile, data.plan.study.trainer
     start = data.start.result.final if data.start else {}
+    seeds = (
+        "Seeds vary the slices and the order of samples. The common checkpoint, its initialisation and the "
+        f"held-out text are one, and {len(data.plan.study.arms[0].slices)} neighbouring seeds rotate the same slices: "
+        "what is said holds for this checkpoint and this text."
+    )
+    if profile.starts > 1:
+        seeds = (f"{profile.starts} common checkpoints are crossed with {profile.seeds} orders, and the pairs are judged as if "
+                 "they were independent: orders that share a checkpoint share its noise.")  # fmt: skip
+    if trainer is not None:
+        seeds = ("What this trainer does with its seed, and what it reads, is its own affair. What is said holds for "
+                 f"{profile.starts} common checkpoint{'s' * (profile.starts > 1)}, this data and this size.")  # fmt: skip
     lines = [
         f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of "
         f"{profile.window_bytes} bytes) and at "
@@ -304,13 +317,13 @@ def limits(data: StudyData) -> list[str]:
         "9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, and how large an "
         "effect it would have seen.",
         f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight.",
-        "Seeds vary the slices and the order of samples. The common checkpoint, its initialisation and the "
-        f"held-out text are one, and {len(data.plan.study.arms[0].slices)} neighbouring seeds rotate the same slices: "
-        "what is said holds for this checkpoint and this text.",
+        seeds,
         "Moments, weights and RNG are restored exactly in every arm that does not lose them on purpose: world "
         "size, precision of the "
         "saved weights and hardware do not change at a restart here.",
     ]
+    if trainer is not None:
+        lines = [*lines[1:3], "Exactness is shown where the gate's arms agree to the bit; what the guard said is in the runs."]
     single = [arm for arm in data.arms if len(data.seeds(arm)) == 1 and max(len(data.seeds(a)) for a in data.arms) > 1]
     if single:
         lines.append(f"One seed only, so no inference on lasting effects: {', '.join(single)}.")

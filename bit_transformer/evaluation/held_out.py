@@ -75,10 +75,13 @@ def unigram_bpb(train: bytes, held_out: bytes) -> float:
     return sum(-math.log2((counts[byte] + 1) / total) * n for byte, n in Counter(held_out).items()) / len(held_out)
 
 
-def context_mix_bpb(train: bytes, held_out: bytes) -> float:
-    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the lower one (Witten-Bell weights)."""
+def context_mix_bpb(train: bytes, held_out: bytes, *, max_train_bytes: int = _MAX_TRAIN_BYTES) -> float:
+    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the lower one (Witten-Bell weights).
+
+    It is fitted on the first `max_train_bytes` of the text.
+    """
     tables: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(_ORDER + 1)]
-    text = train[:_MAX_TRAIN_BYTES]
+    text = train[:max_train_bytes]
     for position, byte in enumerate(text):
         for order in range(min(_ORDER, position) + 1):
             tables[order][text[position - order:position]][byte] += 1

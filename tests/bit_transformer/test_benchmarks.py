@@ -45,3 +45,26 @@ def test_data_plan_of_a_hundred_million_samples_needs_no_memory_for_them(tmp_pat
     """A rate for each batch size, and memory that does not grow with the samples: one bit each would be 12.5 MB."""
     told = json.loads(_run(tmp_path, "trainer_data_plan.py"))
     assert told["ids_per_second_by_batch"].keys() == {"16", "512", "4096"} and told["memory_growth_mb"] < 12.5
+
+
+@pytest.mark.slow
+def test_gpu_evidence_is_tried_on_a_cpu_gone_on_with_and_never_called_a_gpus(tmp_path: Path) -> None:
+    """Two cells, one a call: the second call plays what is left, a third nothing; what was not played is in the table."""
+    words = ("--device", "cpu", "--out", str(tmp_path), "--cells", "streams,memory")
+
+    def call(*more: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_evidence", *words, *more], cwd=ROOT, text=True,
+                              capture_output=True, timeout=250)  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert "no time left for memory" in call("--seconds", "45")  # the limits of the two cells are 40 and 60 seconds
+    assert "memory: ok" in call() and "streams: ok" not in call()
+    record = json.loads((tmp_path / "evidence.json").read_text())
+    assert record["cells"]["streams"]["found"]["equal"] is True
+    assert record["cells"]["memory"]["found"]["peak_by_formula"] is None  # a CPU keeps no count: said, not made up
+    assert record["cells"]["resume-fsdp2"] == {"state": "not played", "why": "needs a GPU"}
+    assert "no figure of a GPU" in (tmp_path / "evidence.md").read_text()
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_evidence", "--cells", "nothing", "--device", "cpu"], cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2 and "unknown cell `nothing`" in done.stderr

@@ -31,7 +31,7 @@ def ended(launcher: ChronicleLauncher, plan: StudyPlan, said: str, code: int = 0
     output.write_text(said)
     process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
     process.wait()
-    return _Process(process, launcher.paths, run, run.legs[0], plan.plan_hash, output)
+    return _Process(process, launcher.paths, plan, run, run.legs[0], output)
 
 
 def test_every_launch_goes_through_chronicle_run(plan: StudyPlan, launcher: ChronicleLauncher) -> None:

@@ -1,0 +1,271 @@
+"""Launches of a trainer that knows no studies: its command line, the checkpoint it is handed, the result it leaves.
+
+    settings ── words ── chronicle run -- COMMAND ── checkpoint after {last}, metrics ── LegResult
+
+A treatment is either a setting of the command or a state. A state is lost in a copy of the checkpoint, never in the run's own:
+moments become zeros with a count of 0, as they are in a new optimizer; weights are rounded to bfloat16 and stay float32. Files
+are read by torch as tensors and plain values only (`weights_only`), so nothing in a checkpoint is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shutil
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from chronicle.errors import UsageProblem
+from chronicle.metrics.lines import number_in
+from chronicle.metrics.log import MetricsWriter, Point, read_metrics
+from chronicle.metrics.readers import read_log
+from experiments.definition import Loss, Order, Setting, Trainer
+from experiments.design import START, Leg, StudyPlan, StudyRun
+from experiments.errors import StudyError
+from experiments.files import LegResult, StudyPaths
+
+__all__ = [
+    "checkpoint_after",
+    "command_words",
+    "is_treated",
+    "lose_in_copy",
+    "read_leg",
+    "treated_copy",
+]
+
+OUTPUT, GUARD = "output", "guard"  # where metrics come from; anything else is the path of a log
+
+
+def trainer_of(plan: StudyPlan) -> Trainer:
+    """The trainer of a study that has one."""
+    trainer = plan.study.trainer
+    assert trainer is not None
+    return trainer
+
+
+# --- The command line
+
+
+def settings_of(plan: StudyPlan, run: StudyRun, leg: Leg) -> dict[str, Setting]:
+    """The settings of a launch: the usual ones, the arm's, and from its first restart on the restart's."""
+    own = plan.study.arm(run.arm).set if run.arm != START else {}
+    return {**trainer_of(plan).settings, **own, **(leg.restart.set if leg.restart is not None else {})}
+
+
+def is_treated(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
+    """Whether this launch differs on purpose from the one that saved its checkpoint: the guard then only warns."""
+    lost = leg.restart is not None and bool(leg.restart.loses or leg.restart.order is not Order.PLAN or leg.data_offset)
+    return lost or settings_of(plan, run, leg) != trainer_of(plan).settings or _reads_again(plan, run, leg)
+
+
+def _reads_again(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
+    first = plan.profile.start_updates + leg.first
+    return plan.positions(run, leg) != [range(first, first + leg.num_updates)]
+
+
+def placeholders(
+    plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str
+) -> dict[str, Setting]:
+    """The value of every placeholder for one launch; steps count from the beginning of the common start."""
+    begin, size = plan.profile.start_updates, plan.profile.slice_updates
+    reshuffled = leg.restart is not None and leg.restart.order is not Order.PLAN
+    return {
+        **settings_of(plan, run, leg), "arm": run.arm, "run": run.name, "leg": leg.number, "seed": plan.order_seed(run),
+        "start": plan.start_of(run).seed, "first": begin + leg.first, "last": begin + leg.last, "updates": leg.num_updates,
+        "total": begin + size * len(plan.study.arms[0].slices), "every": math.gcd(*(begin + at for at in leg.saves)),
+        "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),
+        "order": leg.number - 1 if reshuffled else 0, "python": python, "resume": str(resume or ""),
+        "checkpoints": str(paths.checkpoints_dir(run.name).resolve()),
+    }  # fmt: skip
+
+
+def command_words(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str) -> list[str]:
+    """The command of one launch with its placeholders filled in; those of `resume` only where it resumes."""
+    trainer, values = trainer_of(plan), placeholders(plan, run, leg, paths, resume, python)
+    return [word.format_map(values) for word in (*trainer.command, *(trainer.resume if resume is not None else ()))]
+
+
+def checkpoint_after(plan: StudyPlan, owner: StudyRun, update: int, paths: StudyPaths) -> Path:
+    """Where the trainer of `owner` saves after an update of the arms (0: the end of the common start)."""
+    name = trainer_of(plan).checkpoint.format(step=plan.profile.start_updates + update)
+    return paths.checkpoints_dir(owner.name) / name
+
+
+# --- State lost on purpose
+
+
+def treated_copy(paths: StudyPaths, run: StudyRun, leg: Leg, checkpoint: Path) -> Path:
+    """Where the edited copy of a checkpoint lies that a leg loads."""
+    return paths.study_dir / "treated" / f"{run.name}-leg{leg.number}" / checkpoint.name
+
+
+def lose_in_copy(checkpoint: Path, copy: Path, loses: Collection[Loss]) -> None:
+    """Copy a checkpoint (a directory or a file) and lose state in the copy; `StudyError` where there was none to lose."""
+    if not checkpoint.exists():
+        raise StudyError(f"checkpoint `{checkpoint}` does not exist: the launch before did not save it")
+    shutil.rmtree(copy.parent, ignore_errors=True)
+    copy.parent.mkdir(parents=True)
+    if checkpoint.is_dir():
+        shutil.copytree(checkpoint, copy, symlinks=False)
+    else:
+        shutil.copy2(checkpoint, copy)
+    found = dict.fromkeys(loses, 0)
+    for path in sorted(copy.rglob("*")) if copy.is_dir() else [copy]:
+        if path.is_file():
+            for loss, number in _lose_in_file(path, loses).items():
+                found[loss] += number
+    for loss, what in ((Loss.MOMENTS, "optimizer state"), (Loss.PRECISION, "float32 weights")):
+        if loss in loses and not found[loss]:
+            raise StudyError(f"checkpoint `{checkpoint}` has no {what} in safetensors or torch files of tensors and plain "
+                             f"values: `{loss}` cannot be lost in it")  # fmt: skip
+
+
+def _lose_in_file(path: Path, loses: Collection[Loss]) -> dict[Loss, int]:
+    """Edit one file; return how many tensors changed, by loss. Files that hold none are left as they are."""
+    import torch
+
+    lost = _Losses(loses)
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        with safe_open(path, framework="pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        lost.edit(tensors)
+        if any(lost.found.values()):
+            save_file(tensors, path, metadata=metadata)
+    elif zipfile.is_zipfile(path):
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (UnpicklingError, RuntimeError, EOFError):  # other classes: left as it is; the caller says what was not found
+            return lost.found
+        lost.edit(state)
+        if any(lost.found.values()):
+            torch.save(state, path)
+    return lost.found
+
+
+class _Losses:
+    """Edits the tensors of one file in place and counts them."""
+
+    def __init__(self, loses: Collection[Loss]) -> None:
+        self.found = dict.fromkeys(loses, 0)
+
+    def edit(self, value: Any) -> None:
+        """Walk a tree; what lies in the state of an optimizer is a moment, every other float32 tensor a weight."""
+        import torch
+
+        if isinstance(value, Mapping) and "state" in value and "param_groups" in value:
+            for entry in value["state"].values() if Loss.MOMENTS in self.found else ():
+                self._forget(entry)
+        elif isinstance(value, Mapping):
+            for part in value.values():
+                self.edit(part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                self.edit(part)
+        elif isinstance(value, torch.Tensor) and value.dtype == torch.float32 and Loss.PRECISION in self.found:
+            value.copy_(value.to(torch.bfloat16))
+            self.found[Loss.PRECISION] += 1
+
+    def _forget(self, entry: Any) -> None:
+        import torch
+
+        for name, value in list(entry.items()) if isinstance(entry, dict) else ():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+                self.found[Loss.MOMENTS] += name != "step"
+            elif name == "step":
+                entry[name] = 0
+
+
+# --- What a launch left
+
+
+def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch: int) -> LegResult:
+    """The result of a launch that ended well, from its metrics and its last checkpoint; its curves are kept beside the launch.
+
+    Raises `StudyError` where the checkpoint, the loss or (after the last leg) the outcome is not there.
+    """
+    trainer, begin = trainer_of(plan), plan.profile.start_updates
+    checkpoint = checkpoint_after(plan, run, leg.last, paths)
+    if not checkpoint.exists():
+        raise StudyError(
+            f"`{run.name}` left no checkpoint `{checkpoint.name}` after step {begin + leg.last}",
+            "key `checkpoint` of the trainer is its name, `{step}` in it; it is looked for below {checkpoints}")  # fmt: skip
+    rows: dict[int, dict[str, float]] = {}
+    for point in _points(plan, run, leg, paths, launch):
+        if begin + leg.first < point.step <= begin + leg.last:
+            rows.setdefault(point.step, {}).update(point.values)
+    seen = sorted({name for values in rows.values() for name in values})
+    final: dict[str, float] = {}
+    for channel, needed in ((trainer.loss, True), (trainer.outcome, run.arm != START and leg is run.legs[-1])):
+        values = [row[channel] for _, row in sorted(rows.items()) if channel in row and math.isfinite(row[channel])]
+        if needed and not values:
+            had = ", ".join(f"`{name}`" for name in seen[:12]) or "no channel at all"
+            raise StudyError(
+                f"launch {launch} of `{run.name}` has no `{channel}` in steps {begin + leg.first + 1} to {begin + leg.last}; "
+                f"there is {had}", "keys `loss`, `outcome` and `metrics` of the trainer")  # fmt: skip
+        if channel == trainer.outcome and values:
+            final = {channel: values[-1]}
+    with MetricsWriter(paths.curves_path(run.name, launch), aloud=False) as metrics:
+        for step, row in sorted(rows.items()):
+            metrics.write(step, {_renamed(trainer, name): value for name, value in row.items()})
+    weights, moments = digest_checkpoint(checkpoint)
+    return LegResult(plan_hash=plan.plan_hash, run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights,
+                     moments=moments, average="", checkpoints=(str(checkpoint),), final=final)  # fmt: skip
+
+
+def _renamed(trainer: Trainer, name: str) -> str:
+    return {trainer.loss: "loss", trainer.outcome: "eval/mixture"}.get(name, name)
+
+
+def _points(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch: int) -> Iterator[Point]:
+    trainer, own = trainer_of(plan), paths.run(run.name)
+    told = False
+    try:
+        if trainer.metrics == GUARD:
+            yield from read_metrics(own.metrics_path(launch))
+            return
+        path = own.supervisor_log(launch)
+        if trainer.metrics != OUTPUT:
+            path = Path(trainer.metrics.format_map(placeholders(plan, run, leg, paths, None, "")))
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if trainer.lines else ():
+            for channel, pattern in trainer.lines.items():
+                if (found := re.search(pattern, line)) is not None and (value := number_in(found[2])) is not None:
+                    told = True
+                    yield Point(row=0, step=int(found[1]), time=None, values={channel: value})
+        yield from read_log(path)
+    except (OSError, UsageProblem, ValueError) as problem:
+        if not (told and isinstance(problem, UsageProblem)):  # all its lines may be of a form of their own
+            raise StudyError(f"launch {launch} of `{run.name}` left no metrics that can be read: {problem}") from problem
+
+
+def digest_checkpoint(checkpoint: Path) -> tuple[str, str]:
+    """Hex sha256 over the tensors of a checkpoint: of the optimizer's files, and of all others but random generators.
+
+    The bytes of the tensors, in the order of their files; what is stored beside them (times, paths) does not count. A file that
+    holds weights and moments counts as weights.
+    """
+    weights, moments = hashlib.sha256(), hashlib.sha256()
+    for path in sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]:
+        name = path.name.lower()
+        if path.is_file() and not any(word in name for word in ("rng", "random", "scheduler", "training_args")):
+            digest = moments if "optim" in name else weights
+            for part in _tensor_bytes(path):
+                digest.update(part)
+    return weights.hexdigest(), moments.hexdigest()
+
+
+def _tensor_bytes(path: Path) -> Iterator[bytes]:
+    if path.suffix == ".safetensors":
+        yield path.read_bytes()
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            for name in sorted(file.namelist()):
+                if "/data/" in name:
+                    yield name.rpartition("/")[2].encode() + file.read(name)

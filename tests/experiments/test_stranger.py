@@ -1,0 +1,409 @@
+"""A study of a trainer that knows no studies: what is refused, what a launch is told, state lost in a copy, and the whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from chronicle.journal import read_journal
+from chronicle.journal.events import EntryKind
+from chronicle.metrics.log import MetricsWriter, read_metrics
+from experiments.command import format_slurm, format_study_plan
+from experiments.definition import Loss, Study, find_study, parse_study
+from experiments.design import START, StudyPlan, plan_study
+from experiments.errors import BadStudy, StudyError
+from experiments.files import StudyPaths
+from experiments.gates import check_gates
+from experiments.outcomes import outcome_of, read_study
+from experiments.report import build_report
+from experiments.runner import read_registered, resume_path
+from experiments.stranger import command_words, is_treated, lose_in_copy, read_leg, treated_copy
+
+STRANGERS = Path(__file__).parent / "strangers"
+CHAR = """
+v: 1
+name: char
+title: What does a restart do to a character model?
+primary: validation loss after the last slice
+reference: base
+gate: [base, exact]
+trainer:
+  command: ["{python}", CHAR.py, "--out_dir={checkpoints}", "--seed={seed}", "--max_iters={last}", "--lr_iters={total}",
+            "--save_interval={every}", "--batch_size={batch}", "--warm_again={warm}", "--positions={data}"]
+  resume: ["--init_from={resume}"]
+  checkpoint: iter-{step}
+  settings: {batch: 8, warm: 0}
+  metrics: output
+  lines: {val_loss: 'step (\\d+): val loss (\\S+)'}
+  outcome: val_loss
+arms:
+  base:    {slices: [1, 2]}
+  exact:   {slices: [1, 2], restart: {}}
+  moments: {slices: [1, 2], restart: {loses: [moments]}}
+  warmed:  {slices: [1, 2], restart: {loses: [moments], set: {warm: 10}}}
+  rounded: {slices: [1, 2], restart: {loses: [precision]}}
+  small:   {slices: [1, 2], set: {batch: 4}}
+  again:   {slices: [1, 1]}
+  skipped: {slices: [1, 2], restart: {at: [1.5], back: 0.5, skip: 0.5}}
+  other:   {slices: [1, 2], restart: {order: reshuffled}}
+contrasts:
+  lost-moments: {plus: moments, minus: base, family: main, question: "Do lost moments leave lasting harm?"}
+  smaller-batch: {plus: small, minus: base, question: "And half the batch?"}
+profiles:
+  tiny: {start_updates: 20, slice_updates: 20, seeds: 1, arms: [base, moments, small, again, skipped], once: [exact, rounded]}
+  many: {start_updates: 20, slice_updates: 20, seeds: 3, starts: 2, arms: [base, moments, warmed, other], once: [exact]}
+""".replace("CHAR.py", str(STRANGERS / "char.py"))
+HF = """
+v: 1
+name: clm
+title: What does a restart do to an HF Trainer?
+primary: eval_loss after the last slice
+reference: base
+gate: [base, exact]
+trainer:
+  command: ["{python}", RUN_CLM.py, --output_dir, "{checkpoints}", --seed, "{seed}", --max_steps, "{total}",
+            --save_steps, "{every}", --eval_strategy, steps, --eval_steps, "{every}", --logging_steps, "1",
+            --report_to, none, --use_cpu, "True", --disable_tqdm, "True", --per_device_train_batch_size, "8",
+            --learning_rate, "0.003"]
+  resume: [--resume_from_checkpoint, "{resume}"]
+  checkpoint: checkpoint-{step}
+  stop: checkpoint
+  outcome: eval_loss
+arms:
+  base:    {slices: [1, 2]}
+  exact:   {slices: [1, 2], restart: {}}
+  moments: {slices: [1, 2], restart: {loses: [moments]}}
+contrasts:
+  lost-moments: {plus: moments, minus: base, family: main, question: "Do lost moments leave lasting harm?"}
+profiles:
+  tiny: {start_updates: 10, slice_updates: 10, seeds: 1, arms: [base, moments], once: [exact]}
+""".replace("RUN_CLM.py", str(STRANGERS / "run_clm.py"))
+
+
+@pytest.fixture
+def plan() -> StudyPlan:
+    return plan_study(parse_study(CHAR), "tiny")
+
+
+@pytest.fixture
+def many() -> StudyPlan:
+    return plan_study(parse_study(CHAR), "many")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StudyPaths:
+    return StudyPaths(tmp_path / "study")
+
+
+def words(plan: StudyPlan, paths: StudyPaths, run: str, leg: int) -> list[str]:
+    one = plan.run(run)
+    resume = resume_path(plan, one, one.legs[leg - 1], paths)
+    return command_words(plan, one, one.legs[leg - 1], paths, resume, "python")
+
+
+# --- The definition
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("--seed={seed}", "--seed={sede}", "unknown placeholder `{sede}`"),
+        ("--seed={seed}", "--seed={seed", "has a brace alone"),
+        ("checkpoint: iter-{step}", "checkpoint: iter-{last}", "`{last}` in 'iter-{last}': expected one of step"),
+        ("set: {batch: 4}", "set: {bach: 4}", "arm `small` sets `bach`: the trainer's settings are batch, warm"),
+        ("settings: {batch: 8, warm: 0}", "settings: {batch: 8, seed: 0}", "setting `seed` of the trainer"),
+        ("settings: {batch: 8, warm: 0}", "settings: {batch: [8], warm: 0}", "expected names with numbers or words"),
+        ("loses: [precision]", "loses: [schedule]", "arm `rounded` loses the schedule"),
+        ("order: reshuffled", "order: stock", "arm `other` has an order that only the bit transformer's data have"),
+        ("reference: base", "reference: base\nsources: {code: 1}", "`sources` belong to the bit transformer"),
+        ("(\\d+): val loss (\\S+)", "\\d+: val loss (\\S+)", "has 1 groups, expected step and value"),
+        ("(\\d+): val loss (\\S+)", "(\\d+: val loss (\\S+)", "is no regular expression"),
+        ("metrics: output", "metrics: guard", "needs `metrics: output` or a path"),
+        ("outcome: val_loss", "outcome: val_loss\n  stop: never", "expected `itself` or `checkpoint`"),
+        ("outcome: val_loss", "outcome: val_loss\n  comand: x", "unknown key `comand` in the trainer"),
+    ],
+)
+def test_a_trainer_that_cannot_be_launched_is_refused_with_the_key(old: str, new: str, said: str) -> None:
+    assert old in CHAR
+    with pytest.raises(BadStudy) as problem:
+        parse_study(CHAR.replace(old, new), where="char.yaml")
+    assert said in problem.value.message and "char.yaml" in problem.value.message
+
+
+def test_settings_belong_to_a_trainer() -> None:
+    text = Path("experiments/studies/restart-impact.yaml").read_text()
+    with pytest.raises(BadStudy, match="arm `A0` has `set` or `rollback`, which need a `trainer`"):
+        parse_study(text.replace('A0:      {slices: [1, 2, 3, 4],', 'A0:      {slices: [1, 2, 3, 4], set: {x: 1},'))
+
+
+def test_a_registered_study_with_a_trainer_is_read_back_the_same(plan: StudyPlan) -> None:
+    assert StudyPlan.from_json(json.loads(json.dumps(plan.to_json()))).plan_hash == plan.plan_hash
+    assert plan.study.unit == "nats" and "trainer: {python}" in format_study_plan(plan).replace("'", "")
+
+
+def test_hashes_of_studies_without_a_trainer_are_those_of_before(study: Study) -> None:
+    """The committed results name the hash of their plan: a field that came later must not change it."""
+    record = json.loads((Path("docs/results/restart-impact-ci/plan.json")).read_text())
+    report = (Path("docs/results/restart-impact-ci/report.md")).read_text()
+    assert StudyPlan.from_json(record).plan_hash in report
+    assert "trainer" not in study.to_json()
+
+
+@pytest.fixture
+def study() -> Study:
+    return find_study("restart-impact")
+
+
+# --- What a launch is told
+
+
+def test_a_launch_is_told_its_steps_its_data_and_its_checkpoint(plan: StudyPlan, paths: StudyPaths) -> None:
+    told = dict(word.removeprefix("--").split("=", 1) for word in words(plan, paths, "base-s0", 1)[2:])
+    assert (told["max_iters"], told["lr_iters"], told["save_interval"], told["positions"]) == ("60", "60", "60", "20:60")
+    assert told["init_from"] == str(paths.checkpoints_dir(START) / "iter-20")
+    start = dict(word.removeprefix("--").split("=", 1) for word in words(plan, paths, START, 1)[2:])
+    assert (start["max_iters"], start["positions"], start.get("init_from")) == ("20", "0:20", None)
+
+
+def test_repeated_and_skipped_slices_are_positions(plan: StudyPlan, paths: StudyPaths) -> None:
+    assert "--positions=20:40,20:40" in words(plan, paths, "again-s0", 1)
+    assert "--positions=20:50" in words(plan, paths, "skipped-s0", 1)
+    assert "--positions=50:70" in words(plan, paths, "skipped-s0", 2)  # back to 40, ten batches skipped
+    assert "--save_interval=10" in words(plan, paths, "skipped-s0", 1)  # 40 and 50 must both be saved
+
+
+def test_settings_are_the_arms_and_after_a_restart_its_own(many: StudyPlan, plan: StudyPlan, paths: StudyPaths) -> None:
+    assert "--batch_size=4" in words(plan, paths, "small-s0", 1)
+    assert "--warm_again=0" in words(many, paths, "warmed-s0", 1)
+    assert "--warm_again=10" in words(many, paths, "warmed-s0", 2)
+    for name, leg, treated in (("base", 1, False), ("moments", 1, False), ("moments", 2, True), ("warmed", 2, True),
+                               ("other", 2, True), ("exact", 2, False)):  # fmt: skip
+        run = many.run(f"{name}-s0")
+        assert is_treated(many, run, run.legs[leg - 1]) is treated, name
+    again = plan.run("again-s0")
+    assert is_treated(plan, again, again.legs[0])  # it reads other data than the checkpoint expects
+
+
+def test_seeds_are_crossed_with_common_checkpoints(many: StudyPlan, paths: StudyPaths) -> None:
+    assert [run.name for run in many.runs if run.arm == START] == ["start", "start2"]
+    assert len([run for run in many.runs if run.arm == "base"]) == 6
+    last = many.run("base-s5")
+    assert (many.start_of(last).name, many.order_seed(last)) == ("start2", 2)
+    assert "--seed=2" in words(many, paths, "base-s5", 1) and "--seed=1" in words(many, paths, "start2", 1)
+    assert resume_path(many, last, last.legs[0], paths) == paths.checkpoints_dir("start2") / "iter-20"
+    assert "--array=0-1" in format_slurm(many, "char.yaml", paths.study_dir)
+
+
+# --- State lost in a copy
+
+
+def save_state(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "step": 1, "chronicle": {"v": 1}, "model": model.state_dict()}
+    torch.save(state, directory / "state.pt")
+    torch.save({"rng": torch.get_rng_state()}, directory / "rng.pt")
+
+
+def test_moments_are_lost_in_the_copy_and_the_own_checkpoint_stays(tmp_path: Path) -> None:
+    save_state(tmp_path / "own")
+    before = (tmp_path / "own" / "state.pt").read_bytes()
+    lose_in_copy(tmp_path / "own", tmp_path / "copy" / "own", [Loss.MOMENTS])
+    assert (tmp_path / "own" / "state.pt").read_bytes() == before
+    one, other = (torch.load(tmp_path / where / "state.pt") for where in ("own", "copy/own"))
+    for number, entry in other["optimizer"]["state"].items():
+        assert all(not bool(value.any()) for value in entry.values())
+        assert all(bool(value.any()) for value in one["optimizer"]["state"][number].values())
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"] and other["chronicle"] == {"v": 1}
+
+
+def test_an_optimizer_without_moments_steps_like_a_new_one(tmp_path: Path) -> None:
+    save_state(tmp_path / "own")
+    lose_in_copy(tmp_path / "own", tmp_path / "copy" / "own", [Loss.MOMENTS])
+    saved = torch.load(tmp_path / "copy" / "own" / "state.pt")
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+    optimizers[0].load_state_dict(saved["optimizer"])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model.load_state_dict(saved["model"])
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+def test_weights_are_rounded_to_bfloat16_and_moments_are_not(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_state(tmp_path / "own")
+    weights = {"w": torch.randn(5), "half": torch.randn(2).half()}
+    save_file(weights, tmp_path / "own" / "model.safetensors", metadata={"format": "pt"})
+    lose_in_copy(tmp_path / "own", tmp_path / "copy" / "own", [Loss.PRECISION])
+    found = load_file(tmp_path / "copy" / "own" / "model.safetensors")
+    assert torch.equal(found["w"], weights["w"].bfloat16().float()) and not torch.equal(found["w"], weights["w"])
+    assert torch.equal(found["half"], weights["half"])
+    one, other = (torch.load(tmp_path / where / "state.pt") for where in ("own", "copy/own"))
+    assert torch.equal(other["model"]["weight"], one["model"]["weight"].bfloat16().float())
+    assert torch.equal(one["optimizer"]["state"][0]["exp_avg"], other["optimizer"]["state"][0]["exp_avg"])
+
+
+class Own:
+    """A class of the script's own, of which nothing may be executed."""
+
+
+def test_what_cannot_be_lost_is_said(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    torch.save({"optimizer": Own()}, tmp_path / "own" / "state.pt")
+    with pytest.raises(StudyError, match=r"has no optimizer state .* `moments` cannot be lost in it"):
+        lose_in_copy(tmp_path / "own", tmp_path / "copy" / "own", [Loss.MOMENTS])
+    with pytest.raises(StudyError, match="does not exist"):
+        lose_in_copy(tmp_path / "none", tmp_path / "copy" / "none", [Loss.MOMENTS])
+
+
+# --- What a launch left
+
+
+def leave(plan: StudyPlan, paths: StudyPaths, lines: list[str], step: int = 60) -> None:
+    log = paths.run("base-s0").supervisor_log(1)
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(lines) + "\n")
+    save_state(paths.checkpoints_dir("base-s0") / f"iter-{step}")
+
+
+def test_curves_and_outcome_are_read_from_printed_lines(plan: StudyPlan, paths: StudyPaths) -> None:
+    leave(plan, paths, [f"iter {i}: loss {3 - i / 100:.4f}, lr 0.01" for i in range(15, 63)] + ["step 60: val loss 2.25"])
+    run = plan.run("base-s0")
+    result = read_leg(plan, run, run.legs[0], paths, 1)
+    assert dict(result.final) == {"val_loss": 2.25}
+    points = list(read_metrics(paths.curves_path("base-s0", 1)))
+    assert [point.step for point in points] == list(range(21, 61))  # neither what came before nor what came after the leg
+    assert points[-1].values == {"eval/mixture": 2.25, "loss": 2.4, "lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("lines", "step", "said"),
+    [
+        (["iter 21: loss 2.5"], 60, "has no `val_loss` in steps 21 to 60; there is `loss`"),
+        (["step 60: val loss 2.25"], 60, "has no `loss` in steps 21 to 60"),
+        (["hello"], 60, "left no metrics that can be read"),
+        (["iter 21: loss 2.5", "step 60: val loss 2.25"], 50, "left no checkpoint `iter-60` after step 60"),
+    ],
+)
+def test_what_a_launch_did_not_leave_is_said(
+    plan: StudyPlan, paths: StudyPaths, lines: list[str], step: int, said: str
+) -> None:
+    leave(plan, paths, lines, step)
+    run = plan.run("base-s0")
+    with pytest.raises(StudyError) as problem:
+        read_leg(plan, run, run.legs[0], paths, 1)
+    assert said in problem.value.message
+
+
+def test_equal_tensors_are_equal_whatever_else_a_checkpoint_says(plan: StudyPlan, paths: StudyPaths) -> None:
+    from experiments.stranger import digest_checkpoint
+
+    state = {"model": {"w": torch.ones(3)}, "saved_at": 1.0}
+    found = []
+    for number, changed in enumerate(({}, {"saved_at": 2.0}, {"model": {"w": torch.zeros(3)}})):
+        torch.save(state | changed, paths.study_dir.parent / f"{number}.pt")
+        found.append(digest_checkpoint(paths.study_dir.parent / f"{number}.pt")[0])
+    assert found[0] == found[1] != found[2]
+
+
+def test_data_that_nobody_logged_are_not_called_equal(plan: StudyPlan, paths: StudyPaths) -> None:
+    """Arms of a trainer that logs no digest: the loss is compared, and of the data it is said that they were not."""
+    from tests.experiments.fakes import FakeLauncher
+
+    class Printed(FakeLauncher):
+        def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
+            running = super().start(plan, run, leg)
+            finish = running.finish
+
+            def written():  # type: ignore[no-untyped-def]
+                done = finish()
+                with MetricsWriter(self.paths.curves_path(run.name, done.launch)) as metrics:
+                    for update in range(leg.first + 1, leg.last + 1):
+                        off = 0.5 if run.arm in ("moments", "small", "again", "skipped", "rounded") and (
+                            update > (20 if run.arm != "small" else 0)) else 0.0  # fmt: skip
+                        metrics.write(20 + update, {"loss": 5.0 - update / 100 + off})
+                return done
+
+            running.finish = written
+            return running
+
+    from experiments.runner import run_study
+
+    run_study(plan, paths, Printed(paths, final=lambda run: {"val_loss": 1.0}), sleep=lambda seconds: None)
+    data = read_study(*read_registered(paths), paths)
+    checks = {check.name: check for check in check_gates(data, ())}
+    assert all(check.ok for check in checks.values()), [check.found for check in checks.values() if not check.ok]
+    assert "data not compared: no `data_digest` was logged" in checks["A/A moments-s0"].found
+    assert checks["learning rate"].found == "not compared: no `lr` was logged"
+    assert outcome_of(data.runs["base", 0], "averaged/mixture") == 1.0
+
+
+# --- For real
+
+
+def run_killed_and_again(study: Path, logs: Path, launches: int) -> str:
+    """Run a study, KILL its runner after some launches, go on; return what the second one said."""
+    command = [sys.executable, "-m", "chronicle_ml", "experiment", "run", str(study), "--profile", "tiny", "--logs", str(logs)]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    for _ in range(launches):
+        assert "done" in first.stderr.readline()
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    assert again.returncode == 0, again.stdout + again.stderr
+    return again.stdout
+
+
+def legs_done(paths: StudyPaths) -> list[tuple[str, int]]:
+    return [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_LEG)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_plain_script_is_studied_through_a_kill_of_the_study(tmp_path: Path) -> None:
+    study = tmp_path / "char.yaml"
+    study.write_text(CHAR)
+    assert "8 of 8 runs complete" in run_killed_and_again(study, tmp_path / "logs", 3)
+    paths = StudyPaths(tmp_path / "logs" / "char-tiny")
+    plan, history = read_registered(paths)
+    done = legs_done(paths)
+    assert len(done) == len(set(done)) == plan.num_launches
+    build_report(paths, tmp_path / "report")  # refused where exact restarts differ or arms part before their treatment
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| exact restart, seed 0 |" in text and "bits per byte" not in text
+    data = read_study(plan, history, paths)
+    ends = {arm: outcome_of(data.runs[arm, 0], "averaged/mixture") for arm in data.arms}
+    assert ends["exact"] == ends["base"] and len(set(ends.values())) == len(ends) - 1
+    assert all(entries.of_kind(EntryKind.LAUNCH_START) for entries in (read_journal(paths.run(r.name)) for r in plan.runs))
+    assert treated_copy(paths, plan.run("moments-s0"), plan.run("moments-s0").legs[1], Path("iter-40")).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_unedited_trainer_script_is_studied_and_its_restarts_are_exact(tmp_path: Path) -> None:
+    """HF's Trainer with its own options: each launch is ended at its checkpoint, as a preemption would; the guard is on."""
+    study = tmp_path / "clm.yaml"
+    study.write_text(HF)
+    assert "4 of 4 runs complete" in run_killed_and_again(study, tmp_path / "logs", 1)
+    paths = StudyPaths(tmp_path / "logs" / "clm-tiny")
+    plan, history = read_registered(paths)
+    build_report(paths, tmp_path / "report")
+    data = read_study(plan, history, paths)
+    ends = {arm: outcome_of(data.runs[arm, 0], "averaged/mixture") for arm in data.arms}
+    assert ends["exact"] == ends["base"] != ends["moments"]
+    # in a first launch the next batch is not compared: the record of the common start's batches is another run's
+    assert [one.guard for one in history.done["exact-s0"]] == ["unverified", "passed"]
+    assert [one.guard for one in history.done["moments-s0"]] == ["unverified", "warned"]
