@@ -1,8 +1,8 @@
-"""`chronicle inspect` shows what a checkpoint holds, `diff` compares two, `manifest` writes a checkpoint's manifest."""
+"""`chronicle inspect` shows what a checkpoint holds, `diff` what differs between two or two launches, `manifest` writes one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,9 @@ from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, Other
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, Difference, compare_states, summarise
 from rollback.disk import remote
 from rollback.errors import UnreadableFile, one_line, visible
+
+if TYPE_CHECKING:
+    from chronicle.story.launch_settings import Told
 
 __all__ = [
     "diff",
@@ -189,23 +192,31 @@ def diff(
     launch: Annotated[
         tuple[int, int] | None, typer.Option(help="Two launches instead: settings that changed between them.", metavar="M N")
     ] = None,
-    run: RunOption = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Name of the run; with a second name after it, two runs.", metavar="NAME")
+    ] = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Show the numbers that differ between two checkpoints.
 
-    It compares LRs, counters, RNG, topology and files; with --launch M N the settings of two launches.
+    It compares LRs, counters, RNG, topology and files; with --launch M N the settings of two launches: arguments, config,
+    environment, code and packages. `--run A B` compares the last launches of two runs, with --launch M N these of them.
 
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
+
+    What one run has otherwise than another: chronicle diff --run tr-190 tr-191
     """
+    if run is not None and a is not None and b is None:
+        return _diff_runs(run, a, launch, logs)
     if launch is not None:
         if a is not None:
             raise UsageProblem("a checkpoint and --launch are both given: expected two checkpoints, or --launch M N")
-        return _diff_launches(need_run(settings_from(run, logs)).paths, *launch)
+        paths = need_run(settings_from(run, logs)).paths
+        return _diff_launches(_launch_of(paths, launch[0]), _launch_of(paths, launch[1]))
     if a is None or b is None:
-        raise UsageProblem("expected two checkpoints, or --launch M N", "as in `chronicle diff 30250 30500`")
+        raise UsageProblem("expected two checkpoints, --launch M N, or --run A B", "as in `chronicle diff 30250 30500`")
     one, other = (
         read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
         for named, root in (
@@ -222,25 +233,60 @@ def diff(
     )  # fmt: skip
 
 
-def _diff_launches(paths: RunPaths, one: int, other: int) -> CommandResult:
-    """What changed between the settings of two launches."""
+def _diff_runs(first: str, second: str, launches: tuple[int, int] | None, logs: Path | None) -> CommandResult:
+    """What changed between the settings of launches of two runs, of their last ones where none is named."""
+    from chronicle.cli.runs import named_run
+
+    found = [named_run(name, logs)[1:] for name in (first, second)]
+    if launches is not None:
+        found = [(run, number) for (run, _), number in zip(found, launches, strict=True)]
+    one, other = (_launch_of(run.paths, number) for run, number in found)
+    return _diff_launches(one, other)
+
+
+def _launch_of(paths: RunPaths, number: int | None) -> "Told":
+    """A launch of a run, the last one where none is named."""
     from chronicle.runs import Run
-    from chronicle.story.launch_settings import changes_between, files_changed_between
+    from chronicle.story.launch_settings import Told
 
     run = Run(paths)
     numbers = [launch.number for launch in run.launches]
-    for number in (one, other):
-        if number not in numbers:
-            found = ", ".join(map(str, numbers[-8:])) or "none"
-            raise ChronicleError(f"run `{paths.run}` has no launch {number}: it has {found}", "name one of them")
-    before, after = run.settings(one), run.settings(other)
+    if number is None and not numbers:
+        raise ChronicleError(f"run `{paths.run}` has no launch", "name a run that was launched")
+    if number is not None and number not in numbers:
+        found = ", ".join(map(str, numbers[-8:])) or "none"
+        raise ChronicleError(f"run `{paths.run}` has no launch {number}: it has {found}", "name one of them")
+    return Told(paths, run.entries, numbers[-1] if number is None else number)
+
+
+def _diff_launches(one: "Told", other: "Told") -> CommandResult:
+    """What changed between the settings of two launches."""
+    from chronicle.story.launch_settings import (
+        ENVIRONMENT,
+        changes_between,
+        files_changed_between,
+        packages_changed_between,
+        settings_of,
+    )
+
+    before, after = (settings_of(told.entries, told.launch) for told in (one, other))
     changes = changes_between(before, after)
     equal = len(before.keys() | after.keys()) - len(changes)
-    lines = [one_line(change.words) for change in changes] or [f"no recorded setting of launches {one} and {other} differs"]
-    files = files_changed_between(paths, run.entries, one, other)
+    files, packages = files_changed_between(one, other), packages_changed_between(one, other)
+    if packages is not None:
+        changes = [change for change in changes if change.name != ENVIRONMENT] + packages
+    same_run = one.paths == other.paths
+    names = [str(told.launch) if same_run else f"{told.paths.run}@{told.launch}" for told in (one, other)]
+    of = "launches " if same_run else ""
+    lines = [one_line(change.words) for change in changes] or [f"no recorded setting of {of}{names[0]} and {names[1]} differs"]
     lines += [f"uncommitted changes differ in {', '.join(map(one_line, files))}"] if files else []
-    data = {"a": one, "b": other, "changes": [change._asdict() for change in changes], "equal": equal, "files": files}
-    return CommandResult(text="\n".join(lines), data=data, talk=(f"{equal} recorded settings are equal",))
+    said = [change._asdict() for change in changes]
+    data: dict[str, Any] = {"a": one.launch, "b": other.launch, "changes": said, "equal": equal, "files": files}
+    data |= {} if same_run else {"runs": [one.paths.run, other.paths.run]}
+    talk = [f"{names[0]} → {names[1]}: {equal} recorded settings are equal"]
+    if packages is None:
+        talk.append("packages: their list was not kept for both launches")
+    return CommandResult(text="\n".join(lines), data=data, talk=tuple(talk))
 
 
 def _text(differences: list[Difference], names: list[str]) -> str:

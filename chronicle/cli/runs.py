@@ -21,7 +21,7 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.story.plain import format_age, format_number, plain
 from rollback.channels import Role, canonical_of
 
-__all__ = ["runs", "show_comparison"]
+__all__ = ["named_run", "runs", "show_comparison"]
 
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
 COLUMNS = ("name", "begins", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
@@ -85,7 +85,9 @@ def runs(
     if tree:
         ordered = list(_as_tree(ordered))
     if unknown:
-        talk.append(f"{unknown} of {len(found)} runs not listed: `{where}` names what is not known of them")
+        nowhere = _known_nowhere(where or "", found)
+        why = f": `{'`, `'.join(nowhere)}` of none of the runs; a text stands in quotes" if nowhere else ""
+        talk.append(f"{unknown} of {len(found)} runs not listed: `{where}` names what is not known of them{why}")
     if not found:
         talk.append(
             f"no run in `{directory}`: start one with `chronicle run -- …`, or name another directory with --logs DIR"
@@ -208,9 +210,18 @@ def _select(rows: Sequence[Mapping[str, Any]], where: str | None) -> tuple[list[
         tree = ast.parse(where.strip(), mode="eval").body
         _check(tree)
     except (SyntaxError, ValueError, RecursionError) as problem:
-        raise UsageProblem(f"--where `{where}` is not understood ({problem})", f"expected as `{EXAMPLE}`") from problem
+        why = problem.msg if isinstance(problem, SyntaxError) else problem
+        raise UsageProblem(f"--where `{where}` is not understood ({why})", f"expected as `{EXAMPLE}`") from problem
     answers = [_holds(tree, row) for row in rows]
     return [row for row, answer in zip(rows, answers, strict=True) if answer], answers.count(None)
+
+
+def _known_nowhere(where: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of a condition that are no column, setting or channel of any run."""
+    named = (_dotted(node) for node in ast.walk(ast.parse(where.strip(), mode="eval")))
+    whole = dict.fromkeys(name for name in named if name)
+    names = [name for name in whole if not any(other.startswith(f"{name}.") for other in whole)]
+    return [name for name in names if name not in COLUMNS and all(_lookup(row, name) is None for row in rows)]
 
 
 def _check(node: ast.AST) -> None:
@@ -279,7 +290,7 @@ def _lookup(row: Mapping[str, Any], name: str) -> Any:
     """A column, a setting or the newest value of a channel; None where it is not known."""
     from chronicle.story.launch_settings import as_value
 
-    if name in row and name not in ("values", "settings"):
+    if row.get(name) is not None and name not in ("values", "settings"):
         return row[name]
     short = name.removeprefix("settings.")
     if short in row["settings"]:
@@ -321,7 +332,7 @@ def show_comparison(
         raise UsageProblem(f"--by `{by}`: expected one of {', '.join(Alignment)}")
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
-    comparison = compare_runs([_named(name, logs) for name in names], channel, Alignment(by))
+    comparison = compare_runs([named_run(name, logs) for name in names], channel, Alignment(by))
     talk = []
     if out is not None:
         draw_comparison(comparison, out)
@@ -333,7 +344,7 @@ def show_comparison(
     return CommandResult(text=tell(comparison), data=comparison.to_json(), talk=tuple(talk))
 
 
-def _named(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
+def named_run(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
     """(label, run, launch) of `NAME`, a run's directory, or one of them with `@LAUNCH`."""
     from chronicle.runs import list_runs
     from chronicle.runs import open as open_run

@@ -67,7 +67,7 @@ from chronicle.launch.live_metrics import (
 )
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.pods import take_lease
-from chronicle.launch.provenance import describe_launch, host_name, read_settings_files
+from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
 from chronicle.launch.pulse import make_pulses_dir, remove_pulses_dir
 from chronicle.launch.ranks import RankDeath, RankWatch
 from chronicle.launch.record import (
@@ -180,7 +180,8 @@ class Launch:
         )
         keeps_code = request.environ.get(CODE_VARIABLE, "").lower() not in ("off", "0", "no")
         self._code = read_code(request.cwd, with_patch=keeps_code)
-        self._start = describe_launch(request.command, request.cwd, request.environ, self._code)
+        self._packages = read_packages(request.command, request.environ)
+        self._start = describe_launch(request.command, request.cwd, request.environ, self._code, self._packages)
         self._pulses = make_pulses_dir()
         self._peer_ranks: Mapping[int, tuple[str, tuple[int, float, float]]] = {}
         self._next_peers = 0.0
@@ -206,6 +207,7 @@ class Launch:
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
         self._contained("code", self._store_patch)
+        self._contained("packages", self._store_packages)
         self._record.write(LaunchStart.from_json(self._start), title=self._title())
         if request.node is None or request.node[1] == 0:
             self._contained("settings", self._record_files)
@@ -224,6 +226,11 @@ class Launch:
             self._start["code_patch"] = {**stored, "files": len(files_of(code.patch)), "hidden": code.hidden}
         elif code.why:
             self._start["code_patch"] = {"why": code.why}
+
+    def _store_packages(self) -> None:
+        """Keep the list of packages as the object that `env_digest` names: the same list is kept once."""
+        if self._packages is not None:
+            store_bytes(self._request.paths, self._packages, "packages")
 
     def run(self) -> LaunchResult:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""

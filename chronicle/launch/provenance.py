@@ -1,8 +1,8 @@
 """Describe what a launch is started from: command, code, environment and machine. Credentials are replaced by `***`.
 
-Environment variables pass an allow-list; `chronicle/credentials.py` says what is a credential. The environment
-digest covers names and versions of the packages beside the launcher's executable, read from directory names without
-importing them. Unknown values are None.
+Environment variables pass an allow-list; `chronicle/credentials.py` says what is a credential. The list of packages
+holds names and versions of those beside the launcher's executable, read from directory names without importing them; its
+digest is that of the text, which the launch keeps as an object. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chronicle.credentials import holds_secret, looks_secret, redact_command
 from chronicle.launch.code import CodeState, read_code
 from chronicle.launch.processes import read_boot_id, read_process
 
-__all__ = ["describe_launch", "host_name", "read_settings_files"]
+__all__ = ["describe_launch", "host_name", "read_packages", "read_settings_files"]
 
 MOST_FILES, MOST_FILE_BYTES = 20, 65_536
 
@@ -40,18 +40,24 @@ def host_name() -> str:
 
 
 def describe_launch(
-    command: Sequence[str], cwd: Path, environ: Mapping[str, str], code: CodeState | None = None
+    command: Sequence[str],
+    cwd: Path,
+    environ: Mapping[str, str],
+    code: CodeState | None = None,
+    packages: bytes | None = None,
 ) -> dict[str, Any]:
-    """Return the part of `launch.start` that describes code, command and machine."""
+    """Return the part of `launch.start` that describes code, command and machine; `packages`: as `read_packages` found them."""
     me = read_process(os.getpid())
     if code is None:
         code = read_code(cwd, with_patch=False)
+    if packages is None:
+        packages = read_packages(command, environ)
     return {
         "argv": redact_command(command),
         "cwd": str(cwd),
         "git_commit": code.commit,
         "git_dirty_digest": code.digest,
-        "env_digest": _digest_packages(command[0], environ),
+        "env_digest": None if packages is None else hashlib.sha256(packages).hexdigest(),
         "environment": {key: environ[key] for key in sorted(environ) if _may_record(key, environ[key])},
         "host": host_name(),
         "pid": os.getpid(),
@@ -113,14 +119,15 @@ def _may_record(key: str, value: str) -> bool:
     )
 
 
-def _digest_packages(executable: str, environ: Mapping[str, str]) -> str | None:
-    found = shutil.which(executable, path=environ.get("PATH"))
+def read_packages(command: Sequence[str], environ: Mapping[str, str]) -> bytes | None:
+    """`name-version` of each package beside the launcher's executable, a line each; None where none is found."""
+    found = shutil.which(command[0], path=environ.get("PATH"))
     roots = [Path(found).parent.parent / "lib"] if found else []
     roots.append(Path(sys.prefix) / "lib")
     for root in roots:
         names = _list_packages(root)
         if names:
-            return hashlib.sha256("\n".join(names).encode()).hexdigest()
+            return "\n".join(names).encode()
     return None
 
 

@@ -2,12 +2,13 @@
 
 Sources, the later ones count: config files that the command names, its arguments (`--lr 3e-4`, `lr=3e-4`), code and host, the
 settings that the script recorded (`chronicle.config`, a tracker's config, `TrainingArguments`). Names are flat:
-`optimizer.lr`. An argument `--lr` is called `lr`, as most scripts call it in their settings. Values are compared as values:
-`3e-4` and `0.0003` are equal.
+`optimizer.lr`; a recorded variable of the environment is `env.NCCL_ALGO`, without those that name the job itself. An argument
+`--lr` is called `lr`, as most scripts call it in their settings. Values are compared as values: `3e-4` and `0.0003` are equal.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chronicle.credentials import MASK, holds_secret, looks_secret
@@ -20,14 +21,19 @@ __all__ = [
     "FILE_SOURCE",
     "HIDDEN",
     "ChangedSetting",
+    "Told",
     "changes_between",
     "described",
     "files_changed_between",
+    "packages_changed_between",
     "plain_settings",
     "settings_of",
 ]
 
 CODE = ("code.commit", "code.changes", "code.python")
+ENVIRONMENT = "environment"  # the name of the digest of the list of packages
+# variables that name one job and differ between any two
+OF_THE_JOB = re.compile(r"MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_RUN_ID|SLURM_.*(ID|COUNT|NODELIST|NAME)")
 LAUNCHER = {
     "nproc_per_node",
     "nnodes",
@@ -72,9 +78,11 @@ def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
             "code.commit": start.git_commit,
             "code.changes": start.git_dirty_digest[:12] if start.git_dirty_digest else None,
             "code.python": start.python or None,
-            "environment": start.env_digest,
+            ENVIRONMENT: start.env_digest,
             "host": start.host or None,
         }
+        variables = {name: value for name, value in start.environment.items() if not OF_THE_JOB.fullmatch(name)}
+        found.update({f"env.{name}": value for name, value in plain_settings(variables).items()})
         found.update({name: value for name, value in known.items() if value is not None})
     for source, values in by_source.items():
         if not source.startswith(FILE_SOURCE):
@@ -89,24 +97,58 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     return [pair for pair in pairs if not _equal(pair.before, pair.after)]
 
 
-def files_changed_between(paths: RunPaths, entries: Iterable[Entry], one: int, other: int) -> list[str] | None:
-    """The files whose uncommitted changes differ between two launches of one commit; None where a patch was not kept."""
-    from chronicle.launch.code import files_of
-    from rollback.disk.content import ObjectStore
+class Told(NamedTuple):
+    """One launch where its record lies."""
 
-    starts = {entry.launch: start for entry, start in reversed(list(events_of(entries, LaunchStart)))}
-    if one not in starts or other not in starts or starts[one].git_commit != starts[other].git_commit:
-        return None
-    parts = []
-    for start in (starts[one], starts[other]):
-        digest = start.code_patch.get("sha256")
-        if start.git_dirty_digest and digest is None:
-            return None
+    paths: RunPaths
+    entries: Sequence[Entry]
+    launch: int
+
+    @property
+    def start(self) -> LaunchStart | None:
+        """How its first node began; None where no entry says it."""
+        return next((start for entry, start in events_of(self.entries, LaunchStart) if entry.launch == self.launch), None)
+
+    def kept(self, digest: str) -> bytes | None:
+        """An object of the run; None where it is not there."""
+        from rollback.disk.content import ObjectStore
+
         try:
-            parts.append(files_of(ObjectStore(paths.objects_dir).find(digest).read_bytes()) if digest else {})
+            return ObjectStore(self.paths.objects_dir).find(digest).read_bytes()
         except (OSError, RollbackError):
             return None
+
+
+def files_changed_between(one: Told, other: Told) -> list[str] | None:
+    """The files whose uncommitted changes differ between two launches of one commit; None where a patch was not kept."""
+    from chronicle.launch.code import files_of
+
+    starts = (one.start, other.start)
+    if starts[0] is None or starts[1] is None or starts[0].git_commit != starts[1].git_commit:
+        return None
+    parts = []
+    for told, start in zip((one, other), starts, strict=True):
+        digest = start.code_patch.get("sha256") if start is not None else None
+        if digest is None and start is not None and start.git_dirty_digest:
+            return None
+        patch = told.kept(digest) if digest else b""
+        if patch is None:
+            return None
+        parts.append(files_of(patch) if patch else {})
     return sorted(name for name in parts[0].keys() | parts[1].keys() if parts[0].get(name) != parts[1].get(name))
+
+
+def packages_changed_between(one: Told, other: Told) -> list[ChangedSetting] | None:
+    """The packages whose versions differ, `package torch: 2.6.0 → 2.7.1`; None where the list of a launch was not kept."""
+    lists = []
+    for told in (one, other):
+        start = told.start
+        text = told.kept(start.env_digest) if start is not None and start.env_digest else None
+        if text is None:
+            return None
+        pairs = (line.partition("-") for line in text.decode("utf-8", "replace").splitlines())
+        lists.append({f"package {name}": version for name, _, version in pairs})
+    return [change for change in changes_between(*lists) if change.before != change.after]
 
 
 def _equal(one: Any, other: Any) -> bool:

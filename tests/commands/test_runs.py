@@ -12,7 +12,7 @@ import pytest
 import chronicle as package
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import LaunchEnd, LaunchSettings, LaunchStart, Note
-from chronicle.journal.writer import JournalWriter
+from chronicle.journal.writer import JournalWriter, store_bytes
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import HIDDEN, changes_between, settings_of
@@ -94,7 +94,8 @@ def test_a_run_of_which_a_name_is_not_known_is_not_listed_and_counted(logs: Path
     shown = chronicle("runs", "--where", "loss < 10")
     assert "1 of 4 runs not listed: `loss < 10` names what is not known of them" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["a", "b", "c"]
-    assert "4 of 4 runs not listed" in chronicle("runs", "--where", "not nothing_of_this_name").err
+    told = chronicle("runs", "--where", "not nothing_of_this_name or status == running and loss < 1").err
+    assert "4 of 4 runs not listed" in told and "`nothing_of_this_name`, `running` of none of the runs" in told
     assert chronicle("runs", "--where", "status == 'finished' or unheard_of > 1").out.count("finished") == 3
 
 
@@ -194,6 +195,34 @@ def test_a_role_finds_the_channel_under_the_scripts_own_name(tmp_path: Path) -> 
     run = package.open(paths.run_dir)
     assert (run.curve("loss").channel, run.curve("loss").value[0], run.curve("lr").value) == ("train/loss", 2.0, [0.1])
     assert json.dumps(run.summary()["settings"])
+
+
+def test_diff_of_two_runs_names_settings_environment_and_packages(tmp_path: Path, chronicle: Cli) -> None:
+    """Two launches by hand: what the settings hold is known of each, and the lists of packages lie in each run's objects."""
+    lists = (b"numpy-2.1.0\ntorch-2.6.0+cpu\nscikit_learn-1.5", b"numpy-2.1.0\ntorch-2.7.1\nwandb-0.20.0")
+    for name, listed in zip("ab", lists, strict=True):
+        paths = RunPaths(tmp_path / "logs" / name)
+        digest = store_bytes(paths, listed, "packages")["sha256"]
+        environment = {"NCCL_ALGO": name, "SLURM_JOB_ID": name, "SLURM_JOB_PARTITION": "gpu"}
+        with JournalWriter(paths) as writer:
+            for number in (1, 2):
+                start = LaunchStart(argv=("t.py", f"--lr={number}"), env_digest=digest, environment=environment)
+                writer.write(start, launch=number, title=f"launch {number}")
+    common = [
+        "env.NCCL_ALGO: a → b", "package scikit_learn: 1.5 → not recorded", "package torch: 2.6.0+cpu → 2.7.1",
+        "package wandb: not recorded → 0.20.0",
+    ]  # fmt: skip
+    assert chronicle("diff", "--run", "a", "b").out.splitlines() == common
+    between = chronicle("diff", "--run", "a", "b", "--launch", "1", "2")
+    assert between.out.splitlines() == [common[0], "lr: 1 → 2", *common[1:]] and "a@1 → b@2" in between.err
+    assert chronicle("diff", "--run", "a@1", "b@2").out == between.out
+    assert chronicle("diff", "--run", "a", "--launch", "1", "2").out == "lr: 1 → 2\n"
+    assert chronicle("runs", "--where", "env.NCCL_ALGO == 'b' and lr == 2", "--json").json[0]["name"] == "b"
+    missing = chronicle("diff", "--run", "a", "3000")
+    assert missing.code == 1 and "no run `3000`" in missing.err
+    shutil.rmtree(tmp_path / "logs" / "b" / "objects")
+    unknown = chronicle("diff", "--run", "a", "b")
+    assert "environment: " in unknown.out and "was not kept for both" in unknown.err
 
 
 def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronicle: Cli) -> None:

@@ -11,7 +11,7 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import LaunchStart, events_of
 from chronicle.launch.code import MOST_PATCH_BYTES, files_of, read_code
 from chronicle.paths import RunPaths
-from chronicle.story.launch_settings import files_changed_between
+from chronicle.story.launch_settings import Told, files_changed_between, packages_changed_between
 from rollback.disk.content import ObjectStore
 from tests.launch.driver import Driver
 
@@ -122,9 +122,11 @@ def test_launches_keep_their_code_and_say_which_files_differ(repository: Path, d
     assert [start.code_patch.get("hidden") for start in starts] == [False, False, True, None]
     stored = ObjectStore(driver.paths.objects_dir).find(starts[2].code_patch["sha256"]).read_text()
     assert "abcdef" not in stored and "***" in stored
-    assert files_changed_between(driver.paths, entries, 1, 2) == ["more.py"]
-    assert files_changed_between(driver.paths, entries, 1, 1) == []
-    assert files_changed_between(driver.paths, entries, 1, 4) is None
+    one, two, _, four = (Told(driver.paths, entries, number) for number in (1, 2, 3, 4))
+    assert files_changed_between(one, two) == ["more.py"]
+    assert files_changed_between(one, one) == []
+    assert files_changed_between(one, four) is None
+    assert packages_changed_between(one, two) == []  # both lists were kept
     said = driver.call("diff", "--launch", "1", "2")
     assert "uncommitted changes differ in more.py" in said.stdout, said
     assert driver.call("audit").returncode == 0
