@@ -79,6 +79,12 @@ def run_launcher(
     on_stall: Annotated[
         str, typer.Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")
     ] = "report",
+    self_test: Annotated[
+        int | None,
+        typer.Option(
+            "--self-test", help="First take N steps twice in a sandbox, and say whether they are equal.", metavar="N"
+        ),
+    ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -107,6 +113,8 @@ def run_launcher(
         raise UsageProblem(f"--on-stall is `{on_stall}`: expected `report` or `stop`")
     if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
+    if self_test is not None and self_test < 1:
+        raise UsageProblem(f"--self-test is {self_test}: expected 1 step or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.say_store("what the launch saves there is not recorded, not checked, and never proposed")
     skipped = _known_checks(skip)
@@ -115,12 +123,15 @@ def run_launcher(
     if sbatch is not None and policy is not None:
         flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags, on_stall))
+    environ = _environment(accept_change, skipped, settings)
+    if self_test is not None:
+        recorded |= {"self_test": _self_test(settings, command, self_test, environ)}
     request = LaunchRequest(
         command=command,
         paths=settings.paths,
         checkpoints_dir=settings.checkpoints_dir,
         cwd=Path.cwd(),
-        environ=_environment(accept_change, skipped, settings),
+        environ=environ,
         grace_seconds=seconds,
         stop_on_stall=on_stall == "stop",
         stop_on_proposal=autopilot or on_propose == "stop",
@@ -135,6 +146,20 @@ def run_launcher(
         return CommandResult(exit_code=_kept(settings, request, one, policy, check, autopilot=autopilot))
     end = _mirrored(settings, request, functools.partial(one, request), autopilot=autopilot)
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _self_test(settings: Settings, command: tuple[str, ...], steps: int, environ: Mapping[str, str]) -> str:
+    """What two short launches say, in words. One that cannot be played does not keep the launch from starting."""
+    from chronicle.errors import ChronicleError
+    from chronicle.replay.replay import self_test
+
+    try:
+        found = self_test(settings, command, steps, environ=environ, say=_say)
+        words = ": ".join([found.verdict.value, "; ".join([found.why, *found.evidence])])
+    except ChronicleError as problem:
+        words = f"not compared: {problem.message}"
+    _say(f"self-test: {words}")
+    return words
 
 
 def _mirrored(

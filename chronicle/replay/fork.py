@@ -48,6 +48,7 @@ __all__ = [
     "as_recorded",
     "begin_at",
     "find_origin",
+    "origin_of_new",
     "play",
     "recorded_code_of",
     "usable",
@@ -63,6 +64,8 @@ NO_TRACKERS = {
     "TRACKIO_DIR": "{sandbox}/trackio",
 }
 KEPT_VARIABLES = ("CHRONICLE_BATCH_TEXT",)
+OURS = re.compile(r"CHRONICLE_(?!BATCH_TEXT$|RESUME_)\w+")
+OF_A_FORK = {"CHRONICLE_GUARD": "warn", "CHRONICLE_PRINTS": "every", "CHRONICLE_REPLAY": "1"}
 OF_THE_JOB = re.compile(r"SLURM_\w+|MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_\w+")
 Say = Callable[[str], None]
 AsRecorded = tuple[int, Checkpoint, Mapping[str, Any]]  # steps completed, checkpoint, its identity
@@ -81,6 +84,7 @@ class Origin:
     cwd: Path
     environ: Mapping[str, str]
     roots: tuple[Path, ...]
+    rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
 
     @property
     def words(self) -> str:
@@ -175,6 +179,25 @@ def find_origin(
         cwd=Path(start.cwd),
         environ=_environment(environ, start, checkpoint, begins, roots),
         roots=roots,
+    )
+
+
+def origin_of_new(
+    settings: Settings, command: Sequence[str], cwd: Path, entries: Sequence[Entry], environ: Mapping[str, str] = os.environ
+) -> Origin:
+    """Where a launch that was not started yet would begin: by itself, from whatever it finds."""
+    settings.paths.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    return Origin(
+        settings=settings,
+        launch=0,
+        start=0,
+        checkpoint=None,
+        identity={},
+        command=tuple(command),
+        cwd=cwd,
+        environ={**{name: value for name, value in environ.items() if not OURS.fullmatch(name)}, **OF_A_FORK},
+        roots=_roots(settings, entries),
+        rewinds=False,
     )
 
 
@@ -290,7 +313,7 @@ def _environment(
     for name in [name for name in found if ALLOWED_VARIABLES.fullmatch(name) and not OF_THE_JOB.fullmatch(name)]:
         del found[name]
     found |= {name: str(value) for name, value in start.environment.items() if not OF_THE_JOB.fullmatch(name)}
-    found |= {"CHRONICLE_GUARD": "warn", "CHRONICLE_PRINTS": "every", "CHRONICLE_REPLAY": "1"}
+    found |= OF_A_FORK
     if start.accept_change:
         found["CHRONICLE_ACCEPT_CHANGE"] = start.accept_change
     return found | _resume(checkpoint, step, roots)
@@ -318,10 +341,12 @@ def play(
     change: ForkChange = NOTHING_CHANGED,
     purpose: str = "replay",
     scan: bool = False,
+    steps: int = 0,
 ) -> Iterator[Forked]:
     """Run a fork to step `until`; what it left is removed when the block ends.
 
-    It is stopped when every rank of `ranks` has a print of that step, or, without ranks, when the step was logged. `scan`:
+    It is stopped when every rank of `ranks` has a print of that step, or, without ranks, when the step was logged. `steps`:
+    instead when all ranks there are have prints of so many steps after the one that they began with. `scan`:
     the detector reads the lineage up to the checkpoint and the fork after it. Raises `ChronicleError` when it could not be
     started.
     """
@@ -329,9 +354,10 @@ def play(
         sandbox.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="chronicle-replay-", dir=sandbox)).resolve()
     try:
-        end = _start(origin, until, directory, tuple(ranks), change, purpose=purpose, scan=scan)
+        end = _start(origin, until, directory, tuple(ranks), change, purpose=purpose, scan=scan, steps=steps)
         metrics = directory / "result" / "launch" / "metrics.jsonl"
-        points = [point for point in (read_metrics(metrics) if metrics.is_file() else ()) if point.step <= until]
+        read = read_metrics(metrics) if metrics.is_file() else ()
+        points = [point for point in read if steps or point.step <= until]
         rows = [(point.step, PLAIN.loss_of(point.values)) for point in points]
         yield Forked(
             directory=directory / "result",
@@ -344,10 +370,19 @@ def play(
 
 
 def _start(
-    origin: Origin, until: int, directory: Path, ranks: tuple[int, ...], change: ForkChange, *, purpose: str, scan: bool
+    origin: Origin,
+    until: int,
+    directory: Path,
+    ranks: tuple[int, ...],
+    change: ForkChange,
+    *,
+    purpose: str,
+    scan: bool,
+    steps: int,
 ) -> Mapping[str, Any]:
     paths = origin.settings.paths
-    anchors = [paths.run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]
+    run_dir = paths.run_dir if paths.run_dir.is_dir() else paths.run_dir.parent
+    anchors = [run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]
     anchors += [] if change.code is None else [Path(change.code.top)]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
     spec = Spec(
@@ -368,6 +403,8 @@ def _start(
         rollback=change.rollback,
         code=change.code,
         scan=scan,
+        steps=steps,
+        rewinds=origin.rewinds,
     )
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
     words = [sys.executable, "-m", "chronicle.replay.inside", str(directory / "spec.json")]

@@ -60,6 +60,15 @@ class Spec:
     rollback: tuple[str, ...] = ()  # options of `chronicle rollback`, applied to the checkpoint before the launch
     code: CodeChange | None = None
     scan: bool = False  # the detector reads what came out
+    steps: int = 0  # it ends when so many are printed by every rank there is, whatever their numbers
+    rewinds: bool = True  # later checkpoints are hidden
+
+    @property
+    def part(self) -> str:
+        """Which steps, in words."""
+        if self.steps:
+            return f"the first {self.steps} steps"
+        return f"steps {self.start + 1} to {self.until} of launch {self.launch}"
 
     @classmethod
     def read(cls, path: Path) -> "Spec":
@@ -88,7 +97,7 @@ def main() -> int:
 def _play(spec: Spec, result: Path, left: list[str]) -> int:
     paths = RunPaths(Path(spec.run_dir))
     try:
-        for root in spec.roots:
+        for root in spec.roots if spec.rewinds else ():
             rewind(Path(root), spec)
         if spec.code is not None and (why := lay_code(spec.code)):
             raise ChronicleError(why, "git must know the commit")
@@ -103,8 +112,8 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
             environ=spec.environ,
             grace_seconds=GRACE_SECONDS,
             stop_on_proposal=True,
-            force=f"a {spec.purpose} of launch {spec.launch} in a sandbox",
-            recorded={"purpose": spec.purpose, "part": f"steps {spec.start + 1} to {spec.until} of launch {spec.launch}"},
+            force=f"a {spec.purpose} in a sandbox, of {spec.part}",
+            recorded={"purpose": spec.purpose, "part": spec.part},
         )
         end = launch(request, live_watch=lambda paths, number, *_, **__: Played(paths.launch_dir(number), spec))
     except (ChronicleError, OSError) as problem:
@@ -242,10 +251,13 @@ class Played:
     def poll(self) -> Iterable[Enough]:
         """One event when it is done."""
         try:
-            rings = rings_of(self._launch_dir) if self._spec.ranks else {}
+            rings = rings_of(self._launch_dir) if self._spec.ranks or self._spec.steps else {}
         except ChronicleError:
             return ()
-        if self._spec.ranks:
+        if self._spec.steps:
+            all_here = bool(rings) and len(rings) == rings[min(rings)].header.get("ranks")
+            done = all_here and all(_reached(ring, _begin_of(ring) + self._spec.steps) for ring in rings.values())
+        elif self._spec.ranks:
             done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
         else:
             newest = last_point(self._launch_dir / "metrics.jsonl")
@@ -257,6 +269,10 @@ class Played:
 
 def _reached(ring: Ring, until: int) -> bool:
     return any(step >= until for step in ring.steps())
+
+
+def _begin_of(ring: Ring) -> int:
+    return max((one.step for one in ring.begins()), default=0)
 
 
 if __name__ == "__main__":

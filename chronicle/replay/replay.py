@@ -19,9 +19,20 @@ from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journa
 from chronicle.journal.events import Replayed
 from chronicle.paths import list_launch_numbers
 from chronicle.replay.facts import changed_facts, read_facts
-from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, find_origin, play, recorded_code_of
+from chronicle.replay.fork import (
+    NOTHING_CHANGED,
+    ForkChange,
+    Forked,
+    Origin,
+    Say,
+    find_origin,
+    origin_of_new,
+    play,
+    recorded_code_of,
+)
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
+    RESULT,
     PrintComparison,
     ReplayVerdict,
     Ruling,
@@ -30,11 +41,20 @@ from chronicle.replay.verdict import (
     prints_agree,
 )
 from chronicle.resume.batch_record import read_batches
-from chronicle.resume.operations import OPS_VARIABLE, first_difference, read_operations
+from chronicle.resume.one_step import (
+    OPS_VARIABLE,
+    SHOW_VARIABLE,
+    first_difference,
+    read_operations,
+    read_shown,
+    tell_shown,
+)
 from chronicle.settings import Settings
 
-__all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay"]
-
+__all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
+OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
+# with these the question is what entered the model
+SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +164,7 @@ class _Played:
     facts: Mapping[str, Any] | None
     end: Mapping[str, Any]
     batches: Mapping[int, list[int]]
+    shown: Sequence[str]  # the batch of the step that was asked for, in words
 
 
 def replay(
@@ -172,8 +193,12 @@ def replay(
         same = prints_agree(one.prints, two.prints, steps)
         judged = judge_replay(comparison, _compare(record, two, plan.until), same, changed=found, facts_known=known)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
-            judged = _with_operation(judged, plan, sandbox, _first_apart(one, two, steps), say)
+            apart = _first_apart(one, two, steps)
+            where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
+            judged = replace(judged, evidence=(*judged.evidence, where))
             replays = 4
+    if judged.verdict in SHOWS:
+        judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
@@ -184,18 +209,21 @@ def _first_apart(one: _Played, two: _Played, steps: Sequence[int]) -> int:
     return next((step for step in steps if not prints_agree(one.prints, two.prints, [step])), steps[-1])
 
 
-def _with_operation(judged: Ruling, plan: ReplayPlan, sandbox: Path | None, step: int, say: Say) -> Ruling:
-    """The first module or gradient of this step that two more replays do not agree on."""
-    say(f"two replays disagree at step {step}: two more, operation by operation")
-    environ = {**plan.origin.environ, OPS_VARIABLE: str(step)}
-    origin = replace(plan.origin, environ=environ)
+def _first_operation(
+    origin: Origin, begin: int, step: int, ranks: Sequence[int], change: ForkChange, sandbox: Path | None, say: Say
+) -> str:
+    """The first module or gradient up to this step that two more launches do not agree on, in words."""
+    first = max(begin + 1, step - OPS_STEPS + 1)
+    say(f"two launches disagree at step {step}: two more, operation by operation from step {first} on")
+    origin = replace(origin, environ={**origin.environ, OPS_VARIABLE: f"{first}-{step}"})
     found = []
     for _ in range(2):
-        with play(origin, step, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+        with play(origin, step, sandbox=sandbox, ranks=ranks, change=change) as forked:
             found.append(read_operations(forked.directory / "launch"))
-    first = first_difference(*found)
-    where = f"first at step {step}: {first}" if first else f"no operation of step {step} differs in two more replays"
-    return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, where))
+    where = first_difference(*found)
+    if not where:
+        return f"no operation of steps {first} to {step} differs in two more launches"
+    return f"first that differs in two more launches: {where}"
 
 
 def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int) -> PrintComparison:
@@ -203,27 +231,32 @@ def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int
 
 
 def _play(plan: ReplayPlan, sandbox: Path | None) -> _Played:
-    with play(plan.origin, plan.until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
-        return _read_result(forked, plan)
+    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
+    with play(origin, plan.until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+        return _read_result(forked, plan.step)
 
 
-def _read_result(forked: Forked, plan: ReplayPlan) -> _Played:
+def _read_result(forked: Forked, step: int | None) -> _Played:
+    """What a fork left. `step`: the one that was asked for; None: none in particular."""
     result, end = forked.directory, forked.end
     rings = rings_of(result / "launch")
-    begins = {rank: [one for one in ring.begins() if one.step < plan.step] for rank, ring in rings.items()}
+    begins = {rank: [one for one in ring.begins() if step is None or one.step < step] for rank, ring in rings.items()}
     if not rings or not all(begins.values()):
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
         why = str(end["end"].get("because") or "it ended")
         raise ChronicleError(f"the replay took no step that could be compared ({why}): {' / '.join(lines)[-600:]}")
+    prints = {rank: ring.steps() for rank, ring in rings.items()}
+    logged = {rank: steps[step].loss for rank, steps in prints.items() if step in steps}
     starts = {rank: rows[-1] for rank, rows in begins.items()}
     return _Played(
-        prints={rank: ring.steps() for rank, ring in rings.items()},
+        prints=prints,
         begins=starts,
         start=max(one.step for one in starts.values()),
         facts=read_facts(result / "launch"),
         end=end,
         batches=_batches_of(result / "batches", end["launch"], 0),
+        shown=tell_shown(read_shown(result / "launch"), logged),
     )
 
 
@@ -259,6 +292,52 @@ def _with_batches(judged: Ruling, plan: ReplayPlan, one: _Played, comparison: Pr
     if later:
         words.append(f"after it {equal} of {len(later)} steps have equal batches")
     return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, *words))
+
+
+# ---- before a launch -----------------------------------------------------------------------------------------------------
+
+
+def self_test(
+    settings: Settings,
+    command: Sequence[str],
+    steps: int,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    sandbox: Path | None = None,
+    say: Say = lambda line: None,
+) -> Ruling:
+    """Whether two launches of a command take the same first steps: reproduced, not deterministic, or not compared and why.
+
+    Both are forks: nothing of the run changes. They begin where the command begins by itself. Raises `ChronicleError` when
+    they could not be played.
+    """
+    origin = origin_of_new(settings, command, Path.cwd(), read_journal(settings.paths).entries, environ)
+    played = []
+    for which in ("first", "second"):
+        say(f"self-test: {which} launch of {steps} steps")
+        with play(origin, 0, sandbox=sandbox, purpose="self-test", steps=steps) as forked:
+            played.append(_read_result(forked, None))
+    one, two = played
+    if one.start != two.start or one.prints.keys() != two.prints.keys():
+        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="two launches began at other steps, or with other ranks")
+    found = compare_prints(one.prints, two.prints, start=one.start, until=one.start + steps, begins=two.begins)
+    if not found.steps:
+        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="no step of two launches could be compared")
+    if _begins_apart(one, two):
+        why = "two launches begin with other weights: what they are made from is not seeded"
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=why)
+    if found.first is None:
+        parts = ", ".join(sorted(found.parts))
+        return Ruling(verdict=ReplayVerdict.REPRODUCED, why=f"{len(found.steps)} steps of two launches are equal ({parts})")
+    why = f"two launches disagree at {found.first.words}"
+    if not set(found.first.parts) <= set(RESULT):
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=f"{why}: what enters the step is not seeded")
+    where = _first_operation(origin, one.start, found.first.step, sorted(one.prints), NOTHING_CHANGED, sandbox, say)
+    return Ruling(verdict=ReplayVerdict.RANDOM, why=f"{why}, from equal input", evidence=(where,))
+
+
+def _begins_apart(one: _Played, two: _Played) -> bool:
+    return any(one.begins[rank].weights != two.begins[rank].weights for rank in one.begins)
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------

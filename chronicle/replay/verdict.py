@@ -22,7 +22,16 @@ from enum import StrEnum
 
 from chronicle.replay.ring import Print, SeenParts
 
-__all__ = ["PrintComparison", "PrintDifference", "ReplayVerdict", "Ruling", "compare_prints", "judge_replay", "prints_agree"]
+__all__ = [
+    "RESULT",
+    "PrintComparison",
+    "PrintDifference",
+    "ReplayVerdict",
+    "Ruling",
+    "compare_prints",
+    "judge_replay",
+    "prints_agree",
+]
 
 Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 

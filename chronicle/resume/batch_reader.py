@@ -98,6 +98,11 @@ class FirstBatch:
         self._write(told, found, step)
         self._rows = []
 
+    def decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """Makes text of ids with the script's tokenizer; None without one, or where text is kept out of the journal."""
+        tokenizer = _plain_tokenizer(self.says.tokenizer)
+        return _decoder(tokenizer) if tokenizer is not None and self.with_text else None
+
     def _read_words(self, live: LiveState) -> tuple[TokenizerFacts, Callable[[Sequence[int]], str] | None]:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         if tokenizer is None:
@@ -146,16 +151,18 @@ class FirstBatch:
 
 def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
     """The beginnings of rows as text, for the frames before a NaN; empty without a tokenizer or where text is kept out."""
-    tokenizer = _plain_tokenizer(first_batch.says.tokenizer)
-    if ids is None or tokenizer is None or not first_batch.with_text:
+    decode = first_batch.decoder()
+    if ids is None or decode is None:
         return []
-    return [_decoder(tokenizer)([token for token in row if token >= 0]) for row in ids.tolist()]
+    return [decode([token for token in row if token >= 0]) for row in ids.tolist()]
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def read_rows(args: Sequence[Any], inputs: Mapping[str, Any], *, apart: bool = False) -> tuple[list[TokenRow], bool]:
+def read_rows(
+    args: Sequence[Any], inputs: Mapping[str, Any], *, apart: bool = False, most: int = NUM_ROWS
+) -> tuple[list[TokenRow], bool]:
     """The token rows of a model's inputs, and whether several texts share a row; none when it gets no token ids.
 
     `apart`: the labels are another text than the inputs, also where both happen to have one length.
@@ -166,12 +173,12 @@ def read_rows(args: Sequence[Any], inputs: Mapping[str, Any], *, apart: bool = F
         ids = tokens[0] if tokens else None
     if not _is_table(ids):
         return [], False
-    table = ids[:NUM_ROWS].tolist()
-    labels = _labels(inputs, ids)
+    table = ids[:most].tolist()
+    labels = _labels(inputs, ids, most)
     if labels and (apart or len(labels[0]) != len(table[0])):  # an encoder and a decoder: what is learned is the labels
         return [_label_row(row) for row in labels], False
     attended = inputs.get("attention_mask")
-    mask = attended[:NUM_ROWS].tolist() if _is_table(attended) and attended.shape == ids.shape else None
+    mask = attended[:most].tolist() if _is_table(attended) and attended.shape == ids.shape else None
     starts = _starts(inputs.get("position_ids"), ids) if mask is None else []
     if starts:
         return [
@@ -195,13 +202,13 @@ def _is_table(thing: Any) -> TypeGuard[Any]:
     return not thing.is_floating_point() and not thing.is_complex()
 
 
-def _labels(inputs: Mapping[str, Any], ids: Any) -> list[list[int]] | None:
+def _labels(inputs: Mapping[str, Any], ids: Any, most: int) -> list[list[int]] | None:
     labels = inputs.get("labels")
     if _is_table(labels) and labels.shape[0] == ids.shape[0]:
-        return [list(row) for row in labels[:NUM_ROWS].tolist()]
+        return [list(row) for row in labels[:most].tolist()]
     chosen = inputs.get("completion_mask")  # preference data: the loss is taken of the answers
     if labels is None and _is_table(chosen) and chosen.shape == ids.shape:
-        return [list(row) for row in ids.masked_fill(chosen == 0, IGNORED)[:NUM_ROWS].tolist()]
+        return [list(row) for row in ids.masked_fill(chosen == 0, IGNORED)[:most].tolist()]
     return None
 
 

@@ -43,7 +43,7 @@ from chronicle.resume.batches import is_call, keep_yielded, leaves_of, yielded_l
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
-from chronicle.resume.operations import OPS_VARIABLE, StepOperations
+from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
 from rollback.channels import Role, find_channel
 
 __all__ = ["PRINTS_VARIABLE", "StepPrints"]
@@ -116,6 +116,7 @@ class StepPrints:
         self._spent, self._since = 0.0, 0.0
         self._models: Sequence[Any] = ()
         self._operations = StepOperations(self._launch_dir, environ) if OPS_VARIABLE in environ else None
+        self.batch: StepBatch | None = None
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         if self._launch_dir is not None:
@@ -157,6 +158,8 @@ class StepPrints:
         begun = self._clock()
         if self._entered is None:
             self._entered = _generators()
+        if self.batch is not None:
+            self.batch.enters(batch)
         found, with_targets = _contents(batch)
         self._batches.append(found)
         self._with_targets = self._with_targets and with_targets
@@ -174,6 +177,8 @@ class StepPrints:
         self._close(self._now)
         self._steps += 1
         self._inside = not gradient
+        if self.batch is not None:
+            self.batch.stepping(step, self._rank())
         if self._skip > 0:
             self._skip -= 1
             self._now = _Step(step, over=True)  # not printed: its micro-batches are dropped

@@ -45,6 +45,7 @@ from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
+from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import StepPrints
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
@@ -109,6 +110,8 @@ class GuardSession:
         self.data.look_for_steps = self._look_for_steps
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
         self.batches.look = self._look_at
+        if launch_dir and SHOW_VARIABLE in environ and self.prints.on:
+            self.prints.batch = StepBatch(Path(launch_dir), environ, self.first_batch.decoder)
         self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
         paths = None if self.off else self.journal.paths
         gradients = None if paths is None else paths.gradients_dir

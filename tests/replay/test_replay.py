@@ -68,6 +68,9 @@ def test_recorded_steps_are_reproduced_and_nothing_of_the_run_changes(recorded: 
     found = json.loads(done.stdout)
     assert (found["verdict"], found["start"], found["compared"]) == ("reproduced", 20, 2)
     assert {"batch", "gradient", "weights", "torch", "options", "loss"} <= set(found["parts"])
+    shown = "\n".join(found["evidence"])
+    assert "batch of step 22: 4 rows" in shown
+    assert "(cross_entropy; it gave the logged loss)" in shown
     after = digests(recorded)
     assert {path: after.get(path) for path in before} == before
     assert all("/journal" in path or path.endswith("run.json") for path in after.keys() - before.keys())
@@ -154,3 +157,28 @@ def test_the_operation_that_is_not_repeatable_is_named(recorded: Path) -> None:
     found = json.loads(done.stdout)
     assert (done.returncode, found["verdict"]) == (5, "not deterministic"), found
     assert "the gradient of `2.bias`" in found["evidence"][-1], found["evidence"]
+
+
+@pytest.mark.slow
+def test_a_self_test_says_before_the_launch_whether_two_launches_are_equal(recorded: Path, tmp_path: Path) -> None:
+    for name in ("train.py", "objective.py", "helpers.py", "data.pt"):
+        (tmp_path / name).write_bytes((recorded / name).read_bytes())
+    done = chronicle(tmp_path, "run", "--self-test", "3", "--", sys.executable, "train.py", "4")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "self-test: reproduced: 3 steps of two launches are equal (batch, gradient, loss" in done.stderr
+    assert [path.name for path in (tmp_path / "logs" / "small" / "launches").iterdir()] == ["0001"]
+    (tmp_path / "fault.json").write_text(json.dumps({"kind": "kernel", "place": 7}))
+    again = chronicle(tmp_path, "run", "--self-test", "6", "--", sys.executable, "train.py", "8")
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert "self-test: not deterministic: two launches disagree at step " in again.stderr
+    assert "step 1, rank 0, the gradient of `0.weight`" in again.stderr
+    starts = read_journal(RunPaths(tmp_path / "logs" / "small")).of_kind("launch.start")
+    assert [entry.data["self_test"].split(":")[0] for entry in starts] == ["reproduced", "not deterministic"]
+
+
+@pytest.mark.slow
+def test_a_self_test_that_cannot_be_played_keeps_no_launch_from_starting(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("print('no guard here')\n")
+    done = chronicle(tmp_path, "run", "--self-test", "2", "--", sys.executable, "plain.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "self-test: not compared: " in done.stderr

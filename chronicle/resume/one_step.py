@@ -1,0 +1,342 @@
+"""One step in detail, as only a replay reads it: its batch in words with the loss of every row, and all of its operations.
+
+`CHRONICLE_SHOW` names the step whose batch is shown: rows decoded with the script's tokenizer, and what each row's loss was.
+That is known where the script calls a loss function of torch: it is called once more, without its mean or sum. Whether this is
+the loss that was logged is compared, not supposed.
+
+`CHRONICLE_OPS` names the steps of `chronicle replay --ops` (FIRST-LAST): a digest of what each module gave, and of each
+gradient. Two launches from one checkpoint that disagree are told apart by the first of them that differs.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.batch_reader import read_rows
+from chronicle.resume.batches import is_call, leaves_of
+from chronicle.resume.fingerprint import own_shard
+
+__all__ = [
+    "OPS_VARIABLE",
+    "SHOW_VARIABLE",
+    "StepBatch",
+    "StepOperations",
+    "first_difference",
+    "read_operations",
+    "read_shown",
+    "tell_shown",
+]
+
+OPS_VARIABLE = "CHRONICLE_OPS"
+SHOW_VARIABLE = "CHRONICLE_SHOW"
+NUM_ROWS = 256  # of one step and rank
+NUM_TOLD = 3
+SHOWN_CHARACTERS = 400  # of a row
+CLOSE = 1e-4  # relative: the mean of the rows' losses is the logged loss
+Row = tuple[int, str, str, str]  # step, forward or gradient, name, digest
+
+
+# ---- the batch -----------------------------------------------------------------------------------------------------------
+
+
+class StepBatch:
+    """What entered the model in the step that was asked for, row by row, with the loss of each row where it can be known."""
+
+    def __init__(self, launch_dir: Path, environ: Mapping[str, str], decoder: Callable[[], Callable[..., str] | None]) -> None:
+        asked = environ.get(SHOW_VARIABLE, "")
+        self._step = int(asked) if asked.isdecimal() else None
+        self._launch_dir, self._decoder = launch_dir, decoder
+        self._before: int | None = None  # the newest step that was taken
+        self._inputs: list[Any] = []  # micro-batches since then
+        self._losses: list[dict[str, Any]] = []
+        self._unwrap: list[Callable[[], None]] = []
+        self._inside = False
+        if self._step is not None:
+            self._wrap_losses()
+
+    @property
+    def _is_next(self) -> bool:
+        return self._step is not None and (self._before is None or self._before + 1 == self._step)
+
+    def enters(self, batch: Any) -> None:
+        """A micro-batch is about to enter the model."""
+        if self._is_next:
+            self._inputs.append(batch)
+
+    def stepping(self, step: int, rank: int) -> None:
+        """This step is about to be taken: if it is the one, its batch is written."""
+        inputs, losses, self._inputs, self._losses = self._inputs, self._losses, [], []
+        self._before = step
+        if self._step is None or step < self._step:
+            return
+        if step == self._step:
+            decode = self._decoder()
+            told = {"step": step, "micro": [_describe(batch, decode) for batch in inputs], "losses": losses}
+            (self._launch_dir / f"shown-{rank}.json").write_text(json.dumps(told), encoding="utf-8")
+        self.end()
+
+    def end(self) -> None:
+        """Collect no more."""
+        self._step = None
+        for undo in self._unwrap:
+            undo()
+        self._unwrap = []
+
+    def _wrap_losses(self) -> None:
+        """Every loss function of torch: those that have a `reduction`. Modules of torch call them by these names, too."""
+        functional = sys.modules["torch"].nn.functional
+        for name, function in list(vars(functional).items()):
+            try:
+                signature = inspect.signature(function) if callable(function) and not name.startswith("_") else None
+            except (TypeError, ValueError):
+                continue
+            if signature is not None and "reduction" in signature.parameters:
+                setattr(functional, name, self._seen(name, function, signature))
+                self._unwrap.append(functools.partial(setattr, functional, name, function))
+
+    def _seen(self, name: str, function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+        torch = sys.modules["torch"]
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            if not torch.compiler.is_compiling() and self._is_next and not self._inside and torch.is_grad_enabled():
+                self._inside = True
+                try:
+                    self._see_loss(name, function, signature.bind(*args, **kwargs), value)
+                except Exception as problem:  # noqa: BLE001 the script's own call is done; this one is only told
+                    self._losses.append({"name": name, "why": f"{type(problem).__name__}: {problem}"[:200]})
+                finally:
+                    self._inside = False
+            return value
+
+        return wrapped
+
+    def _see_loss(self, name: str, function: Callable[..., Any], call: inspect.BoundArguments, value: Any) -> None:
+        if getattr(value, "ndim", None) != 0 or not value.requires_grad or not self._inputs:
+            return
+        num_rows = _num_rows(self._inputs[-1])
+        target: Any = call.arguments.get("target")
+        call.arguments["reduction"] = "none"
+        with sys.modules["torch"].no_grad():
+            each = function(*call.args, **call.kwargs).detach()
+        row: dict[str, Any] = {"name": name, "micro": len(self._inputs), "value": float(value.detach())}
+        if not num_rows or each.ndim == 0 or each.numel() % num_rows:
+            self._losses.append(row | {"why": f"{each.numel()} values for {num_rows} rows"})
+            return
+        each = each.reshape(num_rows, -1).double()
+        ignored = call.arguments.get("ignore_index", -100)
+        if getattr(target, "dtype", None) == sys.modules["torch"].int64 and target.numel() == each.numel():
+            counted = (target.reshape(num_rows, -1) != ignored).to(each)
+            shares = counted.sum(1).tolist()
+            each = (each * counted).sum(1) / counted.sum(1)
+            targets = target.tolist() if target.ndim == 1 and target.numel() == num_rows else None
+        else:
+            each, shares, targets = each.mean(1), [1.0] * num_rows, None
+        losses = [loss if share else None for loss, share in zip(each.tolist(), shares, strict=True)]  # None: all is masked
+        mean = [sum(loss * share for loss, share in zip(losses, shares, strict=True) if loss is not None), sum(shares)]
+        self._losses.append(row | {"rows": losses[:NUM_ROWS], "targets": targets and targets[:NUM_ROWS], "mean": mean})
+
+
+def _parts(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """A micro-batch as the inputs of a call."""
+    if is_call(batch):
+        return batch[0], batch[1]
+    return ((), batch) if isinstance(batch, Mapping) else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
+
+
+def _tensors(batch: Any) -> Iterator[Any]:
+    return (leaf for leaf in leaves_of(_parts(batch)) if hasattr(leaf, "untyped_storage") and leaf.ndim)
+
+
+def _num_rows(batch: Any) -> int:
+    return next((int(tensor.shape[0]) for tensor in _tensors(batch)), 0)
+
+
+def _describe(batch: Any, decode: Callable[..., str] | None) -> dict[str, Any]:
+    """A micro-batch as plain values: for each row its text, or the range of its numbers."""
+    rows, _ = read_rows(*_parts(batch), most=NUM_ROWS)
+    num_rows = _num_rows(batch)
+    if rows:
+        words = [f"{len(row.ids)} tokens" for row in rows]
+        texts = [decode([token for token in row.ids if token >= 0]) for row in rows] if decode is not None else []
+        return {"rows": num_rows, "words": words, "texts": [_shortened(text) for text in texts]}
+    words = [", ".join(_range(tensor[row]) for tensor in _tensors(batch) if len(tensor) == num_rows) for row in range(num_rows)]
+    return {"rows": num_rows, "words": words[:NUM_ROWS], "texts": []}
+
+
+def _range(values: Any) -> str:
+    values = values.detach().double().cpu()
+    if values.numel() == 1:
+        return f"{values.item():.6g}"
+    finite = values[values.isfinite()]
+    ends = f"{finite.min().item():.4g} to {finite.max().item():.4g}" if finite.numel() else "none finite"
+    lost = values.numel() - finite.numel()
+    return f"{'×'.join(map(str, values.shape))} numbers, {ends}" + (f", {lost} not finite" if lost else "")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+
+
+def read_shown(launch_dir: Path) -> dict[int, dict[str, Any]]:
+    """By rank: the batch of the step that was asked for."""
+    paths = sorted(launch_dir.glob("shown-*.json"))
+    return {int(path.stem.rpartition("-")[2]): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def tell_shown(shown: Mapping[int, Mapping[str, Any]], logged: Mapping[int, float]) -> list[str]:
+    """The batch in lines: how the losses of its rows lie, and the rows that cost most. `logged`: by rank, NaN if unknown.
+
+    Of several ranks the one with the highest row is told.
+    """
+    ranks = sorted(rank for rank, told in shown.items() if told["micro"])
+    if not ranks:
+        return []
+    rows = {rank: _loss_rows(shown[rank]) for rank in ranks}
+    rank = max(ranks, key=lambda one: max((_order(loss) for _, loss, _ in rows[one]), default=-math.inf))
+    told, found = shown[rank], rows[rank]
+    on = f" on rank {rank} of {len(shown)}" if len(shown) > 1 else ""
+    count, micro = sum(one["rows"] for one in told["micro"]), len(told["micro"])
+    parts = f" in {micro} micro-batches" if micro > 1 else ""
+    lines = [f"batch of step {told['step']}{on}: {count} rows{parts}"]
+    if not found:
+        unseen = "the script called no loss function of torch that could be seen"
+        why = next((one["why"] for one in told["losses"] if "why" in one), unseen)
+        first = told["micro"][0]
+        shown_rows = [f"  row {place + 1}: {_row_words(first, place)}" for place in range(min(NUM_TOLD, first["rows"]))]
+        return [*lines, f"the loss of each row is not known: {why}", *shown_rows]
+    name = next(one["name"] for one in told["losses"] if "rows" in one)
+    found.sort(key=lambda row: _order(row[1]), reverse=True)
+    middle, is_logged = found[len(found) // 2][1], _is_logged(told, name, logged.get(rank, math.nan))
+    lines.append(f"loss of each row ({name}; {is_logged}): median {middle:.4g}, highest {found[0][1]:.4g}")
+    for (batch, place), loss, target in found[:NUM_TOLD]:
+        of = f" of micro-batch {batch + 1}" if micro > 1 else ""
+        label = "" if target is None else f", target {target}"
+        lines.append(f"  row {place + 1}{of}: loss {loss:.4g}{label}: {_row_words(told['micro'][batch], place)}")
+    return lines
+
+
+def _order(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def _loss_rows(told: Mapping[str, Any]) -> list[tuple[tuple[int, int], float, int | None]]:
+    """(micro-batch, row), its loss and its target, of the loss function that was called first in each micro-batch."""
+    found, name = {}, None
+    for one in told["losses"]:
+        if "rows" in one and one["micro"] - 1 not in found and name in (None, one["name"]):
+            found[one["micro"] - 1], name = one, one["name"]
+    return [
+        ((batch, place), loss, (one.get("targets") or {place: None})[place])
+        for batch, one in found.items()
+        for place, loss in enumerate(one["rows"])
+        if loss is not None
+    ]
+
+
+def _is_logged(told: Mapping[str, Any], name: str, logged: float) -> str:
+    """Whether the loss function gave what the step logged, in words."""
+    calls = [one for one in told["losses"] if one["name"] == name and "mean" in one]
+    if math.isnan(logged):
+        return "the logged loss of the step is not known"
+    total = sum(one["value"] for one in calls)
+    each = sum(one["mean"][0] for one in calls) / sum(one["mean"][1] for one in calls)
+    if any(math.isclose(value, logged, rel_tol=CLOSE) for value in (total, total / len(calls), each)):
+        return "it gave the logged loss"
+    return f"its mean {each:.6g} is not the logged {logged:.6g}: one term of several, or another scale"
+
+
+def _row_words(micro: Mapping[str, Any], place: int) -> str:
+    if place < len(micro["texts"]):
+        return repr(micro["texts"][place])
+    return str(micro["words"][place]) if place < len(micro["words"]) else "not kept"
+
+
+# ---- the operations ------------------------------------------------------------------------------------------------------
+
+
+
+class StepOperations:
+    """Collects what modules give since the step before, and writes it when one of the steps that were asked for is taken."""
+
+    def __init__(self, launch_dir: Path | None, environ: Mapping[str, str] = os.environ) -> None:
+        first, _, last = environ.get(OPS_VARIABLE, "").partition("-")
+        asked = launch_dir is not None and first.isdecimal() and last.isdecimal()
+        self._steps = range(int(first), int(last) + 1) if asked else range(0)
+        self._launch_dir = launch_dir
+        self._outputs: list[tuple[Any, str]] = []
+        self._hook: Any = None
+        if self._steps:
+            self._hook = sys.modules["torch"].nn.modules.module.register_module_forward_hook(self._forward)
+
+    def stepping(self, step: int, rank: int, models: Sequence[Any], params: Sequence[Any]) -> None:
+        """This step is about to be taken: its gradients are complete."""
+        outputs, self._outputs = self._outputs, []
+        if step not in self._steps or self._launch_dir is None:
+            return
+        modules = {id(module): name for model in models for name, module in model.named_modules()}
+        names = {id(param): name for model in models for name, param in model.named_parameters()}
+        rows: list[Row] = []
+        for module, digest in outputs:
+            kind = type(module).__name__
+            name = modules.get(id(module), "")
+            rows.append((step, "forward", f"`{name}` ({kind})" if name else kind, digest))
+        for place, param in reversed(list(enumerate(params))):  # the last layer's gradient is the first
+            if param.grad is not None:
+                rows.append((step, "gradient", f"`{names.get(id(param), f'parameter {place}')}`", _digest(param.grad)))
+        with (self._launch_dir / f"operations-{rank}.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        if step == self._steps[-1]:
+            self.end()
+
+    def end(self) -> None:
+        """Collect no more."""
+        self._steps = range(0)
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _forward(self, module: Any, inputs: Any, output: Any) -> None:
+        self._outputs.append((module, "".join(_digest(thing) for thing in leaves_of(output) if hasattr(thing, "detach"))))
+
+
+def _digest(tensor: Any) -> str:
+    """Of all bytes of a tensor."""
+    torch = sys.modules["torch"]
+    own = own_shard(tensor).detach()
+    if own.is_sparse or own.is_meta:
+        return "-"
+    raw = own.contiguous().cpu().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def read_operations(launch_dir: Path) -> dict[int, list[Row]]:
+    """By rank: the operations of the steps that were asked for."""
+    found = {}
+    for path in sorted(launch_dir.glob("operations-*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found[int(path.stem.rpartition("-")[2])] = [(int(at), str(a), str(b), str(c)) for at, a, b, c in rows]
+    return found
+
+
+def first_difference(one: Mapping[int, Sequence[Row]], other: Mapping[int, Sequence[Row]]) -> str:
+    """The first operation that differs, in words; "" where all that both have are equal, or nothing could be compared."""
+    found = []
+    for rank in sorted(set(one) & set(other)):
+        for place, (a, b) in enumerate(zip(one[rank], other[rank], strict=False)):
+            if a[:3] != b[:3]:
+                words = f"step {a[0]}, rank {rank} took {a[1]} of {a[2]} in one launch and {b[1]} of {b[2]} in the other"
+                found.append((a[0], place, words))
+                break
+            if a[3] != b[3]:
+                found.append((a[0], place, f"step {a[0]}, rank {rank}, the {a[1]} of {a[2]}"))
+                break
+    return min(found)[2] if found else ""
