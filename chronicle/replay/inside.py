@@ -146,7 +146,10 @@ def _roll_back(paths: RunPaths, spec: Spec) -> None:
 
 
 def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
-    """What the detector finds in the steps of this launch, when it has read the lineage up to the checkpoint."""
+    """What the detector finds in the steps of this launch, when it has read the lineage up to the checkpoint.
+
+    An event that began before the checkpoint is this launch's too where it is at its highest here, and did not recover.
+    """
 
     def points() -> Iterator[Point]:
         before = compute_lineage([entry for entry in read_journal(paths).entries if entry.launch != number])
@@ -164,7 +167,8 @@ def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
         found = scan_points(points(), paths.run, lambda events, last: None).events
     except (NothingToWatch, FileNotFoundError):
         return []
-    return [event.to_json() for event in found if event.alarm_step > spec.start]
+    worse = (one for one in found if one.alarm_step > spec.start or (one.recovered_step is None and one.peak_step > spec.start))
+    return [event.to_json() for event in worse]
 
 
 def rewind(root: Path, spec: Spec) -> None:
