@@ -167,8 +167,8 @@ def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
         found = scan_points(points(), paths.run, lambda events, last: None).events
     except (NothingToWatch, FileNotFoundError):
         return []
-    worse = (one for one in found if one.alarm_step > spec.start or (one.recovered_step is None and one.peak_step > spec.start))
-    return [event.to_json() for event in worse]
+    peaks = [one.alarm_step if one.recovered_step is not None else max(one.alarm_step, one.peak_step or 0) for one in found]
+    return [event.to_json() for event, peak in zip(found, peaks, strict=True) if peak > spec.start]
 
 
 def rewind(root: Path, spec: Spec) -> None:
