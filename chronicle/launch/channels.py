@@ -149,6 +149,7 @@ class Channels:
         self._views = (out, out if same else LiveView(view_fds[1]))
         self._rest: dict[int, bytes] = {}
         self._several_ranks = False
+        self._starts: dict[int, list[tuple[int, int]]] = {}  # of the processes that were a rank: pid, where its log stood
         self.latency = LatencyTest(clock=clock)
         self._open: dict[int, Callable[[], None]] = {}
         self._listener: socket.socket | None = None
@@ -177,11 +178,26 @@ class Channels:
 
     def drain(self) -> None:
         """Read the remaining bytes of all pipes and sockets after the last process ended."""
-        for read in list(self._open.values()):
-            read()
+        self.read_waiting()
         for fd in list(self._open):
             self._drop(fd)
         self.flush_views()
+
+    def read_waiting(self) -> None:
+        """Read what was printed until now. Not from within a callback of the selector."""
+        for read in list(self._open.values()):
+            read()
+
+    def last_lines_of(self, rank: int, pid: int, count: int) -> list[str]:
+        """The last lines that this process printed as this rank; [] where the rank has no log of its own here."""
+        if rank not in self.rank_logs:
+            return []
+        starts = self._starts.get(rank, [])
+        place = next((place for place, (known, _) in enumerate(starts) if known == pid), None)
+        if place is None:
+            return self.rank_logs[rank].last_lines(count)  # a log split by the launcher's prefixes names no process
+        end = starts[place + 1][1] if place + 1 < len(starts) else None
+        return self.rank_logs[rank].last_lines(count, start=starts[place][1], end=end)
 
     def flush_views(self) -> None:
         """Write buffered bytes to the live views without blocking."""
@@ -312,6 +328,7 @@ class Channels:
             return 0, data  # not our protocol: treat the bytes as output of rank 0
         if hello.get("redirect", True):
             self._rank_log(rank).write(b"")  # create the log, so that a rank that prints nothing has an empty one
+            self._starts.setdefault(rank, []).append((pid, self._rank_log(rank).received))
         if isinstance(hello.get("latency"), str):
             self.latency.expect(rank, hello["latency"])
         self._on_rank(rank, pid)

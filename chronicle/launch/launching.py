@@ -69,13 +69,14 @@ from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
 from chronicle.launch.pulse import make_pulses_dir, remove_pulses_dir
-from chronicle.launch.ranks import RankDeath, RankWatch
+from chronicle.launch.ranks import FirstFailure, RankDeath, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
     LaunchRecord,
     LaunchSeals,
     code_of,
     describe_end,
+    first_failures,
     format_end,
     refusal_of,
     reported_failure,
@@ -159,7 +160,7 @@ class Launch:
         self._peers = None if node is None else Peers(request.paths.launch_dir(number), node[1], request.grace_seconds)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
-        self._ranks = RankWatch(self._selector, clock=time.monotonic, on_attempt=self._note_attempt)
+        self._ranks = RankWatch(self._selector, clock=time.monotonic, on_attempt=self._note_attempt, named=self._named)
         self._printed = PrintedMetrics(
             request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain
         )
@@ -372,11 +373,25 @@ class Launch:
             )
         )
 
+    def _named(self) -> list[FirstFailure]:
+        """The ranks that the launcher has named as first to fail. What it prints before it starts ranks is read by then."""
+        self._channels.read_waiting()
+        return [one for one, _ in first_failures(self._channels.log.tail)]
+
+    def _lines_of_attempt(self, death: RankDeath | None) -> list[str]:
+        """What the launcher and its ranks printed in the attempt that ended with `death`: between two words of the launcher."""
+        log = self._channels.log
+        before = log.received - len(log.tail)
+        words = [(one.pid, before + end) for one, end in first_failures(log.tail)]
+        place = next((place for place, (pid, _) in enumerate(words) if death is not None and pid == death.pid), len(words))
+        start = words[place - 1][1] if place else 0
+        return log.last_lines(JUDGED_LINES, start=start, end=words[place][1] if place < len(words) else None)
+
     def _note_attempt(self, attempt: int, death: RankDeath | None, seconds_ago: float) -> None:
         """The launcher started its ranks again: say why the attempt before ended, and where its log stood."""
         now = count_oom_kills()
-        own = None if death is None else self._channels.rank_logs.get(death.rank)
-        lines = (own or self._channels.log).last_lines(JUDGED_LINES)
+        own = [] if death is None else self._channels.last_lines_of(death.rank, death.pid, JUDGED_LINES)
+        lines = own or self._lines_of_attempt(death)
         ending = judge_attempt(
             Seen(
                 exit_code=1,

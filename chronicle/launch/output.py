@@ -82,9 +82,13 @@ class LogFile:
             os.close(self._fd)
             self._fd = None
 
-    def last_lines(self, count: int) -> list[str]:
-        """Return the last lines printed, without blank ones, at most 400 characters each."""
-        return _last_lines(self.tail, count)
+    def last_lines(self, count: int, *, start: int = 0, end: int | None = None) -> list[str]:
+        """Return the last lines printed, without blank ones, at most 400 characters each.
+
+        `start` and `end` choose a part, in bytes as `received` counts them.
+        """
+        before = self.received - len(self.tail)
+        return _last_lines(self.tail[max(0, start - before) : None if end is None else max(0, end - before)], count)
 
     def _rotate(self) -> None:
         """Rename `rank-0.log` to `rank-0.0001.log` and start a new file; the caller seals the part."""

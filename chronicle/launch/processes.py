@@ -6,8 +6,10 @@ through a pidfd after the start time was compared again. Formats: proc(5), pidfd
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +78,30 @@ def read_process(pid: int) -> Process | None:
         return None
 
 
-def read_exit_code(pid: int) -> int | None:
-    """The exit code of a process that has ended and was not waited for yet, negative for a signal; None where it is gone.
+PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info) with the 64 bytes of its first version
+PIDFD_INFO_EXIT = 8
 
-    Field 52 of `/proc/<pid>/stat`, which the kernel shows to those who may trace the process (proc(5)).
+
+def read_exit_code(pid: int, handle: int) -> int | None:
+    """The exit code of a process that has ended, negative for a signal; None where it cannot be had.
+
+    Until its parent has waited for it: field 52 of `/proc/<pid>/stat`, which the kernel shows to those who may trace the
+    process (proc(5)). Afterwards the pidfd `handle` still knows it, since Linux 6.15 (ioctl PIDFD_GET_INFO, linux/pidfd.h).
     """
+    code = _read_zombies_code(pid)
+    if code is not None:
+        return code
+    info = bytearray(64)
+    struct.pack_into("=Q", info, 0, PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(handle, PIDFD_GET_INFO, info)
+    except OSError:
+        return None  # an older kernel
+    (mask,), (status,) = struct.unpack_from("=Q", info, 0), struct.unpack_from("=i", info, 60)
+    return os.waitstatus_to_exitcode(status) if mask & PIDFD_INFO_EXIT else None
+
+
+def _read_zombies_code(pid: int) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         state, *fields = text.rpartition(")")[2].split()

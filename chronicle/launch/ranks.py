@@ -15,13 +15,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from chronicle.launch.processes import Process, read_environment, read_exit_code, walk_children
 
 __all__ = [
     "OUTPUT_VARIABLE",
+    "FirstFailure",
     "RankDeath",
     "RankWatch",
     "leave_group",
@@ -122,11 +124,20 @@ ONE_LOOK_SECONDS = 0.05
 SETTLING_SECONDS = 120.0  # after a rank's end its launcher may start the group again
 
 
+class FirstFailure(NamedTuple):
+    """The rank that a launcher names as the first to fail. It had waited for that process, so it knows."""
+
+    pid: int
+    local_rank: int
+    code: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath:
     """One rank's process ended; `time` is monotonic seconds.
 
-    `code` is its exit code, negative for a signal; None where its launcher had waited for it before we looked.
+    `code` is its exit code, negative for a signal; None where its launcher had waited for it before we looked, named none,
+    and the kernel is older than 6.15.
     """
 
     rank: int
@@ -144,18 +155,25 @@ class RankWatch:
         *,
         clock: Callable[[], float],
         on_attempt: Callable[[int, RankDeath | None, float], None] = lambda attempt, death, seconds: None,
+        named: Callable[[], Sequence[FirstFailure]] = tuple,
     ) -> None:
-        """`on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`."""
+        """`on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`.
+
+        `named()`: the failures that the launcher has named until now, one for each attempt that failed on this machine.
+        """
         self._selector = selector
         self._clock = clock
         self._on_attempt = on_attempt
+        self._named = named
+        self._told: set[int] = set()  # pids that the launcher named for the attempts before this one
+        self._first_rank = 0  # of this machine
         self._attempt: int | None = None
         self._noted_at = float("-inf")  # when the present attempt was seen first: its other ranks may still be starting
         self._handles: dict[int, int] = {}  # rank -> pidfd
         self._known: set[tuple[int, int]] = set()
         self._rank_by_pid: dict[int, int] = {}  # of every process that was seen, a rank's children too
         self._expected = 0  # ranks on this machine, as their environment says; 0 for not known
-        self._found: set[int] = set()  # ranks that were seen at all
+        self._found: set[int] = set()  # ranks of the present attempt that were seen at all
         self.pids: dict[int, int] = {}
         self.deaths: list[RankDeath] = []
 
@@ -187,6 +205,8 @@ class RankWatch:
             self._rank_by_pid[process.pid] = rank
             local = (environment or {}).get("LOCAL_WORLD_SIZE", "")
             self._expected = max(self._expected, int(local) if local.isdecimal() else 0)
+            place = (environment or {}).get("LOCAL_RANK", "")
+            self._first_rank = rank - int(place) if place.isdecimal() else 0
             self._note_attempt(environment or {}, process)
             # children of a rank inherit its number: only the topmost process is the rank
             if self._rank_by_pid.get(process.parent) != rank and process.parent not in self.pids.values():
@@ -201,12 +221,19 @@ class RankWatch:
             return
         if self._attempt is None:
             self._attempt = 0  # an attempt that was over before we looked counts too
+        if self._attempt < int(count):
+            self.collect()  # its ranks have ended before these were started; on a busy machine nobody has told us yet
         while self._attempt < int(count):
             self._attempt += 1
             self._noted_at = self._clock()
             age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
-            self._on_attempt(self._attempt, self.first_death(), max(0.0, age))
+            death = self.first_death()
+            self._on_attempt(self._attempt, death, max(0.0, age))
+            self._told |= set() if death is None else {death.pid}
+            self._found.clear()
             self.deaths = [death for death in self.deaths if death.pid == process.pid]
+            if self._attempt == int(count):
+                self._told |= {one.pid for one in self._named()} - {death.pid for death in self.deaths}
 
     @property
     def unsettled(self) -> bool:
@@ -220,6 +247,24 @@ class RankWatch:
 
     def first_death(self) -> RankDeath | None:
         """Return the rank of the present attempt that ended first; None when none has ended, or when that is not known.
+
+        Where it was ended by TERM, or its code is not known, the rank counts that the launcher names, by its pid.
+        """
+        first = self._first_seen()
+        if first is not None and first.code not in (None, -signal.SIGTERM):
+            return first
+        seen = {death.pid: death for death in self.deaths}
+        named = [one for one in self._named() if one.pid not in self._told]
+        for one in named:
+            if one.pid in seen:
+                return replace(seen[one.pid], code=one.code)
+        if first is None and named:
+            rank = self._rank_by_pid.get(named[0].pid, self._first_rank + named[0].local_rank)
+            return RankDeath(rank=rank, pid=named[0].pid, time=self._clock(), code=named[0].code)
+        return first
+
+    def _first_seen(self) -> RankDeath | None:
+        """By the order in which their ends were seen.
 
         Of ranks that were found ended in one look, one that the launcher had to end (TERM) was not the first. Nor was it where
         another rank was never seen.
@@ -244,7 +289,7 @@ class RankWatch:
             self._close(rank)
 
     def _ended(self, rank: int, pid: int) -> None:
-        self.deaths.append(RankDeath(rank=rank, pid=pid, time=self._clock(), code=read_exit_code(pid)))
+        self.deaths.append(RankDeath(rank=rank, pid=pid, time=self._clock(), code=read_exit_code(pid, self._handles[rank])))
         self._close(rank)
 
     def _close(self, rank: int) -> None:

@@ -16,7 +16,7 @@ from chronicle.errors import JournalError
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.journal.events import EndCause, GuardVerdict, JournalEvent, LaunchEnd, SealedParts, events_of
 from chronicle.launch.ending import Ending
-from chronicle.launch.ranks import RankDeath
+from chronicle.launch.ranks import FirstFailure, RankDeath
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
@@ -27,6 +27,7 @@ __all__ = [
     "broken_seals",
     "code_of",
     "describe_end",
+    "first_failures",
     "format_end",
     "refusal_of",
     "reported_failure",
@@ -141,6 +142,15 @@ def refusal_of(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> s
     if any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes):
         return f"a rank ended with code {DO_NOT_REQUEUE}: guard or preflight refused"
     return ""
+
+
+TORCHRUN_FIRST = re.compile(rb"failed \(exitcode: (-?\d+)\)\s+local_rank: (\d+) \(pid: (\d+)\)")
+
+
+def first_failures(printed: bytes) -> list[tuple[FirstFailure, int]]:
+    """Every rank that torchrun names as the first to fail, before it starts its ranks again, and where that word ends."""
+    found = TORCHRUN_FIRST.finditer(printed)
+    return [(FirstFailure(code=int(one[1]), local_rank=int(one[2]), pid=int(one[3])), one.end()) for one in found]
 
 
 CALLED_PROCESS = re.compile(
