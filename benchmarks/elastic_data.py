@@ -5,9 +5,10 @@
 Two sources of tars that nobody here would write (long names, PAX and GNU headers, three fields a sample) are indexed as they
 are. A script of plain torch under DDP reads them through `PlanDataset`, saves with `torch.save` into the final name, and is
 started by `chronicle run --restarts`. A process outside kills one rank at a random moment, every third time (with `--in-saves`
-every time) while a save is being written. In the end the steps that the weights descend from are laid together: each sample
-of the plan must be there once, in the plan's order. Prints one line a launch, and the counts. Ends with 1 where a sample is
-lost or repeated.
+every time) while a save is being written, of those that come after the next whole save: where every first save is cut, a run
+makes no progress, and `chronicle run` waits longer and longer, as it should. In the end the steps that the weights descend
+from are laid together: each sample of the plan must be there once, in the plan's order. Prints one line a launch, and the
+counts. Ends with 1 where a sample is lost or repeated.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def drill(place: Path, kills: int, steps: int, seed: int, *, in_saves_only: bool
             aimed = _aim(draw, in_saves_only or killed % 3 == 2)
             while _ranks(place) and run.poll() is None:
                 time.sleep(0.05)
-            aimed["from"] = len(_lines(place))
+            aimed["from"], aimed["time"] = len(_lines(place)), time.time()
     lost, repeated, moved = _compare(place, steps)
     launches = len({one[0] for one in _lines(place)})
     print(f"exit code {run.returncode}, {killed} kills ({in_saves} aimed at saves, {cut} cut one), {launches} launches took "
@@ -155,19 +156,18 @@ def drill(place: Path, kills: int, steps: int, seed: int, *, in_saves_only: bool
     return int(bool(run.returncode or lost or repeated or moved or killed < kills))
 
 
-def _aim(draw: random.Random, save: bool) -> dict[str, int | bool | list[str]]:
-    return {"save": save, "after": draw.randint(1, 14), "from": 0}
+def _aim(draw: random.Random, save: bool) -> dict[str, float]:
+    return {"save": save, "after": draw.randint(1, 2) if save else draw.randint(1, 14), "from": 0, "time": 0}
 
 
-def _is_due(place: Path, aimed: dict[str, int | bool | list[str]]) -> bool:
-    """In a save: a checkpoint that is being written now. Else: so many lines of steps after the last kill."""
+def _is_due(place: Path, aimed: dict[str, float]) -> bool:
+    """In a save: one that is being written now, after so many whole ones. Else: so many lines of steps after a kill."""
     if not aimed["save"]:
-        return len(_lines(place)) >= int(aimed["from"]) + int(aimed["after"])
-    newest = max((place / "ck").glob("step-*.pt"), key=lambda path: path.stat().st_mtime_ns, default=None)
-    if newest is None:
-        return False
-    now = newest.stat()
-    return now.st_size < 0.9 * SAVE_BYTES and time.time() - now.st_mtime < 0.05
+        return len(_lines(place)) >= aimed["from"] + aimed["after"]
+    found = sorted((path.stat() for path in (place / "ck").glob("step-*.pt")), key=lambda one: one.st_mtime_ns)
+    whole = sum(one.st_size >= SAVE_BYTES and one.st_mtime > aimed["time"] for one in found)
+    return (bool(found) and whole >= aimed["after"] and found[-1].st_size < 0.9 * SAVE_BYTES
+            and time.time() - found[-1].st_mtime < 0.05)
 
 
 def _is_cut(place: Path) -> bool:

@@ -45,27 +45,41 @@ def build_shards(
 
 @app.command("index")
 def index_shards(
-    directories: Annotated[list[str], typer.Argument(help="Directories of shards, each a source.", metavar="[NAME=]DIR...")],
+    directories: Annotated[list[str], typer.Argument(help="Directories or URLs of shards, each a source.",
+                                                       metavar="[NAME=]DIR...")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the indexes go, one file a source.")] = Path("data"),
     json: JsonOption = False,
 ) -> CommandResult:
-    """Index shards as they are: tar (any member names), JSON lines, text.
+    """Index shards as they are: tar (any member names), JSON lines, text, Parquet, Arrow.
 
-    Nothing is copied or changed. `chronicle.data.PlanDataset` reads samples through the index in a planned order.
+    Tars, lines and texts may be compressed (gz, zst, xz, bz2), and all may be remote. Nothing is copied or changed.
+    `chronicle.data.PlanDataset` reads samples through the index in a planned order.
 
     Example: chronicle data index web=/shards/web code=/shards/code --out data
     """
-    from chronicle.data.shard_index import SUFFIX, describe_index, index_source, named_directories, write_source_index
+    from chronicle.data.shard_index import (
+        SUFFIX,
+        describe_index,
+        index_source,
+        list_shards,
+        named_directories,
+        write_source_index,
+    )
 
-    found = {name: index_source(name, directory) for name, directory in named_directories(directories).items()}
+    places = named_directories(directories)
+    found = {name: index_source(name, place) for name, place in places.items()}
     out.mkdir(parents=True, exist_ok=True)
     lines, told = [], []
     for name, index in found.items():
         path = out / f"{name}{SUFFIX}"
         write_source_index(index, path)
         lines.append(f"{describe_index(index)}: {path} ({path.stat().st_size:,} bytes)")
+        others = list_shards(places[name])[1]
+        if others:
+            shown = ", ".join(f"`{other}`" for other in others[:3]) + (", …" if len(others) > 3 else "")
+            lines.append(f"{name}: {len(others):,} other files are no shards and were left out: {shown}")
         told.append({"source": name, "index": str(path), "samples": index.num_samples, "shards": len(index.shards),
-                     "digest": index.digest})
+                     "digest": index.digest, "left_out": others})
     return CommandResult(text="\n".join(lines), data={"sources": told})
 
 

@@ -47,12 +47,14 @@ class PlanDataset:
     `sources` maps an index file (or an open index) to its whole-number weight in the mixture; `epochs` in place of weights
     reads every source so many times while the others are read theirs. `on_error` says what happens where `decode` raises:
     "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose bytes
-    are not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
+    are not the indexed ones always stops. `cache` is a directory on this machine in which shards that cannot be entered at a
+    sample (compressed, Parquet) are unpacked. Raises DataError or ShardProblem for what cannot be opened.
     """
 
     def __init__(self, sources: Mapping[str | Path | SourceIndex, int] | Sequence[str | Path | SourceIndex], *, seed: int = 0,
                  epochs: Sequence[int] | None = None, decode: Callable[[Sample], Any] | None = None, on_error: str = "stop",
-                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None) -> None:
+                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None,
+                 cache: str | Path | None = None) -> None:
         if on_error not in POLICIES:
             raise DataError(f"on_error is `{on_error}`, expected one of {', '.join(POLICIES)}")
         opened = [one if isinstance(one, SourceIndex) else read_source_index(one) for one in sources]
@@ -65,7 +67,7 @@ class PlanDataset:
             SourceSpec(name=index.source, num_samples=index.num_samples, digest=index.digest, weight=weight)
             for index, weight in zip(opened, weights, strict=True)))
         places = roots or {}
-        self._readers = [SourceReader(index, places.get(index.source)) for index in opened]
+        self._readers = [SourceReader(index, places.get(index.source), cache) for index in opened]
         self._decode, self._on_error = decode, on_error
         self._errors = None if errors is None else Path(errors)
         self.segments = Segments()

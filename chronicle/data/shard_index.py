@@ -1,11 +1,12 @@
-"""An index over shards as they are: any tar, JSON lines or text files, read in place and not copied.
+"""An index over shards as they are: tars, JSON lines, texts and tables, on this machine or remote, read and not copied.
 
     chronicle data index web=/shards/web code=/shards/code --out data      ->  data/web.index  data/code.index
 
 A sample of a tar is what WebDataset calls one: neighbouring members with one name up to the first dot of the last part, one
-field for each further extension. A sample of a `.jsonl` file is a line, of a `.txt` or `.md` file the file. The index holds
-for each sample where it lies and a CRC-32 of those bytes, headers included, so a byte that changed is found when the sample
-is first read; for each shard its size and sha256, which identify the data wherever it lies. Shards are only read.
+field for each further extension. A sample of a `.jsonl` file is a line, of a `.txt` or `.md` file the file, of a Parquet or
+Arrow file a row. The index holds for each sample where it lies and a CRC-32 of those bytes, headers included, or of the row's
+names and values, so a byte that changed is found when the sample is first read; for each shard its size and sha256, which
+identify the data wherever it lies. Shards are only read. `shard_forms` says which of them need a cache.
 
 An index is one file: a line of JSON, then two zlib-compressed columns (int64 sizes, uint32 checksums) of all samples.
 """
@@ -19,27 +20,37 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chronicle.data.shards import ShardProblem, ShardReader
+from chronicle.data.shard_forms import (
+    ARROW,
+    ARROW_PACKED,
+    DAMAGED,
+    KINDS,
+    PACKINGS,
+    RowReader,
+    ShardCache,
+    Watched,
+    form_of,
+    is_mapped,
+    is_packed,
+    kind_of,
+    row_checksum,
+    table_batches,
+    unpacked,
+)
+from chronicle.data.shards import ShardProblem, ShardReader, is_remote, open_shard, remote_files, shard_location
 from chronicle.errors import DataError
 from rollback.disk.durable import write_atomic
 
 SUFFIX = ".index"
 INDEX_VERSION = 1
-KINDS = {".tar": "tar", ".jsonl": "lines", ".txt": "file", ".md": "file"}
-NOT_YET = {
-    ".gz": "gzip has no random access: unpack it to `.tar` or `.jsonl`",
-    ".tgz": "gzip has no random access: unpack it to `.tar`",
-    ".zst": "a zstd stream has no random access: unpack it",
-    ".parquet": "Parquet is not indexed yet: write it as `.jsonl` or `.tar`",
-    ".arrow": "Arrow is not indexed yet: write it as `.jsonl` or `.tar`",
-}
 MOST_OPEN = 128  # shards at a time in a process: limits of 1,024 are usual, and there may be 10,000 shards
 _BLOCK = 512
 Sample = dict[str, Any]
@@ -47,7 +58,7 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedShard:
-    """One file as it was indexed; `name` is its path below the indexed directory."""
+    """One file as it was indexed; `name` is its path below the indexed directory, `kind` its form (`shard_forms`)."""
 
     name: str
     kind: str
@@ -82,25 +93,57 @@ class SourceIndex:
         return hashlib.sha256(parts.encode()).hexdigest()
 
 
-def index_source(source: str, directory: Path) -> SourceIndex:
-    """Read every shard below a directory once. Raises DataError where there is none, ShardProblem for an unreadable one."""
-    if not directory.is_dir():
-        raise DataError(f"`{directory}` is no directory", "name the directory in which the shards lie")
-    paths = sorted(path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("."))
-    for path in paths:
-        if path.suffix in NOT_YET:
-            raise DataError(f"`{path}` cannot be indexed: {NOT_YET[path.suffix]}", "or index a directory without it")
+def index_source(source: str, place: str | Path) -> SourceIndex:
+    """Read every shard below a directory or URL once. Raises DataError for none, ShardProblem for one that cannot be read."""
     shards, sizes, checksums = [], [], []
-    for path in paths:
-        if path.suffix in KINDS:
-            shard, size, checksum = _read_shard(path, str(path.relative_to(directory)), KINDS[path.suffix])
-            shards.append(shard)
-            sizes.append(size)
-            checksums.append(checksum)
+    for name in list_shards(place)[0]:
+        shard, size, checksum = _read_shard(shard_location(str(place), name), name)
+        shards.append(shard)
+        sizes.append(size)
+        checksums.append(checksum)
     if not sum(shard.num_samples for shard in shards):
-        raise DataError(f"`{directory}` holds no samples", f"expected files that end in {', '.join(KINDS)}")
-    return SourceIndex(source=source, root=str(directory.absolute()), shards=tuple(shards), sizes=np.concatenate(sizes),
+        raise DataError(f"`{place}` holds no samples", f"expected files that end in {', '.join(KINDS)}, or streams of them in "
+                        f"{', '.join(PACKINGS)}")
+    root = str(place) if is_remote(str(place)) else str(Path(place).absolute())
+    return SourceIndex(source=source, root=root, shards=tuple(shards), sizes=np.concatenate(sizes),
                        checksums=np.concatenate(checksums))
+
+
+def list_shards(place: str | Path) -> tuple[list[str], list[str]]:
+    """Return the names of the shards below a place, sorted, and of the files that are none.
+
+    Hidden files are neither, nor are indexes beside tars. Of a directory with the `state.json` of Hugging Face's `datasets`
+    only the Arrow files that it lists count: others are caches of `map`, with the same rows. Raises DataError for no directory.
+    """
+    found = [*remote_files(str(place))] if is_remote(str(place)) else _local_files(Path(place))
+    state = {folder for folder, _, last in (name.rpartition("/") for name in found) if last == "state.json"}
+    listed = {folder: _listed(shard_location(str(place), f"{folder}/state.json".lstrip("/"))) for folder in state}
+    shards, others = list[str](), list[str]()
+    for name in sorted(found, key=lambda one: one.split("/")):
+        folder, _, last = name.rpartition("/")
+        if last.startswith(".") or last.endswith(".tar.idx"):
+            continue
+        cache = folder in listed and listed[folder] and last.endswith(".arrow") and last not in listed[folder]
+        if form_of(last) and not cache:
+            shards.append(name)
+        else:
+            others.append(name)
+    return shards, others
+
+
+def _local_files(place: Path) -> list[str]:
+    if not place.is_dir():
+        raise DataError(f"`{place}` is no directory", "name the directory in which the shards lie")
+    return [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
+
+
+def _listed(path: str) -> set[str]:
+    """The data files that the `state.json` of a saved dataset names; none where it is something else."""
+    with open_shard(path) as stream:
+        try:
+            return {one["filename"] for one in json.loads(stream.read())["_data_files"]}
+        except (ValueError, KeyError, TypeError):
+            return set()
 
 
 def write_source_index(index: SourceIndex, path: Path) -> None:
@@ -127,6 +170,11 @@ def read_source_index(path: str | Path) -> SourceIndex:
             reason = f"index `{path}` has version {head['v']}, this program reads {INDEX_VERSION}"
             raise DataError(reason, "index the shards again")
         first, second = head["columns"]
+        unknown = sorted({row[1] for row in head["shards"]} - {form_of(f"x{suffix}{packing}") for suffix in (*KINDS, ".json")
+                                                             for packing in ("", *PACKINGS)} - {ARROW_PACKED})
+        if unknown:
+            raise DataError(f"index `{path}` has shards of form `{unknown[0]}`, which this program does not read",
+                            "index the shards again")
         index = SourceIndex(
             source=head["source"], root=head["root"],
             shards=tuple(IndexedShard(**dict(zip(IndexedShard.__slots__, row, strict=True))) for row in head["shards"]),
@@ -140,105 +188,134 @@ def read_source_index(path: str | Path) -> SourceIndex:
     return index
 
 
-def verify_index(index: SourceIndex, root: Path | None = None) -> Iterator[str]:
+def verify_index(index: SourceIndex, root: str | Path | None = None) -> Iterator[str]:
     """Yield one sentence for each shard that is missing, truncated or changed, and for each that is not in the index."""
-    place = Path(root or index.root)
+    place = str(root or index.root)
+    sizes = _sizes(place, index)
     for shard in index.shards:
-        path = place / shard.name
-        problem = _differs(path, shard)
+        path = shard_location(place, shard.name)
+        problem = _differs(path, shard, sizes)
         if not problem and _sha256(path) != shard.sha256:
             problem = f"shard `{path}` has changed: its sha256 is not the indexed {shard.sha256[:12]}…"
         if problem:
             yield problem
     known = {shard.name for shard in index.shards}
-    for path in sorted(place.rglob("*")) if place.is_dir() else ():
-        if path.suffix in KINDS and path.is_file() and not path.name.startswith("."):
-            name = str(path.relative_to(place))
+    if is_remote(place) or Path(place).is_dir():
+        for name in list_shards(place)[0]:
             if name not in known:
-                yield f"shard `{path}` is not in the index"
+                yield f"shard `{shard_location(place, name)}` is not in the index"
 
 
 class SourceReader:
-    """Reads samples by number, in any order and process. Raises ShardProblem at once for a shard of another size."""
+    """Reads samples by number, in any order and process. Raises ShardProblem at once for a shard of another size.
 
-    def __init__(self, index: SourceIndex, root: Path | str | None = None) -> None:
+    `cache` is the directory for packed shards; DataError where there are such and no cache, or no room in it.
+    """
+
+    def __init__(self, index: SourceIndex, root: Path | str | None = None, cache: Path | str | None = None) -> None:
         self.index = index
-        place = Path(root or index.root)
+        self._place = str(root or index.root)
+        sizes = _sizes(self._place, index)
         for shard in index.shards:
-            problem = _differs(place / shard.name, shard)
+            problem = _differs(shard_location(self._place, shard.name), shard, sizes)
             if problem:
                 raise ShardProblem(problem, "bring the indexed file back, or index the shards again: then the plan is another")
-        self._place, self._open = place, dict[int, ShardReader]()  # the last one used is the last one in it
+        self._open = dict[int, ShardReader | RowReader]()  # the last one used is the last one in it
         counts = np.array([shard.num_samples for shard in index.shards], dtype=np.int64)
         self._samples_before = np.concatenate([[0], np.cumsum(counts)])
         ends = np.cumsum(index.sizes)
-        before = np.concatenate([[0], ends])[self._samples_before[:-1]]  # bytes of all samples of earlier shards
-        self._starts = ends - index.sizes - np.repeat(before, counts)
+        before = np.concatenate([[0], ends])[self._samples_before]  # bytes of all samples of earlier shards
+        self._starts = ends - index.sizes - np.repeat(before[:-1], counts)
+        self._cache = None if cache is None else ShardCache(cache)
+        remote = is_remote(self._place)
+        self._packed = {number: int(before[number + 1] - before[number]) for number, shard in enumerate(index.shards)
+                        if is_packed(shard.kind, remote=remote)}
+        if self._packed:
+            self._require_cache()
+
+    def _require_cache(self) -> None:
+        if self._cache is None:
+            forms = sorted({self.index.shards[number].kind.partition(".")[2] for number in self._packed})
+            raise DataError(f"source `{self.index.source}` has {len(self._packed):,} shards that cannot be entered at a sample "
+                            f"({', '.join(forms)}), {sum(self._packed.values()):,} bytes unpacked",
+                            "give a directory with so much room as `cache`: each is unpacked there once, when first read")
+        self._cache.require_room(self.index.source, ((self.index.shards[number].sha256, size) for number, size in
+                                                     self._packed.items()))
 
     def read(self, number: int) -> Sample:
-        """Return sample `number`: `__key__`, `__source__`, and its fields as bytes. Raises ShardProblem for changed bytes."""
+        """Return sample `number`: `__key__`, `__source__`, and its fields: bytes, of a table plain values.
+
+        Raises ShardProblem for changed bytes.
+        """
         shard = int(np.searchsorted(self._samples_before, number, "right")) - 1
+        known, within = self.index.shards[shard], number - int(self._samples_before[shard])
+        kind, reader, sample = kind_of(known.kind), self._reader(shard), Sample()
         start, size = int(self._starts[number]), int(self.index.sizes[number])
-        content, known = self._reader(shard).read(start, size), self.index.shards[shard]
-        if zlib.crc32(content) != int(self.index.checksums[number]):
-            raise ShardProblem(f"shard `{self._place / known.name}` has changed: bytes {start} to {start + size} (sample "
-                               f"{number - int(self._samples_before[shard])}) are not what was indexed",
-                               "`chronicle data verify` lists every changed shard; bring the indexed file back")
-        name = known.name.rpartition(".")[0]
-        if known.kind == "tar":
-            sample = dict(_fields(content))
-        elif known.kind == "lines":
-            sample = {"__key__": f"{name}/{number - int(self._samples_before[shard])}", "json": content.strip()}
+        content = b""
+        if isinstance(reader, RowReader):
+            sample = reader.read(within)
+            same = row_checksum(sample) == (size, int(self.index.checksums[number]))
         else:
-            sample = {"__key__": name, known.name.rpartition(".")[2]: content}
+            content = reader.read(start, size)
+            same = zlib.crc32(content) == int(self.index.checksums[number])
+        if not same:
+            where = f"row {within}" if kind == "rows" else f"bytes {start} to {start + size} (sample {within})"
+            where += f" of `{reader.path}`, which it was unpacked into," if shard in self._packed else ""
+            raise ShardProblem(f"shard `{shard_location(self._place, known.name)}` has changed: {where} "
+                               f"{'is' if kind == 'rows' else 'are'} not what was indexed",
+                               "`chronicle data verify` lists every changed shard; bring the indexed file back"
+                               + (", or remove the unpacked one" if shard in self._packed else ""))
+        name = _without_suffix(known.name)
+        if kind == "tar":
+            sample = dict(_fields(content))
+        elif kind == "lines":
+            sample = {"__key__": f"{name}/{within}", "json": content.strip()}
+        elif kind == "file":
+            sample = {"__key__": name, known.name[len(name) + 1:].partition(".")[0]: content}
+        else:
+            sample = {"__key__": f"{name}/{within}", **sample}
         return {**sample, "__source__": self.index.source}
 
-    def _reader(self, shard: int) -> ShardReader:
+    def _reader(self, shard: int) -> ShardReader | RowReader:
         """Return the open shard; of many shards the one that was not used for longest is closed."""
-        reader = self._open.pop(shard, None) or ShardReader(str(self._place / self.index.shards[shard].name))
+        reader = self._open.pop(shard, None) or self._opened(shard)
         self._open[shard] = reader
         if len(self._open) > MOST_OPEN:
             self._open.pop(next(iter(self._open))).close()
         return reader
 
+    def _opened(self, shard: int) -> ShardReader | RowReader:
+        known = self.index.shards[shard]
+        path = shard_location(self._place, known.name)
+        if shard in self._packed and self._cache is not None:
+            path = self._cache.path(path, known.kind, known.sha256)
+        return RowReader(path) if kind_of(known.kind) == "rows" else ShardReader(path)
+
 
 # --- One shard
 
 
-def _read_shard(path: Path, name: str, kind: str) -> tuple[IndexedShard, NDArray[np.int64], NDArray[np.uint32]]:
-    with open(path, "rb") as stream:
-        watched = _Digest(stream)
-        spans = {"tar": _tar_spans, "lines": _line_spans, "file": _file_span}[kind](watched, path)
-        watched.read_rest()
-        sizes, checksums = np.array([size for size, _ in spans], np.int64), np.array([crc for _, crc in spans], np.uint32)
-        return IndexedShard(name=name, kind=kind, size_bytes=watched.count, num_samples=len(spans),
-                            sha256=watched.digest.hexdigest()), sizes, checksums
+def _read_shard(path: str, name: str) -> tuple[IndexedShard, NDArray[np.int64], NDArray[np.uint32]]:
+    form = form_of(name)
+    with open_shard(path) as stream:
+        watched = Watched(stream)
+        try:
+            if kind_of(form) == "rows":
+                spans = [row_checksum(row) for batch in table_batches(path) for row in batch.to_pylist()]
+                form = form if form != ARROW or is_mapped(path) else ARROW_PACKED
+            else:
+                inner = Watched(unpacked(watched, form)) if is_packed(form) else watched  # type: ignore[arg-type]
+                spans = {"tar": _tar_spans, "lines": _line_spans, "file": _file_span}[kind_of(form)](inner, path)
+                inner.read_rest()
+            watched.read_rest()
+        except DAMAGED as problem:
+            raise ShardProblem(f"shard `{path}` is cut or damaged: {problem}", "copy it again, or leave it out") from problem
+    sizes, checksums = np.array([size for size, _ in spans], np.int64), np.array([crc for _, crc in spans], np.uint32)
+    return IndexedShard(name=name, kind=form, size_bytes=watched.count, num_samples=len(spans),
+                        sha256=watched.digest.hexdigest()), sizes, checksums
 
 
-class _Digest:
-    """A stream read once from front to back, with the sha256 of all that was read."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self.digest, self.count = stream, hashlib.sha256(), 0
-
-    def read(self, size: int) -> bytes:
-        content = self._stream.read(size)
-        self.digest.update(content)
-        self.count += len(content)
-        return content
-
-    def read_rest(self) -> None:
-        while self.read(1 << 20):
-            pass
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self._stream:
-            self.digest.update(line)
-            self.count += len(line)
-            yield line
-
-
-def _tar_spans(stream: _Digest, path: Path) -> list[tuple[int, int]]:
+def _tar_spans(stream: Watched, path: str) -> list[tuple[int, int]]:
     """Return (bytes, CRC) of each sample; what lies before its first member (directories, headers of paths) belongs to it."""
     spans: list[tuple[int, int]] = []
     size, crc, key = 0, 0, None
@@ -253,7 +330,7 @@ def _tar_spans(stream: _Digest, path: Path) -> list[tuple[int, int]]:
     return [*spans, (size, crc)] if key is not None else spans
 
 
-def _members(stream: _Digest, path: Path) -> Iterator[tuple[str | None, bytes]]:
+def _members(stream: Watched, path: str) -> Iterator[tuple[str | None, bytes]]:
     """Yield (name, bytes from first header to padding) of each regular file of a tar; the name is None for other members."""
     pending = b""
     extended: dict[str, str] = {}
@@ -318,7 +395,7 @@ def _fields(content: bytes) -> Iterator[tuple[str, Any]]:
                 yield field, content[member.offset_data:member.offset_data + member.size]
 
 
-def _line_spans(stream: _Digest, path: Path) -> list[tuple[int, int]]:
+def _line_spans(stream: Watched, path: str) -> list[tuple[int, int]]:
     """Return (bytes, CRC) of each line; empty lines belong to the line before, at the beginning to the one after."""
     spans: list[tuple[int, int]] = []
     size, crc, filled = 0, 0, False
@@ -332,26 +409,44 @@ def _line_spans(stream: _Digest, path: Path) -> list[tuple[int, int]]:
     return [*spans, (size, crc)] if filled else spans
 
 
-def _file_span(stream: _Digest, path: Path) -> list[tuple[int, int]]:
+def _file_span(stream: Watched, path: str) -> list[tuple[int, int]]:
     content = stream.read(-1)
     return [(len(content), zlib.crc32(content))] if content else []
 
 
-def _differs(path: Path, shard: IndexedShard) -> str:
+def _sizes(place: str, index: SourceIndex) -> dict[str, int | None]:
+    """Return the bytes of the indexed shards that are there; None for unknown."""
+    if is_remote(place):
+        return remote_files(place)
+    found: dict[str, int | None] = {}
+    for shard in index.shards:
+        with suppress(OSError):
+            found[shard.name] = os.stat(shard_location(place, shard.name)).st_size
+    return found
+
+
+def _differs(path: str, shard: IndexedShard, sizes: Mapping[str, int | None]) -> str:
     """Return why a file cannot be the indexed shard, by its size alone; "" for no reason."""
-    try:
-        size = os.stat(path).st_size
-    except OSError as problem:
-        return f"shard `{path}` cannot be found: {problem.strerror}"
-    if size == shard.size_bytes:
+    if shard.name not in sizes:
+        return f"shard `{path}` cannot be found"
+    size = sizes[shard.name]
+    if size is None or size == shard.size_bytes:
         return ""
     how = "is truncated" if size < shard.size_bytes else "has changed"
     return f"shard `{path}` {how}: {size:,} bytes, indexed with {shard.size_bytes:,}"
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _sha256(path: str) -> str:
+    with open_shard(path) as stream:
+        watched = Watched(stream)
+        watched.read_rest()
+        return watched.digest.hexdigest()
+
+
+def _without_suffix(name: str) -> str:
+    """The name of a shard without the suffixes of its form."""
+    stem, suffix = os.path.splitext(name)
+    return os.path.splitext(stem)[0] if suffix in PACKINGS else stem
 
 
 def describe_index(index: SourceIndex) -> str:
@@ -361,14 +456,16 @@ def describe_index(index: SourceIndex) -> str:
             f"sha256 {index.digest[:12]}")
 
 
-def named_directories(words: Iterable[str]) -> Mapping[str, Path]:
-    """Return name → directory of `NAME=DIR` or `DIR`. Raises DataError for two of one name."""
-    found: dict[str, Path] = {}
+def named_directories(words: Iterable[str]) -> Mapping[str, str]:
+    """Return name → directory or URL of `NAME=DIR` or `DIR`. Raises DataError for two of one name."""
+    found: dict[str, str] = {}
     for word in words:
         name, equals, place = word.partition("=")
-        directory = Path(place if equals else word).expanduser()
-        name = name if equals else directory.absolute().name
+        if not equals or "://" in name:
+            name, place = "", word
+        place = place.rstrip("/") if is_remote(place) else str(Path(place).expanduser())
+        name = name or (place.rpartition("/")[2] if is_remote(place) else Path(place).absolute().name)
         if name in found or not name or "/" in name:
             raise DataError(f"`{word}` gives no name of its own to a source", "write NAME=DIR, each name once")
-        found[name] = directory
+        found[name] = place
     return found

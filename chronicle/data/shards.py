@@ -140,11 +140,25 @@ def shard_bytes(shard: str) -> int:
         return stream.seek(0, io.SEEK_END)
 
 
+def remote_files(place: str) -> dict[str, int | None]:
+    """Return (name below a URL → bytes) of every file there; None where a listing has no sizes, as of a web server.
+
+    Raises ShardProblem where it cannot be listed.
+    """
+    filesystem, path = _filesystem(place)
+    try:
+        found = filesystem.find(path, detail=True)
+    except OSError as problem:
+        raise ShardProblem(f"`{place}` cannot be listed: {_reason(problem)}") from problem
+    root = path.rstrip("/") + "/"
+    return {name.removeprefix(root): entry.get("size") for name, entry in found.items() if name.startswith(root)}
+
+
 class ShardReader:
     """Reads parts of one shard by offset. Each process opens its own descriptor at its first read."""
 
     def __init__(self, shard: str) -> None:
-        self.shard = shard
+        self.path = self.shard = shard
         self._descriptor = -1
         self._process = 0
 
