@@ -64,7 +64,7 @@ class BatchWitness:
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
-        self.calibrates: Callable[[], None] = lambda: None  # one in training mode without gradients comes before every batch
+        self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
         self._shapes_left = NUM_SHAPES
         self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
@@ -127,8 +127,8 @@ class BatchWitness:
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
         self.works()
-        if training and not self._begun and not self._gave_up:
-            self.calibrates()
+        if not self._begun and not self._gave_up:
+            self.calibrates(training)
 
     def after_save(self) -> None:
         """A checkpoint was saved: look at the shapes again."""

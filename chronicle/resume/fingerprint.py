@@ -31,7 +31,7 @@ __all__ = [
     "rank_digest",
     "rng_digests",
     "rounded_weights",
-    "running_shares",
+    "saved_buffers",
     "steppers_of",
     "trained_weights_moved",
     "weights_digests",
@@ -195,21 +195,6 @@ def buffers_digest(live: LiveState) -> str:
     return tensor_digest(_buffers(live.models))
 
 
-def running_shares(models: Iterable[Any]) -> list[float]:
-    """Of every module with running statistics in training mode: the share of them that a forward pass leaves as it was."""
-    shares = []
-    for model in models:
-        for module in model.modules():
-            if not module.training or getattr(module, "running_mean", None) is None or not hasattr(module, "momentum"):
-                continue
-            if module.momentum is None:  # the mean over all passes
-                passes = int(getattr(module, "num_batches_tracked", None) or 0)
-                shares.append(passes / (passes + 1))
-            else:
-                shares.append(1 - float(module.momentum))
-    return shares
-
-
 def frozen_parameters(live: LiveState) -> str:
     """How many parameters take no gradient, and a digest of which."""
     flags = [bool(p.requires_grad) for model in live.models for p in model.parameters()]
@@ -259,14 +244,18 @@ def _weights(models: Iterable[Any]) -> Iterator[Any]:
 
 
 def _buffers(models: Iterable[Any]) -> Iterator[Any]:
-    """Saved buffers, in registration order."""
-    for model in models:
-        transient = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in model.named_modules()
-            for name in getattr(module, "_non_persistent_buffers_set", ())
-        }
-        yield from (own_shard(b) for name, b in model.named_buffers() if name not in transient)
+    """This rank's part of the saved buffers of all models."""
+    return (own_shard(buffer) for model in models for _, buffer in saved_buffers(model))
+
+
+def saved_buffers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Buffers of a model that its `state_dict` holds, with their names, in registration order."""
+    transient = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in getattr(module, "_non_persistent_buffers_set", ())
+    }
+    return ((name, buffer) for name, buffer in model.named_buffers() if name not in transient)
 
 
 def _scheduler(bound: BoundScheduler) -> Scheduler:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import Incident
+from chronicle.resume.buffers import Calibration, LoadedBuffers, OwnBuffers, running_shares, sample_buffers
 from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
-from chronicle.resume.checks.memory import Calibration, LoadedState, check_generators, check_memory
+from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
     check_digest,
@@ -42,7 +43,6 @@ from chronicle.resume.fingerprint import (
     object_digests,
     rng_digests,
     rounded_weights,
-    running_shares,
     trained_weights_moved,
     weights_digests,
 )
@@ -82,6 +82,7 @@ class Loads:
         self.state: LoadedState | None = None
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
         self.options_set = HandSet()
+        self.own_buffers = OwnBuffers(None, 0)
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
         self._calibration = Calibration()
@@ -208,7 +209,7 @@ class Loads:
         self.options_set.after_load(live.optimizers)
         found = fingerprint_memory(live)
         self.state = LoadedState(
-            buffers=found.ranks[0].buffers,
+            buffers=LoadedBuffers(now=found.ranks[0].buffers),
             frozen=found.frozen,
             objects=found.objects,
             objects_before=self._objects_before,
@@ -249,21 +250,39 @@ class Loads:
         if self.state is not None or self.start.state_loaded:
             live = observe()
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
-            self.state = replace(
-                state, buffers=buffers_digest(live), weights=weights_digests(live), calibration=self._calibration
+            now = sample_buffers(live.models)
+            self._calibration.evaluated(now)
+            memory = self.start.expectation.memory if self.start.expectation else None
+            saved = memory.of_rank(live.rank) if memory else None
+            state_id = str(memory.identity.get("id") or "") if memory else ""
+            own, fixed = ((), "") if saved is None else self.own_buffers.of(state_id, saved)
+            buffers = LoadedBuffers(
+                now=buffers_digest(live),
+                own=own,
+                fixed_saved=fixed,
+                fixed_now=now.digest(own) if own else "",
+                calibration=self._calibration,
             )
+            self.state = replace(state, buffers=buffers, weights=weights_digests(live))
             self._calibration = Calibration()
 
-    def calibrates(self, live: LiveState) -> None:
-        """A forward pass in training mode without gradients begins, before the first batch: it moves running statistics."""
+    def calibrates(self, observe: Callable[[], LiveState], training: bool) -> None:
+        """A forward pass without gradients begins before the first batch: in training mode it moves running statistics."""
         calibration = self._calibration
-        if not (shares := running_shares(live.models)):
+        calibration.evaluations += not training
+        if calibration.looked and not training:
+            return
+        live = observe()
+        shares = running_shares(live.models) if training else []
+        if training and not shares:
             return
         if not calibration.looked:
             calibration.before.add(buffers_digest(live))
+            calibration.at_evaluation = None if training else sample_buffers(live.models)
         calibration.looked = True
-        calibration.left *= max(shares)
-        calibration.passes += 1
+        if training:
+            calibration.left *= max(shares)
+            calibration.passes += 1
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.

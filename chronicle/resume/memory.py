@@ -88,12 +88,15 @@ class RankDigest:
     weights: str = ""
     moments: str = ""
     buffers: str = ""  # running statistics and other saved buffers
+    own_buffers: tuple[str, ...] = ()  # those that this training changes between a step and the next batch (`buffers.py`)
+    fixed_buffers: str = ""  # and all others, where there are such
     data: str = ""
     batches: str = ""  # position in this rank's record of batches (`batch_record.py`)
 
     def to_json(self) -> dict[str, Any]:
         """The stored form."""
-        return asdict(self)
+        record = asdict(self)
+        return record if self.own_buffers else {k: v for k, v in record.items() if k not in ("own_buffers", "fixed_buffers")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "RankDigest":
@@ -103,6 +106,8 @@ class RankDigest:
             rng={str(k): str(v) for k, v in dict(record.get("rng") or {}).items()},
             weights=str(record.get("weights") or "") if "buffers" in record else "",  # older manifests: one digest of both
             buffers=str(record.get("buffers") or ""),
+            own_buffers=tuple(str(name) for name in record.get("own_buffers") or ()),
+            fixed_buffers=str(record.get("fixed_buffers") or ""),
             moments=str(record.get("moments") or ""),
             data=str(record.get("data") or ""),
             batches=str(record.get("batches") or ""),

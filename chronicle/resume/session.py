@@ -19,6 +19,7 @@ from chronicle.journal.events import GuardAttached
 from chronicle.launch.pulse import PulseWriter
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
+from chronicle.resume.buffers import OwnBuffers
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
@@ -122,6 +123,7 @@ class GuardSession:
         self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
+        self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
@@ -131,6 +133,7 @@ class GuardSession:
         self.batches.shapes = self.trained.shapes
         self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
+        self.loads.own_buffers = self.own_buffers
         self.envelope = Envelope(
             observe,
             self.journal,
@@ -196,6 +199,9 @@ class GuardSession:
     def _enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model."""
         self.first_gradient.enters()
+        if self.own_buffers.awaits_batch:
+            with self.contained("buffers"):
+                self.own_buffers.enters(self._observe().models)
         with self._printing:
             self.prints.enters(batch)
 
@@ -241,6 +247,8 @@ class GuardSession:
             saved = self._described[1]
             self.first_gradient.saved(self.identity, saved.ranks[0].rng)
             self.sequel.saved(saved)
+            with self.contained("buffers"):
+                self.own_buffers.saved(self.identity, self._observe().models)
 
     def describe(self, seen: str | None = None) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone.
@@ -264,6 +272,10 @@ class GuardSession:
         if not spoilt and step is not None:
             self._saved_steps = [*self._saved_steps[-63:], step]
         own = tuple(replace(digest, batches=self.data.position if seen is None else seen) for digest in memory.ranks)
+        with self.contained("buffers"):
+            if names := self.own_buffers.names:
+                fixed = self.own_buffers.fixed(live.models)
+                own = tuple(replace(digest, own_buffers=names, fixed_buffers=fixed) for digest in own)
         with self.contained("options of the parameter groups"):
             self.loads.options_set.see(live.optimizers)
         found = replace(memory, step=step, training=self._modes, identity=self._identity)
@@ -386,6 +398,7 @@ class GuardSession:
             self.begins()
             self.first_gradient.loaded()
             self.sequel.loaded()
+            self.own_buffers.loaded()
             with self._printing:
                 self.prints.loaded()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
@@ -450,6 +463,7 @@ class GuardSession:
         self._described = None
         self.first_gradient.loaded()
         self.sequel.loaded()
+        self.own_buffers.loaded()
         with self._printing:
             self.prints.loaded()
         self._recent.clear()
@@ -469,10 +483,10 @@ class GuardSession:
                 self.loads.first_batch(self._observe)
                 self.trained.first_batch(self._observe())
 
-    def _calibrates(self) -> None:
-        if not self.off and not self.faults.gave_up("running statistics"):
+    def _calibrates(self, training: bool) -> None:
+        if not self.off and (training or self.start.resumed) and not self.faults.gave_up("running statistics"):
             with self.contained("running statistics"):
-                self.loads.calibrates(self._observe())
+                self.loads.calibrates(self._observe, training)
 
     def _look_at(self, args: Any, kwargs: Any) -> None:
         """Inputs of the model, in the first micro-batches of a launch."""
@@ -519,6 +533,9 @@ class GuardSession:
             with self.contained("what follows a save"):
                 self.sequel.stepping(self._before_next_step)
         self._steps_here += 1
+        if self.own_buffers.looks_at_steps:
+            with self.contained("buffers"):
+                self.own_buffers.stepping(self._models)
         if self.pulse is not None:
             self.pulse.step()
         if not self.gradients_later:
@@ -703,6 +720,7 @@ class GuardSession:
             settled = settle_checks(self.loads, self.sequel, found_checks, live, found)
             settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
             self.sequel.resumes(expected)
+            self.own_buffers.resumes(self._own_buffers(expected))
             self.envelope.expects(expected.habits if expected else ())
             self.sequel.frozen_now(found.frozen)
         settled = leave_open(found_checks) if settled is None else settled
@@ -725,6 +743,11 @@ class GuardSession:
             by_script = any(check.name in ABOUT_LRS and check.cause.endswith(AS_FIRST_PASS) for check in settled)
             longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure) or by_script
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
+
+    def _own_buffers(self, expected: Memory | None) -> Sequence[str]:
+        """Buffers that the training which is resumed changes itself."""
+        saved = expected.of_rank(self.ranks.rank) if expected else None
+        return self.own_buffers.of(str((expected.identity if expected else {}).get("id") or ""), saved)[0] if saved else ()
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:
         assert self.start.expectation is not None

@@ -7,6 +7,7 @@ import pytest
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
+from chronicle.resume.buffers import LoadedBuffers
 from chronicle.resume.checks.memory import LoadedState, check_loaded, check_mode, further_checks
 from chronicle.resume.checks.run import check_newest
 from chronicle.resume.contract import Expectation
@@ -22,7 +23,9 @@ SAVED = Memory(
     schedulers=(Scheduler(name="LambdaLR", further=((1.0, 0.5),)),),
     ranks=(RankDigest(rank=0, buffers="mean"),),
 )
-ENTRY = LoadedState(buffers="mean", frozen="2 of 6 (aa)", objects={"Counter 0": "seven"}, objects_before={"Counter 0": "new"})
+ENTRY = LoadedState(
+    buffers=LoadedBuffers(now="mean"), frozen="2 of 6 (aa)", objects={"Counter 0": "seven"}, objects_before={"Counter 0": "new"}
+)
 
 
 def expected(**accepted: str) -> Expectation:
@@ -37,7 +40,7 @@ def failing(entry: LoadedState, found: Memory, **accepted: str) -> list[str]:
     ("entry", "found", "names"),
     [
         ({}, {}, []),
-        ({"buffers": "zero"}, {}, ["buffers"]),
+        ({"buffers": LoadedBuffers(now="zero")}, {}, ["buffers"]),
         ({"frozen": "0 of 6 (bb)"}, {}, []),  # the script freezes after the load
         ({}, {"frozen": "0 of 6 (bb)"}, []),  # and thaws by plan, or for half a step
         ({"frozen": "0 of 6 (bb)"}, {"frozen": "0 of 6 (bb)"}, ["frozen parameters"]),

@@ -7,6 +7,7 @@ is not compared. Checks that passed are returned too, so that the verdict in the
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from chronicle.resume.buffers import LoadedBuffers, check_buffers
 from chronicle.resume.checks.check import (
     SAME,
     Check,
@@ -426,48 +427,11 @@ class LoadedState:
     state at the load is therefore kept, and judged before the first step.
     """
 
-    buffers: str = ""
-    calibration: "Calibration | None" = None  # what moved running statistics between the load and the first batch
+    buffers: LoadedBuffers = field(default_factory=LoadedBuffers)
     weights: tuple[str, str] = ("", "")  # when the first batch came: all, and those that are trained
     frozen: str = ""
     objects: Mapping[str, str] = field(default_factory=dict)
     objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
-
-
-@dataclass(slots=True, kw_only=True)
-class Calibration:
-    """Forward passes in training mode without gradients, before the first batch: they compute running statistics anew.
-
-    `before`: digests of the buffers right before such passes and right after a load. `left`: the share of the running
-    statistics that is older than these passes, in the module that keeps most.
-    """
-
-    before: set[str] = field(default_factory=set)
-    passes: int = 0
-    left: float = 1.0
-    looked: bool = False  # at the buffers before the first pass after the load
-
-    @property
-    def words(self) -> str:
-        """How many passes there were."""
-        number = "one forward pass" if self.passes == 1 else f"{self.passes} forward passes"
-        return f"{number} in training mode without gradients came before the first batch"
-
-
-CALIBRATED = 0.05  # so little of the old running statistics is left that their state at the load does not matter any more
-
-
-def _check_buffers(saved: str, loaded: LoadedState, where: str) -> Check:
-    """Running statistics as they were saved, unless the script calibrates them between its load and its first batch."""
-    cause, calibration = "running statistics (batch norm) were not restored", loaded.calibration
-    if saved == loaded.buffers or calibration is None or not calibration.passes:
-        return equal("buffers", "M1", saved, loaded.buffers, where, cause)
-    if saved in calibration.before:
-        moved = f"as saved after the load; {calibration.words} and moved them"
-        return noted("buffers", "M1", expected=saved, found=loaded.buffers, where=where, cause=moved)
-    if calibration.left <= CALIBRATED:
-        return not_compared("buffers", "M1", f"running statistics were computed anew: {calibration.words}", where=where)
-    return equal("buffers", "M1", saved, loaded.buffers, where, cause)
 
 
 def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
@@ -481,7 +445,7 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
         return
     saved = memory.of_rank(rank)
     if saved is not None and saved.buffers:
-        yield _check_buffers(saved.buffers, loaded, f"saved buffers, rank {rank}")
+        yield check_buffers(saved.buffers, loaded.buffers, f"saved buffers, rank {rank}")
     if memory.frozen and found.frozen and not expected.accepts("frozen_parameters"):
         own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
         where, cause = "requires_grad", "the set of trained layers changed"
