@@ -217,7 +217,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedBuffers:
-    """The buffers of a resume when its first batch came, and what is known of them: `own` move, the `fixed` ones stand still."""
+    """The buffers of a resume when its first batch came, and what is known of them: `own` ones move, `fixed` ones do not."""
 
     now: str = ""
     own: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ def settle_checks(
     every = [*loads.compared_late(checks), *loads.not_compared_again(checks)]
     every = note_longer_schedule(every, loads.start.expectation, live.schedulers, found.unknown)
     every = loads.moved_by_the_model(loads.judge_options(every, found, live), live)
-    every = sequel.settle(loads.saved_in_half(every, live), loads.start.expectation, found)
+    every = loads.name_keys(sequel.settle(loads.saved_in_half(every, live), loads.start.expectation, found), live)
     return [_goes_on(check) if loads.start.again else check for check in every]
 
 

@@ -31,6 +31,7 @@ from chronicle.resume.checks.run import (
     check_run_state,
     check_unspoilt,
     drives,
+    keys_apart,
 )
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
@@ -218,7 +219,18 @@ class Loads:
         self.data.loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         checks = check_memory(self.start.expectation or Expectation(basis="none"), found, rank=live.rank)
-        return note_longer_schedule(checks, self.start.expectation, live.schedulers, found.unknown)
+        return self.name_keys(note_longer_schedule(checks, self.start.expectation, live.schedulers, found.unknown), live)
+
+    def name_keys(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
+        """The checks; weights that differ, where files and model know them by other names, say which."""
+        root = self.start.loaded_from
+        if root is None or all(check.ok or check.name != "weights" for check in checks):
+            return list(checks)
+        try:
+            names = keys_apart(root, live.models)
+        except (OSError, ValueError):  # no such file as its name says: the files have a check of their own
+            names = ""
+        return [replace(c, cause=f"{names}: {c.cause}") if names and not c.ok and c.name == "weights" else c for c in checks]
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""

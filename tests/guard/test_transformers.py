@@ -17,13 +17,16 @@ from chronicle.resume.transformers import ChronicleCallback  # noqa: E402
 class Regression(torch.nn.Module):
     """As little model as the Trainer accepts."""
 
+    name = "layer"  # of its only layer
+    _keys_to_ignore_on_save = None  # which the Trainer reads when keys are missing
+
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
+        self.add_module(self.name, torch.nn.Linear(4, 1))
         self.dropout = torch.nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        out = self.layer(self.dropout(x))
+        out = self.get_submodule(self.name)(self.dropout(x))
         return {"loss": (out - labels).square().mean(), "logits": out}
 
 
@@ -124,3 +127,14 @@ def test_forgotten_resume_flag_is_refused(stopped: Path, run_dir: Path) -> None:
     with pytest.raises(ResumeRefused):
         train(stopped, run_dir, max_steps=12, resume=False)
     assert [c["name"] for c in last_verdict(run_dir)["checks"]] == ["resume"]
+
+
+def test_weights_of_other_names_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Trainer loads by names and leaves the others as they were made: so its own ViT resumes with a random encoder."""
+    train(tmp_path / "out", tmp_path / "run", max_steps=6, resume=False)
+    monkeypatch.setattr(Regression, "name", "head")
+    with pytest.raises(ResumeRefused) as refused:
+        train(tmp_path / "out", tmp_path / "run", max_steps=8, resume=True)
+    cause = next(check.cause for check in refused.value.checks if check.name == "weights")
+    assert "2 weights of the model have no entry in the checkpoint's files (`head.bias`, `head.weight`)" in cause
+    assert "2 entries of these files have no place in the model (`layer.bias`, `layer.weight`)" in cause

@@ -4,6 +4,7 @@ Codes: F1…F10 files and pointers, M4 data, M5 object identity, L2 a start from
 `check_digest` read the checkpoint; the others are pure.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,41 @@ __all__ = [
     "check_run_state",
     "check_unspoilt",
     "drives",
+    "keys_apart",
     "shares_parameters",
 ]
+
+
+NOT_IN_FILES = "weights of the model have no entry in the checkpoint's files"
+NOT_IN_MODEL = "entries of these files have no place in the model"
+
+
+def keys_apart(root: Path, models: Sequence[Any]) -> str:
+    """Which tensors the safetensors files of a checkpoint hold under names that the model lacks, and the reverse; "" for none.
+
+    A loader that goes by names leaves such weights as they were made, without a word.
+    """
+    saved: set[str] = set()
+    for path in sorted(root.glob("*.safetensors")) if root.is_dir() else ():
+        with path.open("rb") as file:
+            saved |= set(json.loads(file.read(int.from_bytes(file.read(8), "little")))) - {"__metadata__"}
+    held = [{name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()} for model in models[:1]]
+    if not saved or not held:
+        return ""
+    here = {_place_of(tensor) for name, tensor in held[0].items() if name in saved}  # tied weights are written once
+    missing = sorted(name for name, tensor in held[0].items() if name not in saved and _place_of(tensor) not in here)
+    unused = sorted(saved - set(held[0]))
+    parts = [
+        f"{len(names)} {what} ({', '.join(f'`{name}`' for name in names[:2])}{', …' if len(names) > 2 else ''})"
+        for names, what in ((missing, NOT_IN_FILES), (unused, NOT_IN_MODEL))
+        if names
+    ]
+    return "; ".join(parts)
+
+
+def _place_of(tensor: Any) -> tuple[Any, ...]:
+    """The memory of a tensor: equal for tied weights."""
+    return (tensor.data_ptr(), tuple(tensor.shape)) if hasattr(tensor, "data_ptr") else (id(tensor),)
 
 
 def check_files(root: Path) -> list[Check]:
