@@ -228,7 +228,7 @@ class Loads:
             return list(checks)
         try:
             names = keys_apart(root, live.models)
-        except (OSError, ValueError):  # no such file as its name says: the files have a check of their own
+        except (OSError, ValueError, TypeError, RuntimeError):  # not as its name says: the files have a check of their own
             names = ""
         return [replace(c, cause=f"{names}: {c.cause}") if names and not c.ok and c.name == "weights" else c for c in checks]
 

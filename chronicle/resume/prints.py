@@ -46,7 +46,7 @@ from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
 from rollback.channels import Role, find_channel
 
-__all__ = ["PRINTS_VARIABLE", "StepPrints"]
+__all__ = ["PRINTS_VARIABLE", "StepPrints", "is_captured"]
 
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.006  # of the time may be spent on prints
@@ -151,9 +151,9 @@ class StepPrints:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return
-        if self._now is not None and not self._inside and not _is_captured():
+        if self._now is not None and not self._inside and not is_captured():
             self._close(self._now)
-        if self._skip > 0 or _is_captured():
+        if self._skip > 0 or is_captured():
             return
         begun = self._clock()
         if self._entered is None:
@@ -172,7 +172,7 @@ class StepPrints:
         """
         if self._launch_dir is None or step is None:
             return
-        if _is_captured():
+        if is_captured():
             return
         self._close(self._now)
         self._steps += 1
@@ -481,7 +481,7 @@ def _generators() -> tuple[int, int]:
     return found, others
 
 
-def _is_captured() -> bool:
+def is_captured() -> bool:
     """Whether a CUDA graph is being captured: nothing may be read from the device then, and no generator."""
     torch = sys.modules["torch"]
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

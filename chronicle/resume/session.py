@@ -47,7 +47,7 @@ from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
-from chronicle.resume.prints import StepPrints
+from chronicle.resume.prints import StepPrints, is_captured
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.sequel import AS_FIRST_PASS, Sequel
@@ -199,7 +199,7 @@ class GuardSession:
     def _enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model."""
         self.first_gradient.enters()
-        if self.own_buffers.awaits_batch:
+        if self.own_buffers.awaits_batch and not is_captured():
             with self.contained("buffers"):
                 self.own_buffers.enters(self._observe().models)
         with self._printing:
