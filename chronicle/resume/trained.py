@@ -274,6 +274,10 @@ TABLE = (
          "moved before the first batch", NOTED, "a script calibrates them"),
     _row("", "running statistics of which such passes leave less than 5 % (`update_bn`)", UNCOMPARED,
          "they are new ones, whatever was restored"),
+    _row("", "buffers that this training changes by itself between a step, or a save, and the next batch", UNCOMPARED,
+         "noise that is drawn anew, masks, caches; all other buffers must be as saved"),
+    _row("", "buffers, but no running statistics, that were as saved after the load and that an evaluation moved before the "
+         "first batch", NOTED, "counters of calls, caches"),
     _row("rng", "random generators, where the framework restores them", REFUSED, "dropout and data order would differ"),
     _row("frozen_parameters", "which parameters take no gradient", REFUSED, "another part of the model is trained"),
     _row("weight_decay", "options of the parameter groups; each is accepted by its own name", REFUSED,
