@@ -162,7 +162,7 @@ def _discord(alert: Alert) -> Mapping[str, Any]:
 def _teams(alert: Alert) -> Mapping[str, Any]:
     first, *rest = alert_text(alert).split("\n")
     blocks = [{"type": "TextBlock", "text": first, "weight": "Bolder", "wrap": True}]
-    blocks += [{"type": "TextBlock", "text": line, "wrap": True, "fontType": "Monospace"} for line in rest]
+    blocks += [{"type": "TextBlock", "text": line, "wrap": True, "fontType": "Monospace"} for line in rest if line.strip()]
     card = {"type": "AdaptiveCard", "version": "1.4", "body": blocks}
     return {
         "type": "message",

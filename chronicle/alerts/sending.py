@@ -24,7 +24,7 @@ from chronicle.alerts.messages import Alert, alert_text, body_for, headline
 from chronicle.alerts.picture import Picture
 from chronicle.errors import ChronicleError
 
-__all__ = ["Answer", "send"]
+__all__ = ["Answer", "post", "send"]
 
 SECONDS = 10.0
 PICTURED = ("email", "discord", "json")
@@ -32,11 +32,15 @@ PERMANENT = (400, 413, 415, 422)  # this message will never be taken; anything e
 
 
 class Answer(NamedTuple):
-    """`state`: sent, refused (never again), or failed (later). `why` names no secret; `after`: seconds it asks us to wait."""
+    """`state`: sent, refused (never again), or failed (later). `why` names no secret; `after`: seconds it asks us to wait.
+
+    `body`: the first 64 kB of what the receiver answered when it took the message.
+    """
 
     state: str
     why: str = ""
     after: float = 0.0
+    body: bytes = b""
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -103,11 +107,15 @@ def _post(destination: Destination, alert: Alert, picture: Picture | None) -> An
     headers = {"Content-Type": kind, "Idempotency-Key": alert.id, "User-Agent": "chronicle"}
     if "token" in fields:
         headers["Authorization"] = f"Bearer {secret_of(fields['token'])}"
-    request = Request(url, data=body, headers=headers, method="POST")
+    return post(url, body, headers)._replace(body=b"")
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    """One POST; does not raise for a network or a receiver that fails, and follows no redirect."""
+    request = Request(url, data=body, headers=dict(headers), method="POST")
     try:
         with build_opener(_NoRedirect).open(request, timeout=SECONDS) as response:
-            response.read(1 << 16)
-            return Answer("sent")
+            return Answer("sent", body=response.read(1 << 16))
     except HTTPError as problem:
         with problem:
             after = problem.headers.get("Retry-After", "")

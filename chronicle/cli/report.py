@@ -154,7 +154,17 @@ def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
 
 
 def serve(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 selects a free one.", min=0, max=65535)] = 8765,
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
+    host: Annotated[str, typer.Option(help="Address to serve on; any but 127.0.0.1 needs --token.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(help="Where the token stands that a reader needs: env:NAME or file:PATH.", metavar="WHERE")
+    ] = None,
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="Serve on this Unix socket: for its owner and group.", metavar="FILE")
+    ] = None,
+    otlp: Annotated[
+        str | None, typer.Option(help="Also send what /metrics says to this OTLP/HTTP address each 15 s.", metavar="URL")
+    ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -165,20 +175,30 @@ def serve(
     `ssh -L 8765:127.0.0.1:8765 host`.
 
     Example: chronicle serve --port 8765
-    """
-    from chronicle.report.server import LiveServer, Makers
 
+    For a team on this machine: chronicle serve --socket /run/chronicle/tr.sock
+
+    Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token
+    """
+    from chronicle.alerts.destinations import secret_of
+    from chronicle.report.server import LiveServer, Makers, OtlpSender, otlp_target
+
+    if token is not None and not token.startswith(("env:", "file:")):
+        raise UsageProblem("--token: a secret does not belong on a command line", "say where it stands: env:NAME or file:PATH")
+    secret = None if token is None else secret_of(token)
+    target = None if otlp is None else otlp_target(otlp, os.environ)
     makers, many = Makers(_page, _state, _status), _many_runs(run, logs)
+    runs = need_run(settings_from(run, logs)).paths if many is None else many.runs
+    index = None if many is None else many.page
     try:
-        if many is not None:
-            server = LiveServer(many.runs, port, makers=makers, index=many.page)
-        else:
-            server = LiveServer(need_run(settings_from(run, logs)).paths, port, makers=makers)
+        server = LiveServer(runs, port, makers=makers, index=index, host=host, unix=socket, token=secret)
     except OSError as problem:
         raise ChronicleError(
-            f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
+            f"cannot serve on {host}:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
         ) from problem
     print(f"{server.url}  (read-only; Ctrl-C ends it)", file=sys.stderr, flush=True)
+    if target is not None:
+        OtlpSender(server, target, lambda line: print(f"chronicle: {line}", file=sys.stderr, flush=True)).start()
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:

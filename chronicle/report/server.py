@@ -1,18 +1,24 @@
-"""The server of the live HTML page: read-only, on 127.0.0.1, with server-sent events, standard library only.
+"""The server of the live HTML page: read-only, with server-sent events, standard library only.
 
 The page is loaded once; afterwards only what is new is sent. Event `points` has the lines that a running launch logged since
 (`{"launch": 3, "points": [[step, seconds since the epoch, {"loss": 2.1}]]}`, at most `MOST_BYTES`); event `story` says that the
 journal has grown, and the page then asks for `/state.json`. Every event carries the mark of what the run was like when it was
-sent, so a page that missed some knows it and asks for the state. Requests whose Host is not a loopback name are refused,
-because a web page could reach the server through a rebound DNS name.
+sent, so a page that missed some knows it and asks for the state.
+
+Who may read: on 127.0.0.1 everybody on this machine; requests whose Host is not a loopback name are refused, because a web
+page could reach the server through a rebound DNS name. On a Unix socket whoever may open the file. On any other address only
+who has the token, in `Authorization: Bearer` or once as `?token=` of a page, which a cookie then stands for.
 """
 
 import gzip
 import hashlib
+import hmac
 import json
 import math
 import os
 import re
+import socket
+import stat
 import sys
 import threading
 import time
@@ -20,14 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal, NamedTuple
-from urllib.parse import unquote
+from typing import Any, Literal, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
-from chronicle.report.prometheus import CONTENT_TYPE, exposition
+from chronicle.report.gauges import CONTENT_TYPE, exposition, otlp_request
 
-__all__ = ["LiveServer", "Makers", "fingerprint", "mark_of"]
+__all__ = ["LiveServer", "Makers", "OtlpSender", "fingerprint", "mark_of", "otlp_target"]
 
 ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
@@ -39,6 +46,10 @@ DIGEST = re.compile(r"/objects/([0-9a-f]{2})/([0-9a-f]{64})")
 STREAMS = 32  # open event streams; further ones get 503
 MOST_BYTES = 10_000  # of one event with points: of more points every nth is sent
 MOST_READ = 4 << 20  # of a log between two looks; beyond it the page asks for the state
+COOKIE = "chronicle_{port}"  # two servers of one machine share their cookies
+SHORTEST_TOKEN = 16  # characters
+OTLP_SECONDS = 15.0
+OTLP_PATH = "/v1/metrics"
 COMPRESSED = 1_000  # bytes from which on an answer is compressed
 
 Mark = Mapping[Path, tuple[int, int]]  # file -> (size in bytes, time of change in ns)
@@ -137,7 +148,7 @@ class RunSite:
             "/": lambda mark: makers.page(paths, mark),
             "/state.json": lambda mark: makers.state(paths, mark),
             "/status.json": lambda mark: makers.status(paths),
-            "/metrics": lambda mark: exposition(json.loads(makers.status(paths))),
+            "/metrics": lambda mark: exposition([json.loads(makers.status(paths))]),
         }
         self._made: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
@@ -152,6 +163,15 @@ class RunSite:
             if known is None or known[0] != mark or name in ALWAYS_NEW:
                 known = self._made[name] = (mark, self._make[name](mark).encode("utf-8"))
             return known[1]
+
+    def life(self) -> str:
+        """A mark that also changes with each sign of life."""
+        beats = {path: path.stat().st_mtime_ns for path in self.paths.heartbeats_dir.glob("*") if path.is_file()}
+        return f"{mark_of(fingerprint(self.paths))} {sorted((path.name, at) for path, at in beats.items())}"
+
+    def summary(self) -> Mapping[str, Any]:
+        """What `chronicle status --json` gives."""
+        return json.loads(self.body("/status.json") or b"{}")  # type: ignore[no-any-return]
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -168,9 +188,26 @@ class LiveServer(ThreadingHTTPServer):
         makers: Makers,
         index: Callable[[], str] | None = None,
         poll: float = POLL_SECONDS,
+        host: str = ADDRESS,
+        unix: Path | None = None,
+        token: str | None = None,
     ) -> None:
-        """`runs`: the one run, or what lists them, and `index` makes their page."""
-        super().__init__((ADDRESS, port), _Handler)
+        """`runs`: the one run, or what lists them, and `index` makes their page.
+
+        `unix`: the file of a Unix socket instead of `host` and `port`. Raises `UsageProblem` for another host than this machine
+        without a token, or for a token that can be guessed; `ChronicleError` where the socket's file cannot be had.
+        """
+        if unix is None and host != ADDRESS and token is None:
+            way_out = "give a token: --token env:NAME or --token file:PATH"
+            raise UsageProblem(f"--host {host}: everybody who reaches it could read the runs", way_out)
+        if token is not None and len(token) < SHORTEST_TOKEN:
+            short = f"the token has {len(token)} characters: expected at least {SHORTEST_TOKEN}"
+            raise UsageProblem(short, "make one with `openssl rand -hex 16`")
+        self.unix, self.token, self._host = unix, token, host
+        if unix is not None:
+            self.address_family = socket.AF_UNIX
+            _clear_socket(unix)
+        super().__init__(str(unix) if unix is not None else (host, port), _Handler)  # type: ignore[arg-type]
         self.poll = poll
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
@@ -183,7 +220,36 @@ class LiveServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the page."""
-        return f"http://{ADDRESS}:{self.server_address[1]}/"
+        if self.unix is not None:
+            return f"unix:{self.unix}"
+        return f"http://{self._host}:{self.server_address[1]}/"
+
+    def server_bind(self) -> None:
+        """As the base class does; a Unix socket is for its owner and group, and has no name or port."""
+        if self.unix is None:
+            super().server_bind()
+            return
+        try:
+            self.socket.bind(str(self.unix))
+        except OSError as problem:
+            why = "its path is too long" if "too long" in str(problem) else problem.strerror or str(problem)
+            raise ChronicleError(f"cannot serve on `{self.unix}`: {why}", "name another file with --socket FILE") from problem
+        os.chmod(self.unix, 0o660)
+        self.server_address = (str(self.unix), 0)
+        self.server_name, self.server_port = "localhost", 0
+
+    def server_close(self) -> None:
+        """Close, and take the socket's file away."""
+        super().server_close()
+        if self.unix is not None:
+            self.unix.unlink(missing_ok=True)
+
+    def sites(self) -> list[RunSite]:
+        """Every run that is served now."""
+        if self._list is None:
+            return list(self._sites.values())
+        found = (self.find(f"/runs/{quote(paths.run, safe='')}/") for paths in self._list())
+        return [one[0] for one in found if one is not None]
 
     def find(self, path: str) -> tuple[RunSite, str] | None:
         """The run that a path belongs to, and the rest of the path; None where it belongs to none."""
@@ -220,11 +286,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request for the index, a page, the status, the event stream or an attachment."""
-        if not self._asked_by_our_name():
+        if not self._allowed():
             return
         path = self.path.partition("?")[0]
         if path == "/" and self.server.index is not None:
             self._send(HTTPStatus.OK, self.server.index().encode(), "text/html; charset=utf-8")
+            return
+        if path == "/metrics" and self.server.index is not None:
+            text = exposition([site.summary() for site in self.server.sites()])
+            self._send(HTTPStatus.OK, text.encode(), CONTENT_TYPE)
             return
         found = self.server.find(path)
         if found is None:
@@ -247,7 +317,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Answer as GET, without the body."""
-        if not self._asked_by_our_name():
+        if not self._allowed():
             return
         path = self.path.partition("?")[0]
         if path == "/" and self.server.index is not None:
@@ -257,10 +327,36 @@ class _Handler(BaseHTTPRequestHandler):
             body = None if found is None else found[0].body(found[1])
         self._send(HTTPStatus.OK if body is not None else HTTPStatus.NOT_FOUND, body or b"", "text/html; charset=utf-8")
 
-    def _asked_by_our_name(self) -> bool:
-        if OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
+    def _allowed(self) -> bool:
+        """Whether who asks may read; what was answered otherwise."""
+        token = self.server.token
+        if token is not None:
+            return self._has_token(token)
+        if self.server.unix is not None or OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
             return True
         self._send(HTTPStatus.FORBIDDEN, b"only this machine is served\n", "text/plain; charset=utf-8")
+        return False
+
+    def _has_token(self, token: str) -> bool:
+        cookies = (one.strip().partition("=") for one in self.headers.get("Cookie", "").split(";"))
+        cookie = COOKIE.format(port=self.server.server_address[1])
+        given = [value for name, _, value in cookies if name == cookie]
+        given.append(self.headers.get("Authorization", "").removeprefix("Bearer ").strip())
+        said = hashlib.sha256(token.encode()).hexdigest()
+        if any(hmac.compare_digest(one.encode(), known.encode()) for one in given for known in (token, said)):
+            return True
+        asked = urlsplit(self.path)
+        if any(hmac.compare_digest(one.encode(), token.encode()) for one in parse_qs(asked.query).get("token", [])):
+            self.send_response(HTTPStatus.SEE_OTHER)  # the address without the token, which would stand in the history
+            self.send_header("Location", f"/{asked.path.lstrip('/')}")
+            self.send_header("Set-Cookie", f"{cookie}={said}; HttpOnly; SameSite=Lax; Path=/")
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return False
+        needed = b"a token is needed: ?token=... once, or Authorization: Bearer\n"
+        self._send(HTTPStatus.UNAUTHORIZED, needed, "text/plain; charset=utf-8")
         return False
 
     def _object(self, path: Path) -> None:
@@ -330,3 +426,97 @@ class _Handler(BaseHTTPRequestHandler):
         """Log requests to stderr if `CHRONICLE_SERVE_LOG` is set."""
         if os.environ.get("CHRONICLE_SERVE_LOG"):
             super().log_message(format, *args)
+
+
+def _clear_socket(path: Path) -> None:
+    """Take away the socket's file of a server that has ended. Raises `ChronicleError` for a living one, or another file."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ChronicleError(f"cannot serve on `{path}`: it is a file of another kind", "name another with --socket FILE")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise ChronicleError(f"cannot serve on `{path}`: another server answers there", "end it, or name another file")
+
+
+# --- OTLP
+
+
+def otlp_target(endpoint: str, environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """Where to, and the headers of `OTEL_EXPORTER_OTLP_HEADERS`, which may be secret. Raises `UsageProblem` for no address."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        what = f"--otlp {endpoint}: expected http://… or https://… without a password"
+        raise UsageProblem(what, "as in --otlp http://127.0.0.1:4318")
+    if parts.port == 4317:
+        raise UsageProblem("--otlp: port 4317 speaks gRPC, and this is OTLP over HTTP", "name the HTTP port, 4318 as a rule")
+    url = endpoint if parts.path.endswith(OTLP_PATH) else endpoint.rstrip("/") + OTLP_PATH
+    given = environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or environ.get("OTEL_EXPORTER_OTLP_HEADERS") or ""
+    pairs = (one.partition("=") for one in given.split(",") if "=" in one)
+    return url, {name.strip(): unquote(value.strip()) for name, _, value in pairs}
+
+
+class OtlpSender(threading.Thread):
+    """Sends the gauges of the runs that have changed, or live, every `OTLP_SECONDS` to a collector.
+
+    Nothing is kept: what could not be sent is sent as it is then. Each trouble, and its end, is said once.
+    """
+
+    def __init__(self, server: LiveServer, target: tuple[str, Mapping[str, str]], say: Callable[[str], None]) -> None:
+        super().__init__(daemon=True)
+        self._server, self._say, self._trouble = server, say, ""
+        self._url, self._headers = target
+        self._sent: dict[str, str | None] = {}  # run -> the mark of what was sent; None while it lives
+
+    def run(self) -> None:
+        """Send until the server stops."""
+        while True:
+            self.go()
+            if self._server.stopping.wait(OTLP_SECONDS):
+                return
+
+    def go(self) -> int:
+        """One round; returns how many runs were sent. Does not raise: a run that cannot be read is left out of it."""
+        from chronicle import __version__
+        from chronicle.alerts.sending import post  # only a server with a collector
+
+        found: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
+        for site in self._server.sites():
+            try:
+                mark = site.life()
+                if self._sent.get(site.paths.run) != mark:
+                    summary = site.summary()
+                    alive = (summary.get("last_launch") or {}).get("alive")
+                    found[site.paths.run] = (None if alive else mark, summary)
+            except (ChronicleError, OSError, ValueError):
+                continue
+        if not found:
+            return 0
+        request = otlp_request(
+            [summary for _, summary in found.values()],
+            nanoseconds=time.time_ns(), host=socket.gethostname(), version=__version__,
+        )  # fmt: skip
+        headers = {"Content-Type": "application/json", "User-Agent": "chronicle", **self._headers}
+        answer = post(self._url, json.dumps(request).encode(), headers)
+        trouble = answer.why if answer.state != "sent" else _left_out(answer.body)
+        if answer.state == "sent":
+            self._sent |= {run: mark for run, (mark, _) in found.items()}
+        if trouble != self._trouble:
+            self._say(f"otlp: {trouble}; it is tried again" if trouble else "otlp: the collector takes the gauges again")
+            self._trouble = trouble
+        return len(found) if answer.state == "sent" else 0
+
+
+def _left_out(body: bytes) -> str:
+    """What the collector's answer says that it did not take; empty where it took all."""
+    try:
+        part = json.loads(body or b"{}").get("partialSuccess") or {}
+        count, why = int(part.get("rejectedDataPoints") or 0), str(part.get("errorMessage") or "")
+    except (ValueError, AttributeError, TypeError):
+        return ""
+    return f"the collector left out {count} points: {why[:200]}" if count else ""

@@ -144,6 +144,31 @@ def test_bodies_hold_headline_and_command_and_no_mention_of_theirs(kind: str) ->
         assert body_for(kind, alert(phase="ended"))["event_action"] == "resolve"
 
 
+# names and values of what the services publish: PagerDuty's OpenAPI of Events v2, Adaptive Cards 1.4, texts of Slack and Discord
+EVENT = {"routing_key", "event_action", "dedup_key", "payload"}
+PAYLOAD = {"summary", "source", "severity", "timestamp", "component", "group", "class", "custom_details"}
+BLOCK = {"type": {"TextBlock"}, "wrap": {True}, "weight": {"Bolder"}, "fontType": {"Monospace"}}
+HOSTILE = ("<!channel> & <@U1>", "`a` ```b```", "@everyone", "tab\tnew\n\n  \n- list", "😀" * 250, "x" * 2000, "")
+
+
+@pytest.mark.parametrize("words", HOSTILE)
+@pytest.mark.parametrize("phase", ["opened", "ended"])
+def test_bodies_are_what_the_services_publish_whatever_the_words_are(words: str, phase: str) -> None:
+    told = alert(phase=phase)._replace(title=words[:300], text=words[:1000])
+    event = body_for("pagerduty", told, routing_key="R" * 32)
+    assert event.keys() == EVENT and event["payload"].keys() <= PAYLOAD and len(event["dedup_key"]) <= 255
+    assert event["event_action"] in ("trigger", "acknowledge", "resolve") and len(event["payload"]["summary"]) <= 1024
+    assert event["payload"]["severity"] in ("critical", "error", "warning", "info")
+    assert datetime.fromisoformat(event["payload"]["timestamp"]).tzinfo is not None and event["payload"]["source"]
+    (card,) = body_for("teams", told)["attachments"]
+    assert card["contentType"] == "application/vnd.microsoft.card.adaptive" and card["content"]["version"] == "1.4"
+    for block in card["content"]["body"]:
+        assert block["text"].strip() and all(block[name] in BLOCK[name] for name in block.keys() - {"text"})
+    slack, discord = body_for("slack", told), body_for("discord", told)
+    assert slack.keys() == {"text"} and len(slack["text"]) <= 40_000 and "<" not in slack["text"] and ">" not in slack["text"]
+    assert discord.keys() == {"content", "allowed_mentions"} and 0 < len(discord["content"]) <= 2000
+
+
 # --- sending
 
 

@@ -2,8 +2,12 @@
 
 import gzip
 import http.client
+import http.server
 import json
+import math
 import re
+import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,12 +19,23 @@ from typing import Any
 import pytest
 
 from chronicle.cli.report import _page, _state, _status
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
+from chronicle.paths import RunPaths
+from chronicle.report.gauges import CONTENT_TYPE, GAUGES, exposition, otlp_request
 from chronicle.report.index import ServedIndex
-from chronicle.report.prometheus import CONTENT_TYPE, GAUGES, exposition
-from chronicle.report.server import MOST_BYTES, LiveServer, Makers, RunSite, fingerprint, mark_of
+from chronicle.report.server import (
+    MOST_BYTES,
+    LiveServer,
+    Makers,
+    OtlpSender,
+    RunSite,
+    fingerprint,
+    mark_of,
+    otlp_target,
+)
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser
 from tests.report.devtools import browser
@@ -225,7 +240,7 @@ def test_metrics_say_what_status_says_and_nothing_that_is_not_known(server: Live
 def test_metrics_of_odd_values_and_names() -> None:
     """A label may hold anything; what was not recorded has no line, where 0 would be a claim."""
     values = {"x\ny": float("nan"), "z": float("inf")}
-    text = exposition({"run": 'a"b\\c', "step": None, "values": values, "open_incidents": []})
+    text = exposition([{"run": 'a"b\\c', "step": None, "values": values, "open_incidents": []}])
     assert 'chronicle_value{run="a\\"b\\\\c",channel="x\\ny"} NaN' in text and 'channel="z"} +Inf' in text
     assert "chronicle_step" not in text and "chronicle_alive" not in text and "chronicle_lr_factor" not in text
 
@@ -235,6 +250,134 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"chronicle_\w+", query)}
     assert asked and asked <= GAUGES.keys()
+
+
+def as_request(body: bytes) -> Any:
+    """A request as the protocol's own messages read it."""
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    messages = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    return json_format.Parse(body, messages.ExportMetricsServiceRequest())
+
+
+class Collector:
+    """A receiver of OTLP over HTTP that reads requests with the protocol's own messages; `answers`: (code, body) in turn."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, float]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.answers: list[tuple[int, str]] = []
+        collector = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = as_request(self.rfile.read(int(self.headers["Content-Length"])))
+                metrics = [one for r in request.resource_metrics for s in r.scope_metrics for one in s.metrics]
+                collector.headers.append(dict(self.headers.items()))
+                code, text = collector.answers.pop(0) if collector.answers else (200, "{}")
+                if code == 200 and self.path == "/v1/metrics":
+                    collector.points.append({
+                        " ".join([one.name, *(label.value.string_value for label in point.attributes)]): point.as_double
+                        for one in metrics for point in one.gauge.data_points
+                    })  # fmt: skip
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    pytest.importorskip("opentelemetry.proto")
+    found = Collector()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def test_a_collector_gets_what_metrics_say_of_each_run_that_changed(
+    many: LiveServer, collector: Collector, tmp_path: Path
+) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=a%20b"}
+    said: list[str] = []
+    sender = OtlpSender(many, otlp_target(collector.url, environ), said.append)
+    collector.answers = [(503, "")]
+    assert [sender.go(), sender.go(), sender.go()] == [0, 2, 0]
+    assert [line.split(";")[0] for line in said] == ["otlp: it answered 503", "otlp: the collector takes the gauges again"]
+    (points,) = collector.points
+    assert (points["chronicle_value toy loss"], points["chronicle_step toy"], points["chronicle_alive other"]) == (8.2, 8, 0)
+    asked = ask(many, "/metrics").body.decode()
+    assert len(points) == sum(not line.startswith("#") for line in asked.splitlines())
+    assert {line.get("Api-Key") for line in collector.headers} == {"a b"}
+    other = RunPaths(tmp_path / "logs" / "other")
+    beat = Heartbeat("elsewhere", 1, 1, 1, "boot", 0, time.time())
+    write_heartbeat(other.heartbeats_dir, beat)
+    assert sender.go() == 1 and collector.points[-1]["chronicle_alive other"] == 1
+    assert sender.go() == 1  # while it lives: whether it does is asked each time
+    rejected = '{"partialSuccess": {"rejectedDataPoints": "2", "errorMessage": "too old"}}'
+    collector.answers = [(200, rejected)]
+    sender.go()
+    assert said[-1] == "otlp: the collector left out 2 points: too old; it is tried again"
+
+
+def test_points_that_are_no_numbers_reach_a_collector_as_such() -> None:
+    values = {"a": float("nan"), "b": float("-inf")}
+    made = otlp_request([{"run": "r", "values": values, "step": None}], nanoseconds=5, host="h", version="1")
+    request = as_request(json.dumps(made).encode())
+    found = [one for one in request.resource_metrics[0].scope_metrics[0].metrics if one.name == "chronicle_value"]
+    points = found[0].gauge.data_points
+    assert math.isnan(points[0].as_double) and points[1].as_double == float("-inf") and points[0].time_unix_nano == 5
+    assert otlp_target("https://x/api/v1/otlp/", {})[0] == "https://x/api/v1/otlp/v1/metrics"
+    for wrong in ("x:4318", "ftp://x", "http://a:b@x", "http://x:4317"):
+        with pytest.raises(UsageProblem):
+            otlp_target(wrong, {})
+
+
+def test_behind_a_token_nothing_is_told_without_it(story: StoryRun) -> None:
+    makers, token = Makers(_page, _state, _status), "0123456789abcdef"
+    for host, given in (("0.0.0.0", None), ("127.0.0.1", "short")):
+        with pytest.raises(UsageProblem):
+            LiveServer(story.paths, 0, makers=makers, host=host, token=given)
+    with running(LiveServer(story.paths, 0, makers=makers, token=token, poll=0.01)) as server:
+        paths = ("/", "/status.json", "/metrics", "/events", "/?token=", "/?token=wrong", "/objects/ab/" + "ab" * 32)
+        refused = [ask(server, path, cookie=f"chronicle_{server.server_address[1]}=x") for path in paths]
+        refused += [ask(server, "/", "HEAD"), ask(server, "/", authorization=f"Bearer x{token}")]
+        assert {one.status for one in refused} == {401} and not any(b"toy" in one.body for one in refused)
+        assert ask(server, "/metrics", authorization=f"Bearer {token}").status == 200
+        entered = ask(server, f"//elsewhere/?token={token}")
+        assert entered.status == 303 and entered.headers["Location"] == "/elsewhere/"
+        cookie = entered.headers["Set-Cookie"].partition(";")[0]
+        assert token not in cookie and "HttpOnly" in entered.headers["Set-Cookie"]
+        assert ask(server, "/", cookie=cookie, host="team.example.org").status == 200
+        with opened(server, "/events", cookie=cookie) as stream:
+            assert event(stream)[0] == "here"
+
+
+def test_a_unix_socket_is_for_owner_and_group_and_goes_with_its_server(story: StoryRun, tmp_path: Path) -> None:
+    place, makers = tmp_path / "s", Makers(_page, _state, _status)
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(place))  # of a server that was killed
+    with running(LiveServer(story.paths, 0, makers=makers, unix=place)) as server:
+        assert server.url == f"unix:{place}" and stat.S_IMODE(place.stat().st_mode) == 0o660
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(place))
+            one.sendall(b"GET /status.json HTTP/1.0\r\nHost: team.example.org\r\n\r\n")
+            head, _, body = b"".join(iter(lambda: one.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+        assert b" 200 " in head and json.loads(body)["loss"] == 8.2
+        with pytest.raises(ChronicleError, match="another server answers"):
+            LiveServer(story.paths, 0, makers=makers, unix=place)
+    assert not place.exists()
+    place.write_text("mine")
+    for wrong in (place, tmp_path / ("x" * 120)):
+        with pytest.raises(ChronicleError, match=r"another kind|too long"):
+            LiveServer(story.paths, 0, makers=makers, unix=wrong)
+    assert place.read_text() == "mine"
 
 
 @pytest.fixture

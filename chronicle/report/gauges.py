@@ -1,0 +1,98 @@
+"""The state of runs as gauges: in Prometheus' text format for `/metrics` of `chronicle serve`, and as OTLP for `--otlp`.
+
+Pure: summaries in, text or JSON out. Formats: prometheus.io/docs/instrumenting/exposition_formats (0.0.4), and the JSON of
+`ExportMetricsServiceRequest` in opentelemetry.io/docs/specs/otlp. Names and labels are the same in both. What is not known has
+no line and no point: a 0 would be a claim.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["CONTENT_TYPE", "GAUGES", "exposition", "otlp_request"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+GAUGES: Mapping[str, str] = {
+    "chronicle_step": "Optimizer steps of the present weights.",
+    "chronicle_launch": "Number of the last launch.",
+    "chronicle_alive": "1 while the last launch runs.",
+    "chronicle_value": "The newest value of each logged channel along the lineage.",
+    "chronicle_lr_factor": "LR against the first launch's, by the ledger of rollbacks.",
+    "chronicle_open_incidents": "Incidents that are open, without notices.",
+    "chronicle_proposal_open": "1 while a rollback is proposed and not decided.",
+    "chronicle_checkpoint_step": "Step of the newest checkpoint of the lineage.",
+    "chronicle_journal_problems": "Lines of the journal that cannot be read or do not fit.",
+}
+_Sample = tuple[str, Mapping[str, str], float | None]
+
+
+def exposition(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """The metrics of some runs; each summary is what `chronicle status --json` gives."""
+    lines: list[str] = []
+    for name, found in _by_name(summaries).items():
+        lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in found]
+    return "\n".join(lines) + "\n"
+
+
+def otlp_request(summaries: Iterable[Mapping[str, Any]], *, nanoseconds: int, host: str, version: str) -> Mapping[str, Any]:
+    """The same gauges as one request of OTLP, in its JSON; `nanoseconds`: the moment since the epoch for which they hold."""
+    metrics = [
+        {
+            "name": name,
+            "description": GAUGES[name],
+            "gauge": {"dataPoints": [
+                {"attributes": _attributes(labels), "timeUnixNano": str(nanoseconds), "asDouble": _json_double(value)}
+                for labels, value in found
+            ]},
+        }
+        for name, found in _by_name(summaries).items()
+    ]  # fmt: skip
+    resource = {"attributes": _attributes({"service.name": "chronicle", "host.name": host})}
+    scope = {"name": "chronicle", "version": version}
+    return {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"scope": scope, "metrics": metrics}]}]}
+
+
+def _by_name(summaries: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, str], float]]]:
+    """The known samples of each gauge that has one, in the order of the table."""
+    samples = [sample for summary in summaries for sample in _samples(summary)]
+    found = {
+        name: [(labels, float(value)) for known, labels, value in samples if known == name and value is not None]
+        for name in GAUGES
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _attributes(labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    return [{"key": name, "value": {"stringValue": text}} for name, text in labels.items()]
+
+
+def _json_double(value: float) -> float | str:
+    """As Protobuf's JSON writes it: what is no number is a text."""
+    return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _samples(summary: Mapping[str, Any]) -> Iterator[_Sample]:
+    run = {"run": str(summary["run"])}
+    last, lr, checkpoint = summary.get("last_launch") or {}, summary.get("lr") or {}, summary.get("checkpoint") or {}
+    yield "chronicle_step", run, summary.get("step")
+    yield "chronicle_launch", run, last.get("launch")
+    yield "chronicle_alive", run, None if not last else float(bool(last.get("alive")))
+    for name, value in (summary.get("values") or {}).items():
+        yield "chronicle_value", {**run, "channel": str(name)}, value
+    yield "chronicle_lr_factor", run, lr.get("factor")
+    yield "chronicle_open_incidents", run, len(summary.get("open_incidents") or ())
+    yield "chronicle_proposal_open", run, float(summary.get("proposal") is not None)
+    yield "chronicle_checkpoint_step", run, checkpoint.get("step")
+    yield "chronicle_journal_problems", run, summary.get("journal_problems")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = ((name, text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for name, text in labels.items())
+    return ",".join(f'{name}="{text}"' for name, text in escaped)
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return repr(value) if math.isfinite(value) else ("+Inf" if value > 0 else "-Inf")
