@@ -144,7 +144,7 @@ def test_bodies_hold_headline_and_command_and_no_mention_of_theirs(kind: str) ->
         assert body_for(kind, alert(phase="ended"))["event_action"] == "resolve"
 
 
-# names and values of what the services publish: PagerDuty's OpenAPI of Events v2, Adaptive Cards 1.4, texts of Slack and Discord
+# names and values of what the services publish: PagerDuty's OpenAPI of Events v2, Adaptive Cards 1.4, Slack's texts
 EVENT = {"routing_key", "event_action", "dedup_key", "payload"}
 PAYLOAD = {"summary", "source", "severity", "timestamp", "component", "group", "class", "custom_details"}
 BLOCK = {"type": {"TextBlock"}, "wrap": {True}, "weight": {"Bolder"}, "fontType": {"Monospace"}}
