@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.log import NON_FINITE, Point
+from chronicle.metrics.log import Point
 from rollback.channels import (
     EPOCH_NAMES,
     EVAL_WORDS,
@@ -45,13 +45,25 @@ from rollback.channels import (
     role_of,
 )
 
-NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+NOT_A_NUMBER = r"nan(?:\(\w*\)|\.0+)?|1\.#(?!INF)\w+"  # `nan.0` is Lightning's bar, `-nan(ind)` and `1.#QNAN` are C on Windows
+INFINITE = r"inf(?:inity)?(?:\.0+)?|1\.#INF\w*"
+NUMBER = rf"[-+]?(?:{NOT_A_NUMBER}|{INFINITE}|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-VALUE = rf"[\[(]?\s*(?:np\.float(?:32|64)\(|tensor\()?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?![\w.])"
+NON_FINITE_TEXT = re.compile(rf"\s*[-+]?(?:(?:{NOT_A_NUMBER})|(?P<infinite>{INFINITE}))\s*", re.IGNORECASE)
+REPR = r"(?:np\.b?float\d+|(?:tf\.)?tensor|(?:Device)?Array)\("  # what Python prints around the number
+VALUE = rf"[\[(]?\s*(?:{REPR})?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?![\w.])"
 NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})\s*[:=]\s*{VALUE}", re.IGNORECASE)
 SPACED = re.compile(
     rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _])?(?:{printed_names()}))(?![\w/-])\s+(?:is\s+)?{VALUE}", re.IGNORECASE
 )
+BLANK = re.compile(  # a loss that was written and is no number
+    rf"(?<![\w/])(?:(?:train|training)[ _])?(?:{printed_names()})(?![\w/-])(?:\s*[:=]\s*|\s+(?:is\s+)?)"
+    r"['\"]?(?:none|null|nil|n/?a|<na>|skipped|-{2,}|\*{2,})(?![\w.-])['\"]?", re.IGNORECASE,
+)  # fmt: skip
+SAID = re.compile(  # `Loss is nan, stopping training`: a line without a step, often the last one
+    r"\bloss(?: value)? (?:is|was|became|has become|turned|=)(?: now)? (?:nan|[-+]?inf|not finite|non-?finite)\b"
+    r"|\b(?:nan|inf|infinite|non-?finite)(?: or inf)? (?:train(?:ing)? )?loss\b", re.IGNORECASE,
+)  # fmt: skip
 OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
 EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -87,6 +99,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         ),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
         (rf"(?:^|\s)\[{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
+        (rf"(?:^|\s)steps:\s+{COUNT}(?!%)", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),
         (rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", 0),
     )
@@ -139,6 +152,7 @@ class PrintedLines:
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._rank: str | None = None
         self._block: int | None = None  # the step of the header whose block is open
+        self._loss: Point | None = None  # the last step with a loss, and this loss as NaN
         self._announced: int | None = None  # the step of a line without values: those of the lines below it
         self._told: set[str] = set()  # the names found below it
         self._columns: list[str] = []  # of the table in blanks that is open
@@ -265,7 +279,7 @@ class PrintedLines:
     def _parse_plain(self, line: str, *, cut: bool) -> Point | None:
         if "{" in line:
             point = _parse_braces(line, self._counted, self._epochs)
-            if point is not None:
+            if point is not None and (point.values or self._counted > 0):
                 return point
         if "\t" not in line and EVALUATION.search(line) and not re.search(r"\btrain(?!\w*\.py)", line, re.IGNORECASE):
             return None
@@ -276,13 +290,20 @@ class PrintedLines:
             return None
         found = _find_step(line, self._epochs, cut=cut)
         values = self._fields(line, cut=cut)
+        loss = next((name for name in values if role_of(name) is Role.LOSS), None)
+        blank = loss is None and self._loss is not None and not cut and BLANK.search(line) is not None
+        if blank:
+            values = self._fields(BLANK.sub(" ", line), cut=cut)
         if found is None:
-            return self._below(values)
-        if not _tells(values):
+            return self._loss if self._loss is not None and SAID.search(line) else self._below(values)
+        if not blank and not _tells(values):
             self._announce(line)
             return None
         self._announced = None
-        return Point(0, found, _time(line), self._named(values))
+        named = self._named(values)
+        if loss is not None:
+            self._loss = Point(0, found, None, dict.fromkeys(self._named({loss: 0.0}), math.nan))
+        return Point(0, found, _time(line), named)
 
     def _announce(self, line: str) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
@@ -428,7 +449,16 @@ def _tells(values: Mapping[str, float]) -> bool:
 
 
 def _number(text: str, unit: str | None) -> float:
-    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0)
+    number = non_finite(text)
+    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0) if number is None else number
+
+
+def non_finite(text: str) -> float | None:
+    """Return NaN or an infinity in any of the ways that programs print them; None for everything else."""
+    found = NON_FINITE_TEXT.fullmatch(text)
+    if found is None:
+        return None
+    return math.nan if found["infinite"] is None else -math.inf if text.startswith("-") else math.inf
 
 
 def _whole(text: str) -> int:
@@ -454,7 +484,7 @@ def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
     before = STEP_BEFORE.search(line[:start])
     counted = counted if before is None else _whole(before[1])
     point = point_of_record(record, epochs, counted=counted, texts=True)
-    if point is None or not _tells(point.values) or "train_runtime" in record:
+    if point is None or (point.values and not _tells(point.values)) or "train_runtime" in record:
         return None
     return point._replace(time=_time(line), values={canonical_name(name): value for name, value in point.values.items()})
 
@@ -508,12 +538,10 @@ def number_in(value: object) -> float | None:
     """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    if isinstance(value, str) and value in NON_FINITE:
-        return NON_FINITE[value]
     try:
         return value if isinstance(value, int) else float(value)
     except ValueError:
-        return None
+        return non_finite(value) if isinstance(value, str) else None
 
 
 def point_of_record(
@@ -545,7 +573,9 @@ def point_of_record(
     if counted is not None and "epoch" in flat:
         skip.discard("epoch")
     values = {name: value for name, value in flat.items() if name not in skip}
-    return Point(0, whole, time, values, launch) if values else None
+    if not values and not any(role_of(name) is Role.LOSS for name in record):
+        return None
+    return Point(0, whole, time, values, launch)  # without a value where the loss was written and is no number
 
 
 def _flatten(

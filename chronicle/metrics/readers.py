@@ -310,7 +310,7 @@ class AnyLine:
         printed = self._printed.parse(text)
         if printed is not None:
             self._printed.passed(printed.step)
-        return _with_row(printed, row)
+        return point if printed is None else printed._replace(row=row)
 
 
 def _with_row(point: Point | None, row: int) -> Point | None:

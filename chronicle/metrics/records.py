@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.lines import ANSI, PREFIX, EpochSteps, log_lines, number_in, point_of_record
+from chronicle.metrics.lines import ANSI, PREFIX, EpochSteps, log_lines, non_finite, number_in, point_of_record
 from chronicle.metrics.log import Point
 from rollback.channels import EPOCH_NAMES, LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, Role, role_of
 
@@ -86,7 +86,7 @@ class Table:
             return float(cell)
         except ValueError:
             if "," not in cell:
-                return None
+                return non_finite(cell)
         try:
             return float(cell.replace(",", "" if self.delimiter == "," else "."))
         except ValueError:
@@ -113,7 +113,9 @@ class TableLines:
             cells = next(csv.reader([text], delimiter=self._table.delimiter), [])
         except csv.Error:
             return None
-        return self._table.parse(cells, row)
+        point = self._table.parse(cells, row)
+        whole = len(cells) > max((at for at, _ in self._table.channels), default=0)
+        return point if point is None or point.values or whole else None
 
 
 def is_header(line: str, named: frozenset[str] = frozenset()) -> bool:
@@ -288,6 +290,7 @@ class Counted:
         self._epochs, self._step = EpochSteps(), step
         self._next: int | None = None  # the count, where records have no step of their own
         self._begun = step is not None
+        self._measured = False  # whether a loss was a number
 
     def point(self, record: Mapping[str, Any]) -> Point | None:
         """Return the point of one record; None where it has no step or no value."""
@@ -296,9 +299,13 @@ class Counted:
             counted = point_of_record(record, self._epochs, counted=0)
             if counted is not None and any(role_of(name) is Role.LOSS for name in counted.values):
                 found, self._next = counted, 0
-        if found is not None:
-            self._begun = True
-            self._next = None if self._next is None else self._next + 1
+        if found is None:
+            return None
+        self._measured = self._measured or any(role_of(name) is Role.LOSS for name in found.values)
+        if not found.values and not self._measured:
+            return None
+        self._begun = True
+        self._next = None if self._next is None else self._next + 1
         return found
 
 
@@ -313,15 +320,17 @@ def read_document(path: Path, step: str | None = None) -> Iterator[Point]:
     except (ValueError, RecursionError):
         return
     history = state.get("log_history") if isinstance(state, dict) and "log_history" in state else state
+    columns = isinstance(history, dict)
     if isinstance(history, dict):
         history = _records_of_columns(history)
     if isinstance(history, list):
         records = (record for record in history if isinstance(record, dict) and SUMMARY not in record)
-        yield from join_steps(_points_of_records(records, step))
+        points = _points_of_records(records, step)
+        yield from join_steps(_drop_unrecorded(points) if columns else points)
 
 
 def _records_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Make records of columns: one list each, or golden values with their steps. NaN there means "not recorded"."""
+    """Make records of columns: one list each, or golden values with their steps."""
     rows: dict[int, dict[str, Any]] = {}
     given = next((columns[name] for name in STEP_NAMES if isinstance(columns.get(name), list)), None)
     for name, column in columns.items():
@@ -338,7 +347,7 @@ def _records_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         for at, value in pairs:
             step, number = number_in(at), number_in(value)
-            if step is not None and number is not None and math.isfinite(step) and (number == number or given is not None):
+            if step is not None and number is not None and math.isfinite(step):
                 rows.setdefault(int(step), {"step": int(step)})[name] = number
     return [rows[step] for step in sorted(rows)]
 

@@ -328,7 +328,8 @@ class Detector:
         lead = one[Role.LOSS]
         channel = self._channels[lead]
         norm, scale, skipped = (values.get(one[role]) if role in one else None for role in WATCHED_BESIDE)
-        told = norm is not None or skipped is not None or (Role.LR in one and values.get(one[Role.LR]) is not None)
+        told = not values or norm is not None or skipped is not None
+        told = told or (Role.LR in one and values.get(one[Role.LR]) is not None)
         finding = self._disguise.feed(
             row, step, loss=values.get(lead), norm=norm, scale=scale, skipped=skipped, level=channel.middle,
             noise=channel.scale, told=told,

@@ -312,7 +312,8 @@ class DisguiseWatch(Watch):
         self, step: int, loss: float | None, norm: float | None, scale: float | None, skipped: float | None, level: float,
         noise: float, told: bool,
     ) -> str | None:  # fmt: skip
-        normless = norm != norm if norm is not None else self.normed >= USUAL_POINTS
+        broken = norm is not None and norm - norm != 0.0
+        normless = broken or (norm is None and self.normed >= USUAL_POINTS)
         unknown = norm is None and self.normed == 0
         if loss is None:
             if told and self.usual >= USUAL_POINTS:
@@ -326,8 +327,8 @@ class DisguiseWatch(Watch):
             self.scale_top = max(self.scale_top, scale)
             if scale <= FLOOR_SCALE < self.scale_top / FLOOR_FALL:
                 return f"the loss scale fell from {self.scale_top:g} to its floor of {scale:g}: every gradient overflows"
-        far = noise > 0.0 and abs(level) > FAR_FROM_ZERO * noise and self.usual >= USUAL_POINTS
-        why = "the gradient norm is NaN" if norm is not None else "there is no gradient norm"
+        far = broken or (noise > 0.0 and abs(level) > FAR_FROM_ZERO * noise and self.usual >= USUAL_POINTS)
+        why = "there is no gradient norm" if norm is None else f"the gradient norm is {'NaN' if norm != norm else 'infinite'}"
         if loss == 0.0 and far and (normless or unknown):
             return f"the loss is exactly 0.0 and {why}: a filter of the trainer hides NaN"
         if loss == self.last_loss and far and (normless or (unknown and self.repeats * TIE_SHARE <= self.usual)):

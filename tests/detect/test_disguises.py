@@ -51,6 +51,18 @@ def test_a_disguised_nan_is_proposed_within_three_points(name: str) -> None:
     assert START * EVERY - 1300 < proposal.target_step < START * EVERY and proposal.command is not None
 
 
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+@pytest.mark.parametrize("hidden", [0.0, 1.25])
+def test_where_the_norm_is_no_number_a_noisy_loss_hides_nan_as_well(norm: float, hidden: float) -> None:
+    """A real Trainer with batches of four: the loss varies by a half, zero lies within its noise, and nothing was proposed."""
+    detector, said = Detector(), []
+    for row in range(120):
+        loss = hidden if row >= 60 else abs(random.Random(row).gauss(1.3, 0.5))
+        said += detector.feed(row, {"loss": loss, "grad_norm": norm if row >= 60 else 1.0 + row % 7 / 10, "lr": 1e-4})
+    found = [event for event in said if event.kind is Kind.NAN and event.tier is Tier.PROPOSE]
+    assert found and found[0].onset_row in (60, 61) and found[0].alarm_row <= 63
+
+
 HEALTHY: dict[str, tuple[Mapping[str, float | None], Mapping[str, float], int]] = {
     "one point without a loss": ({"loss": None}, {}, START + 1),
     "two zeros": ({"loss": 0.0, "grad_norm": math.nan}, {}, START + 2),

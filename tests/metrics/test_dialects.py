@@ -1,5 +1,6 @@
 """Every dialect is read: the planted spike is seen at its place, cut, coloured, interleaved or behind a prefix."""
 
+import math
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from chronicle.metrics.readers import Contents, form_of, read_log
 from chronicle.watch.follow import follow_file
 from chronicle.watch.scan import scan_file
 from rollback.channels import Role, find_channel
+from rollback.detect import Kind, Tier
 from tests.metrics.dialects import WRITERS
 
 SPIKE = 240
@@ -101,3 +103,73 @@ def _contents(path: Path) -> Contents:
     for point in read_log(path):
         contents.note(point)
     return contents
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_loss_that_is_no_number_is_proposed(name: str, tmp_path: Path) -> None:
+    suffix, writer = WRITERS[name]
+    path = tmp_path / f"log{suffix}"
+    path.write_text(writer([*LOSSES[:120], *[math.nan] * 30]))
+    assert _nan_proposed(path) == [series(path)[120][0]]
+
+
+LINE = "step: {step}, loss: {x}"
+ROWS: dict[str, tuple[str, str, str]] = {  # name: the line or row, its head, what a loss looks like
+    "printed": (LINE, "", "{:.4f}"), "printed, blanks": ("step {step} loss {x}", "", "{:.4f}"),
+    "printed, with lr": ("Step {step} | loss:{x} lr:2e-05 tokens_per_second:12.5", "", "{:.4f}"),
+    "bar": ("Epoch 0: 10%|#  | {step}/9000 [00:10<00:30, 1.00it/s, v_num=0, train_loss={x}]", "", "{:.3f}"),
+    "table": ("{step},{x}", "step,loss\n", "{:.4f}"), "record": ('{{"step": {step}, "loss": {x}}}', "", "{:.4f}"),
+    "of Trainer": ("{{'loss': {x}, 'learning_rate': 5e-05, 'epoch': 1.0}}", "", "{:.4f}"),
+}  # fmt: skip
+DISGUISES = [
+    *(("printed", word) for word in (
+        "None", "null", "N/A", "<NA>", "--", "****", "skipped", "nan (skipped)", "-nan(ind)", "1.#QNAN", "-1.#IND", "1.#INF",
+        "Array(nan, dtype=float32)", "tensor(nan, device='cuda:0', grad_fn=<NllLossBackward0>)", "tf.Tensor(nan, shape=())",
+    )),
+    *(("printed, blanks", word) for word in ("None", "NA", "-nan(ind)")),
+    *(("printed, with lr", word) for word in ("None", "nan")),
+    *(("table", word) for word in ("", "None", "NA", "#N/A", "nan", "inf", "-nan(ind)", "1.#QNAN")),
+    *(("record", word) for word in ("null", "NaN", '"None"', '"nan"', '"-nan(ind)"', "-Infinity")),
+    *(("of Trainer", word) for word in ("nan", "'nan'", "0.0", "'0'", "None")), ("bar", "nan.0"), ("bar", "inf.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "word"), DISGUISES)
+def test_a_loss_that_is_written_as_no_number_is_proposed(form: str, word: str, tmp_path: Path) -> None:
+    """36 of 178 logs said "0 events": the words were skipped, and `1.#QNAN` was read as 1."""
+    line, head, number = ROWS[form]
+    path = tmp_path / ("log.csv" if head else "log.jsonl" if form == "record" else "log.txt")
+    texts = [number.format(x) for x in LOSSES[:220]] + [word] * 40
+    path.write_text(head + "".join(line.format(step=row, x=x) + "\n" for row, x in enumerate(texts)))
+    assert _nan_proposed(path) == [220]
+
+
+def test_a_last_line_that_says_so_is_read(tmp_path: Path) -> None:
+    """`Loss is nan, stopping training` names no step and ends the log; before any loss it is a line of a help text."""
+    path, good = tmp_path / "log.txt", "".join(f"step {row} lm loss {x:.4f}\n" for row, x in enumerate(LOSSES[:220]))
+    path.write_text("--stop: end when the loss is nan\n" + good)
+    assert _nan_proposed(path) == []
+    for said in ("Loss is nan, stopping training\n" * 4, "WARNING: non-finite loss, ending training tensor(nan)\n"):
+        path.write_text(good + said)
+        assert _nan_proposed(path) == [219]
+
+
+def test_a_loss_that_is_not_written_from_the_start_is_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    for quiet in (lambda row: row % 4, lambda row: row < 100, lambda row: row in (150, 200)):
+        texts = [None if quiet(row) else f"{x:.4f}" for row, x in enumerate(LOSSES[:SPIKE])]
+        path.write_text("".join(LINE.format(step=row, x=text) + "\n" for row, text in enumerate(texts)))
+        assert _nan_proposed(path) == []
+
+
+def _nan_proposed(path: Path) -> list[int]:
+    """The onsets that the finished log has; the growing one has them too."""
+    follower = follow_file(path, once=True)
+    follower.look()
+    follower.detector.finish()
+    found = [
+        [event.onset_step for event in events if event.kind is Kind.NAN and event.tier is Tier.PROPOSE]
+        for events in (scan_file(path).events, follower.detector.events)
+    ]
+    assert found[0] == found[1]
+    return found[0]
