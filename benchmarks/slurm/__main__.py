@@ -43,14 +43,16 @@ TRUE = {
 }  # fmt: skip
 OWN_CLUSTER = ("preempted", "node_death")
 MADE = 1500  # checkpoints in stock
-LONGEST_SECONDS = 420.0
+LONGEST_SECONDS = 420.0  # an end for what never comes; nothing is judged by it
+HURRY_SECONDS = 1.0
 
 
 class Job:
     """One job of one kind, or an array of as many `tasks`."""
 
     def __init__(
-        self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int, *, nodes: int = 0, tasks: int = 0
+        self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int, *,
+        nodes: int = 0, tasks: int = 0, grace: int = GRACE,
     ) -> None:
         self.kind, self.cluster, self.directory, self.chance = kind, cluster, directory, random.Random(f"{kind}{seed}")
         directory.mkdir(parents=True)
@@ -67,7 +69,7 @@ class Job:
         }
         self.environ = own | {"PYTHONPATH": str(ROOT), "PATH": f"{wrapper.parent}:{own['PATH']}"}
         checkpoints = "checkpoints/$SLURM_ARRAY_TASK_ID" if tasks else "checkpoints"
-        words = ["chronicle", "run", "--sbatch", str(nodes or cluster.count), "--run", "demo", "--grace", f"{GRACE}",
+        words = ["chronicle", "run", "--sbatch", str(nodes or cluster.count), "--run", "demo", "--grace", f"{grace}",
                  "--on-stall", "stop", "--restart-pause", "1", "--checkpoints", checkpoints,
                  "--", sys.executable, "train.py", checkpoints]  # fmt: skip
         done = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True)
@@ -92,12 +94,30 @@ class Job:
 
     def until(self, condition: Callable[[], bool], seconds: float = LONGEST_SECONDS) -> bool:
         """Wait for something; False where it does not come."""
-        deadline = time.monotonic() + seconds
+        deadline, hurried = time.monotonic() + seconds, 0.0
         while time.monotonic() < deadline:
             if condition():
                 return True
+            if time.monotonic() > hurried + HURRY_SECONDS:
+                self.hurry()
+                hurried = time.monotonic()
             time.sleep(0.1 if self.kind == "usr1_in_a_save" else 0.3)
         return False
+
+    def hurry(self) -> None:
+        """A requeued job waits until its old credential is out of date (two minutes). That wait is not what is measured."""
+        for line in self.cluster.ask("squeue", "-h", "-r", "-j", self.id, "-t", "PENDING", "-o", "%i %r").splitlines():
+            job, _, reason = line.partition(" ")
+            if reason == "BeginTime":
+                self.cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def why(self) -> str:
+        """What SLURM, its log and the job's own output say last, for a play that did not go on."""
+        outputs = [*self.directory.glob("*.out"), *self.directory.glob("logs/demo*/launches/*/*.log")]
+        parts = [self.cluster.ask("squeue", "-o", "%i %T %r %S"), self.cluster.ask("sinfo", "-N", "-h", "-o", "%N %T %E")]
+        for path in (self.cluster.base / "slurmctld.log", *sorted(outputs)):
+            parts.append(f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" if path.exists() else f"no {path.name}")
+        return "\n".join(parts)
 
     def steps_since(self, count: int) -> int:
         """Steps of the first node among the notes after the first `count`."""
@@ -189,15 +209,17 @@ class Job:
 
     def play(self, times: int) -> dict[str, Any]:
         """Interrupt it so often, let it finish, judge."""
-        went_on, seconds, seen = 0, [], 0
+        went_on, seconds, seen, why = 0, [], 0, ""
         for _ in range(times):
             if not self.until(functools.partial(self._began, seen)) and self.kind != "usr1_at_the_start":
+                why = f"start {went_on + 1} did not begin\n{self.why()}"
                 break
             before = len(self.truth())
             self.interrupt(seen)
             began = time.monotonic()
             launch = max((one["launch"] for one in self.truth()), default=0)
             if not self.until(functools.partial(self._went_on, before, launch)):
+                why = f"it did not go on after interruption {went_on + 1}\n{self.why()}"
                 break
             seconds.append(time.monotonic() - began)
             went_on += 1
@@ -208,7 +230,9 @@ class Job:
         done = "JobState=COMPLETED" in state
         if not finished:
             self.cluster.ask("scancel", self.id)
-        return self._judge(times, went_on, seconds) | {"completed": done}
+        if not done:
+            why = why or f"it did not finish\n{self.why()}"
+        return self._judge(times, went_on, seconds) | {"completed": done, "why": why}
 
     def _began(self, seen: int) -> bool:
         return any(one["event"] == "started" for one in self.truth()[seen:])
@@ -292,6 +316,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         print(f"{row['kind']:<20}{row['times']:>6}{row['went_on']:>9}{row['cut_saves']:>11}{len(row['wrong_resumes']):>15}"
               f"{len(row['false_causes']):>14}{'yes' if row['completed'] else 'no':>10}  {row['seconds']}")  # fmt: skip
+    for row in rows:
+        if row["why"]:
+            print(f"{row['kind']}: {row['why']}")
     print(f"{'all':<20}{sum(row['times'] for row in rows):>6}{sum(row['went_on'] for row in rows):>9}"
           f"{sum(row['cut_saves'] for row in rows):>11}{sum(len(row['wrong_resumes']) for row in rows):>15}"
           f"{sum(len(row['false_causes']) for row in rows):>14}{sum(row['completed'] for row in rows):>10}")  # fmt: skip

@@ -22,7 +22,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={base}/munge/socket,cred_expire={lifetime}
+AuthInfo=socket={base}/munge/socket
 StateSaveLocation={base}/state
 SlurmdSpoolDir={base}/spool.%n
 SlurmctldPidFile={base}/slurmctld.pid
@@ -36,7 +36,11 @@ SelectTypeParameters=CR_Core
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=15
+SlurmdTimeout={patience}
+MessageTimeout=100
+TCPTimeout=60
+BatchStartTimeout=300
+UnkillableStepTimeout=600
 SlurmdParameters=config_overrides
 KillWait=30
 MinJobAge=3600
@@ -45,7 +49,7 @@ PreemptMode=REQUEUE
 SchedulerParameters=bf_interval=2,sched_interval=2
 SrunPortRange=27900-28900
 NodeName={name}n[1-{nodes}] CPUs=16 Boards=1 SocketsPerBoard=1 CoresPerSocket=16 ThreadsPerCore=1 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -72,11 +76,12 @@ def why_not() -> str:
 class Cluster:
     """`number` (0 to 9) keeps several clusters on one machine apart.
 
-    `lifetime`: seconds that a credential holds. A requeued job waits so long before it starts again.
+    `patience`: seconds without an answer after which a node counts as lost. SLURM's other time-outs are so long that a busy
+    machine reaches none: a start that waits ten seconds, or a credential older than its life, would be a failed launch.
     """
 
-    def __init__(self, base: Path, *, number: int = 0, nodes: int = 3, lifetime: int = 10) -> None:
-        self.base, self.number, self.count, self.lifetime = base, number, nodes, lifetime
+    def __init__(self, base: Path, *, number: int = 0, nodes: int = 3, patience: int = 15) -> None:
+        self.base, self.number, self.count, self.patience = base, number, nodes, patience
         self.name, self.net, self.bridge = f"chr{number}", f"10.77.{200 + number}", f"chrbr{number}"
         self.nodes = [f"{self.name}n{one}" for one in range(1, nodes + 1)]
         self.environ = os.environ | {"PATH": PATH, "SLURM_CONF": str(base / "slurm.conf")}
@@ -95,7 +100,7 @@ class Cluster:
         hosts = [f"{self.net}.1{place} {node}" for place, node in enumerate(self.nodes, 1)]
         own = Path("/etc/hosts").read_text()
         (base / "hosts").write_text("\n".join([own, *hosts, f"{self.net}.1 {self.name}ctl\n"]))
-        words = {"name": self.name, "net": self.net, "port": 27817 + self.number, "lifetime": self.lifetime}
+        words = {"name": self.name, "net": self.net, "port": 27817 + self.number, "patience": self.patience}
         config = CONFIG.format(base=base, nodes=self.count, **words)
         (base / "slurm.conf").write_text(config)
         words = ("key-file", "socket", "pid-file", "log-file", "seed-file")
