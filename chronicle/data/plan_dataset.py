@@ -26,6 +26,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,16 @@ class PlanBatches:
         return self._given or _ranks()
 
 
+@dataclass(slots=True, eq=False)
+class PlanChange:
+    """What a rollback asks of the order: `batches` left out, or the rest reshuffled. `used`: the loader was read since."""
+
+    name: str
+    batches: int = 0
+    reshuffle: bool = False
+    used: bool = False
+
+
 class PlanLoader(PlanBatches):
     """This rank's batches; a batch counts as read when it is handed out, whatever workers have read ahead."""
 
@@ -253,9 +264,53 @@ class PlanLoader(PlanBatches):
         super().__init__(data, batch_size, rank=rank, world_size=world_size, num_samples=num_samples)
         self._options = dict(options)
         self._inner: tuple[Segments, PlanBatches, Any] | None = None  # kept, so that persistent workers are
+        self._asked: list[PlanChange] = []
+        self._changed: list[list[Any]] = []  # name, sample before, sample after of every change that the weights descend from
+
+    def change_when_read(self, name: str, *, batches: int = 0, reshuffle: bool = False) -> PlanChange:
+        """Leave out the next global batches, or reshuffle the rest, when the loader is read next.
+
+        So the guard applies `chronicle rollback --skip-batches` and `--reshuffle`. The state keeps the name (the rollback's),
+        and a change that a loaded state has already is not made again.
+        """
+        change = PlanChange(name, batches, reshuffle)
+        self._asked.append(change)
+        return change
+
+    def forget_change(self, change: PlanChange) -> None:
+        """Take back a change that was not read yet."""
+        self._asked = [one for one in self._asked if one is not change]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later launch needs: the plan, the samples read, the reshuffles, the rollbacks' changes."""
+        return {**super().state_dict(), **({"changed": self._changed} if self._changed else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, on any number of ranks. Raises PlanChanged for another plan, naming what differs."""
+        super().load_state_dict(state)
+        self._changed = [list(change) for change in state.get("changed", ())]
+
+    def _change(self) -> None:
+        """Make the changes that were asked for since the last pass."""
+        for change in self._asked:
+            change.used = True
+            if change.name in (name for name, _, _ in self._changed):
+                continue
+            before = self.position
+            self.skip(change.batches * self.global_batch)
+            begins = f"the next is {self.position}"
+            if change.reshuffle:
+                self.data.reshuffled(self.position)
+                begins += f", reshuffled from {-(-self.position // BLOCK_SAMPLES) * BLOCK_SAMPLES} on"
+            self._changed = [*self._changed, [change.name, before, self.position]]
+            if self._ranks()[0] == 0:
+                print(f"chronicle: rollback {change.name}: {self.position - before} samples of the plan are left out after "
+                      f"sample {before}; {begins}", file=sys.stderr)
+        self._asked = []
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches in place of their numbers
         """Yield the batches of this pass."""
+        self._change()
         ahead, loader = self._loader()
         ahead.position = self.position
         for batch in loader:
@@ -304,6 +359,7 @@ class _Endless:
 
     def __init__(self, loader: PlanLoader) -> None:
         self._loader, self.dataset = loader, loader.data
+        self.change_when_read, self.forget_change = loader.change_when_read, loader.forget_change
 
     def __len__(self) -> int:
         return len(self._loader)

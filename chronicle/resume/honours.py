@@ -8,7 +8,8 @@ failed check.
 Batches are not left out of one epoch, which would then be shorter than every counter believes. The whole stream moves up:
 an epoch keeps its length and ends with the first batches of the next, so a trainer that finds its place by steps, by epochs
 or by counting finds the same batch after a later resume. That needs an order that is a function of the epoch: samplers
-that are sequential or seeded by epoch.
+that are sequential or seeded by epoch. A loader that keeps its own place (`PlanLoader` of `chronicle.data`) is asked to leave
+them out itself, when it is read next; its state records that, so a later resume does not do it again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ from chronicle.resume.learning_rate import WarmUp, can_warm_up
 from chronicle.resume.memory import Carried, Memory
 from rollback.plan.request import HONOURED, RESHUFFLE, SKIP, WARMUP
 
-__all__ = ["Honours", "MovedBatches", "can_move", "can_reshuffle", "has_fixed_order", "move_batches", "reads_from", "take_out"]
+__all__ = ["Honours", "MovedBatches", "can_move", "can_reshuffle", "has_fixed_order", "keeps_place",
+           "move_batches", "reads_from", "take_out"]
 
 BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
 ADVANCES_ITSELF = "SeedableRandomSampler"  # Accelerate's: at the end of a pass it moves to the next epoch
@@ -38,7 +40,7 @@ class Honours:
         self._script = frozenset(script)
         self.carried: tuple[Carried, ...] = ()
         self._loader: int | None = None  # which of the loaders the training reads from
-        self._moved: list[tuple[Any, MovedBatches]] = []
+        self._moved: list[tuple[Any, Any]] = []  # (loader, `MovedBatches` or what the loader gave)
         self._pending: list[Carried] = []  # changes of the data that wait for their loader
         self._warm_ups: list[WarmUp] = []
 
@@ -90,6 +92,10 @@ class Honours:
         loader = self._find_loader(live)
         while loader is not None and self._pending and can_move(loader, reshuffle=self._pending[0].reshuffle):
             one = self._pending.pop(0)
+            if keeps_place(loader):
+                change = loader.change_when_read(one.rollback, batches=one.skip, reshuffle=one.reshuffle)
+                self._moved.append((loader, change))
+                continue
             seed = one.rollback if one.reshuffle else ""
             moved = move_batches(loader, skip=one.skip, seed=seed, step=one.step, accumulation=one.accumulation)
             self._moved.append((loader, moved))
@@ -153,6 +159,9 @@ class Honours:
         loaders = live.loaders
         if self._loader is None and len(loaders) == 1:
             self._loader = 0
+        keeping = [number for number, one in enumerate(loaders) if keeps_place(one)]
+        if len(keeping) == 1 and (live.reading is None or live.reading is loaders[keeping[0]]):
+            self._loader = keeping[0]  # made after the others, such as one of held-out data
         if self._loader is None and live.reading is not None:
             self._loader = next((i for i, one in enumerate(loaders) if reads_from(one, live.reading)), None)
         return loaders[self._loader] if self._loader is not None and self._loader < len(loaders) else None
@@ -237,8 +246,15 @@ class MovedBatches:
             super().__setattr__(name, value)
 
 
+def keeps_place(loader: Any) -> bool:
+    """Whether this loader makes such changes itself."""
+    return hasattr(loader, "change_when_read")
+
+
 def can_move(loader: Any, *, reshuffle: bool = False) -> bool:
     """Whether this loader's order depends on the epoch alone; for `reshuffle`, its epochs must be distinguishable."""
+    if keeps_place(loader):
+        return True
     base = _base(loader)
     if type(base).__name__ != "DataLoader" or type(loader).__name__ == "DataLoaderDispatcher":
         return False
@@ -262,8 +278,8 @@ def has_fixed_order(live: LiveState) -> bool:
 
 def can_reshuffle(loader: Any, step: int | None, accumulation: int) -> bool:
     """Whether this loader can be reshuffled and its epoch agrees with the step count."""
-    if step is None or not can_move(loader, reshuffle=True):
-        return False
+    if step is None or keeps_place(loader) or not can_move(loader, reshuffle=True):
+        return step is not None and keeps_place(loader)
     epoch = _epoch_of(_base(loader).batch_sampler) or 0
     by_steps, begin = position_in_epoch(loader, step, accumulation)
     return epoch == by_steps or (begin == 0 and epoch == by_steps - 1)
@@ -284,14 +300,17 @@ def move_batches(loader: Any, *, skip: int, seed: str, step: int, accumulation: 
     return moved
 
 
-def take_out(loader: Any, moved: MovedBatches) -> None:
+def take_out(loader: Any, moved: Any) -> None:
     """Restore the order from before `move_batches`."""
+    if keeps_place(loader):
+        loader.forget_change(moved)
+        return
     object.__setattr__(_base(loader), "batch_sampler", moved.inner)
 
 
 def reads_from(loader: Any, other: Any) -> bool:
     """Whether `other` is `loader`, or was made from it (Accelerate's `skip_first_batches`)."""
-    batches, wanted = getattr(other, "batch_sampler", None), _base(loader).batch_sampler
+    batches, wanted = getattr(other, "batch_sampler", None), getattr(_base(loader), "batch_sampler", None)
     for _ in range(6):
         if batches is None or batches is wanted:
             break

@@ -157,3 +157,20 @@ def test_loaders_with_workers_read_the_plans_order(indexes):
 @pytest.mark.timeout(600)
 def test_a_plain_script_that_is_killed_on_changing_ranks_loses_and_repeats_nothing(tmp_path: Path):
     assert drill(tmp_path, kills=4, steps=60, seed=3) == 0
+
+
+def test_a_change_of_a_rollback_is_made_once_in_a_lineage(indexes, capsys):
+    """The guard asks at every resume; a state from after the change has it already, one from before it has not."""
+    loader = dataset(indexes).loader(4, rank=0, world_size=1, collate_fn=plain)
+    before = loader.state_dict()
+    taken_back = loader.change_when_read("R0", batches=7)
+    loader.forget_change(taken_back)
+    change = loader.change_when_read("R1", batches=3)
+    assert not change.used and next(iter(loader)) == whole(indexes)[12:16] and change.used and not taken_back.used
+    after = json.loads(json.dumps(loader.state_dict()))
+    for state, first in ((after, 16), (before, 12)):
+        again = dataset(indexes).loader(4, rank=0, world_size=1, collate_fn=plain)
+        again.change_when_read("R1", batches=3)
+        again.load_state_dict(state)
+        assert next(iter(again)) == whole(indexes)[first:first + 4] and again.position == first + 4
+    assert capsys.readouterr().err.count("12 samples of the plan are left out after sample 0; the next is 12") == 2

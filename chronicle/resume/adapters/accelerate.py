@@ -23,6 +23,7 @@ from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.save import checkpoint_root, files_in
 from chronicle.resume.session import GuardSession
@@ -101,7 +102,7 @@ def observe_accelerator(accelerator: Any) -> LiveState:
         topology=_topology(accelerator, engines),
         step=int(engines[0].global_steps) if engines else None,
         steppers=tuple(engine.optimizer for engine in engines) if engines else None,
-        loaders=tuple(accelerator._dataloaders),
+        loaders=(*accelerator._dataloaders, *(thing for thing in accelerator._custom_objects if keeps_place(thing))),
         reading=accelerator.gradient_state.active_dataloader,
         feed=_feed(accelerator),
         accumulating=not accelerator.sync_gradients,

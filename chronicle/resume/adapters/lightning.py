@@ -18,6 +18,7 @@ from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import last_resort, or_else, reason_of, record_without_session, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
+from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.session import GuardSession
@@ -151,7 +152,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
 
     def _observe(self) -> LiveState:
         trainer = self._trainer
-        module = trainer.lightning_module
+        module, feed = trainer.lightning_module, _only_loader(trainer.train_dataloader)
         return LiveState(
             models=(module,),
             optimizers=collect_optimizers(trainer.optimizers),
@@ -171,7 +172,9 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             },
             averages=_averages(trainer.callbacks),
             objects=_stopping(trainer.callbacks),
-            feed=_only_loader(trainer.train_dataloader),
+            feed=feed,
+            loaders=(feed,) if keeps_place(feed) else (),  # of others Lightning keeps the place
+            reading=feed if keeps_place(feed) else None,
             step=int(trainer.global_step),
             steppers=steppers_of(trainer.optimizers),
         )

@@ -23,6 +23,7 @@ from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
+from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 from rollback.channels import Role, canonical_name, canonical_of
@@ -219,8 +220,9 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         args, state = self._parts["args"], self._parts["state"]
         scheduler = raw_scheduler(self._parts.get("lr_scheduler"))
         optimizer, model = self._parts.get("optimizer"), self._parts.get("model")
-        # with `ignore_data_skip` the Trainer has no position in the data, so no batches can be skipped
-        loader = None if args.ignore_data_skip else self._parts.get("train_dataloader")
+        # with `ignore_data_skip` the Trainer has no position in the data, so none but a loader with its own can skip batches
+        loader = self._parts.get("train_dataloader")
+        loader = None if args.ignore_data_skip and not keeps_place(loader) else loader
         topology = {
             "world_size": int(args.world_size),
             "accumulation": int(args.gradient_accumulation_steps),
