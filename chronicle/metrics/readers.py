@@ -31,6 +31,7 @@ from chronicle.metrics.records import (
     read_document,
     read_json_lines,
 )
+from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.metrics.trackio_log import is_trackio_database, read_trackio
 from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
@@ -194,7 +195,8 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Po
     if form == "JSONL":
         return read_json_lines(path, reading.step)
     if form == "table":
-        return read_csv(path, reading.step, reading.names)
+        runs = None if reading.step or reading.names else read_runs_of_table(path)
+        return iter(*runs.values()) if runs is not None and len(runs) == 1 else read_csv(path, reading.step, reading.names)
     return _read_text(path, seen, reading)
 
 

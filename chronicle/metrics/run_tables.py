@@ -1,7 +1,8 @@
 """Tables that hold several runs: a panel's export (`alpha - train/loss`, `beta - train/loss`), and a table with a run column.
 
 W&B's panels name a column `run - metric`, with bands `…__MIN` and `…__MAX`. Other exports have one row for each run and step,
-some also one for each metric (`run,tag,step,value`). A table of one run is read by `records.read_csv`.
+some one for each metric (`run,tag,step,value`): a long table, which may also hold one run only. Where a long table is sorted
+by tag, its steps begin anew with each tag; that is no new launch. Any other table of one run is read by `records.read_csv`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ VALUE_NAMES = ("value", "metric_value")
 
 
 def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
-    """Points by run, in the order of the columns or rows; None where the file is no table, or names no more than one run."""
+    """Points by run, in the order of the columns or rows; None where the file is no table, or one of one run that is not long.
+
+    A long table without a run column is called as its file.
+    """
     text = read_head(path).decode("utf-8-sig", errors="replace")
     head = find_header(text.splitlines())
     if head is None:
@@ -40,10 +44,13 @@ def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
         return None
     rows = csv.reader(log_lines(path, newline=""), delimiter=delimiter)
     body = (row for row in rows if row != names and any(row))
+    tags = [next((lowered.index(one) for one in known if one in lowered), None) for known in (TAG_NAMES, VALUE_NAMES)]
+    if None not in tags:
+        found: dict[str, list[Point]] = {}
+        for run, point in _by_row(body, run_at, step_at, time_at, (), tags):
+            found.setdefault(run or path.stem, []).append(point)
+        return {run: _numbered(_beside(points)) for run, points in found.items()} or None
     if run_at is not None:
-        tags = [
-            next((lowered.index(one) for one in known if one in lowered), None) for known in (TAG_NAMES, VALUE_NAMES)
-        ]
         named = [(at, name) for at, name in enumerate(names) if at not in (run_at, step_at, time_at, *tags)]
         return _several(_by_row(body, run_at, step_at, time_at, named, tags))
     parts = [(at, name.rpartition(BETWEEN)) for at, name in enumerate(names) if not name.endswith(BANDS)]
@@ -60,10 +67,35 @@ def _several(found: _Points) -> Mapping[str, Sequence[Point]] | None:
     runs: dict[str, list[Point]] = {}
     for run, point in found:
         runs.setdefault(run, []).append(point)
-    joined = {
-        run: [point._replace(row=row) for row, point in enumerate(join_steps(points))] for run, points in runs.items()
-    }
-    return joined if len(joined) > 1 else None
+    return {run: _numbered(points) for run, points in runs.items()} if len(runs) > 1 else None
+
+
+def _numbered(points: Sequence[Point]) -> list[Point]:
+    return [point._replace(row=row) for row, point in enumerate(join_steps(points))]
+
+
+def _beside(points: list[Point]) -> list[Point]:
+    """The points of a long table that is sorted by tag, with the tags beside one another; of any other table as they are.
+
+    Where the steps of a tag go back, a later pass begins. A tag with fewer passes than others (a validation that was not
+    repeated) counts in the latest pass that had begun by its step: which one it was is not known.
+    """
+    tags = [next(iter(point.values)) for point in points]
+    blocks = [tag for at, tag in enumerate(tags) if at == 0 or tags[at - 1] != tag]
+    if len(blocks) != len(set(blocks)) or len(blocks) < 2:
+        return points
+    passes: list[int] = []
+    for at, point in enumerate(points):
+        again = at > 0 and tags[at - 1] == tags[at]
+        passes.append(passes[-1] + (point.step < points[at - 1].step) if again else 0)
+    most = max(passes)
+    begins = [min(point.step for point, one in zip(points, passes, strict=True) if one == number) for number in range(most + 1)]
+    whole = {tag for tag, one in zip(tags, passes, strict=True) if one == most}
+    for at, point in enumerate(points):
+        if tags[at] not in whole:
+            passes[at] = max((number for number, begin in enumerate(begins) if begin <= point.step), default=0)
+    order = sorted(range(len(points)), key=lambda at: (passes[at], points[at].step))
+    return [points[at] for at in order]
 
 
 def _by_column(
@@ -82,13 +114,14 @@ def _by_column(
 
 
 def _by_row(
-    rows: Iterator[list[str]], run_at: int, step_at: int, time_at: int | None,
+    rows: Iterator[list[str]], run_at: int | None, step_at: int, time_at: int | None,
     named: Sequence[tuple[int, str]], tags: Sequence[int | None],
 ) -> _Points:  # fmt: skip
     tag_at, value_at = tags
     for row in rows:
         step = _number(row, step_at)
-        if step is None or step != int(step) or run_at >= len(row) or not row[run_at].strip():
+        run = "" if run_at is None else row[run_at].strip() if run_at < len(row) else ""
+        if step is None or step != int(step) or (run_at is not None and not run):
             continue
         if tag_at is not None and value_at is not None and max(tag_at, value_at) < len(row):
             pairs = chain([(row[tag_at].strip(), _number(row, value_at))])
@@ -96,7 +129,7 @@ def _by_row(
             pairs = chain((name.strip(), _number(row, at)) for at, name in named)
         found = {name: value for name, value in pairs if value is not None}
         if found:
-            yield row[run_at].strip(), Point(0, int(step), _number(row, time_at), found)
+            yield run, Point(0, int(step), _number(row, time_at), found)
 
 
 def _number(row: Sequence[str], at: int | None) -> float | None:

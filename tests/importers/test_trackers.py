@@ -14,6 +14,7 @@ import pytest
 from chronicle import runs
 from chronicle.integrations.trackers import read_tracked
 from chronicle.journal import read_journal
+from chronicle.metrics.readers import read_log
 from chronicle.metrics.wandb_log import read_session, read_wandb
 from chronicle.paths import RunPaths
 from tests.commands.cli import Cli
@@ -206,6 +207,23 @@ def test_a_table_with_a_run_column_long_or_wide(tmp_path: Path) -> None:
     assert wide == {"a": [{"loss": 2.5, "lr": 0.1}], "b": [{"loss": 3.5}]}
     (tmp_path / "one.csv").write_text("run,step,loss\na,1,2.5\na,2,2.25\n")
     assert read_tracked(tmp_path / "one.csv") is None
+
+
+def test_a_long_table_sorted_by_tag_begins_no_launch_with_each_tag(tmp_path: Path) -> None:
+    """As `melt` and Aim write it. Read in the order of its rows it was a zigzag, and the LR stood in the curve of the loss."""
+    rows = [("train/loss", step, 4 - step / 10) for step in (*range(10), *range(5, 12))]
+    rows += [("lr", step, 0.1) for step in (*range(10), *range(5, 12))] + [("val/loss", step, 3.5) for step in (2, 8)]
+    text = "".join(f"{tag},{step},{value}\n" for tag, step, value in rows)
+    (tmp_path / "one.csv").write_text(f"tag,step,value\n{text}")
+    (one,) = read_tracked(tmp_path / "one.csv") or []
+    assert one.name == "one"
+    first, second = [[(p.step, *sorted(p.values)) for p in launch.points] for launch in one.found.launches]
+    assert [step for step, *_ in first] == [*range(10)] and [step for step, *_ in second] == [*range(5, 12)]
+    assert first[2] == (2, "lr", "train/loss", "val/loss") and second[3] == (8, "lr", "train/loss", "val/loss")
+    assert first[8] == (8, "lr", "train/loss")
+    assert [point.values for point in read_log(tmp_path / "one.csv")][1] == {"train/loss": 3.9, "lr": 0.1}
+    (tmp_path / "named.csv").write_text("run,tag,step,value\n" + "".join(f"r,{line}\n" for line in text.splitlines()))
+    assert [run.name for run in read_tracked(tmp_path / "named.csv") or []] == ["r"]
 
 
 def event_file(path: Path, began: float, steps: range) -> None:
