@@ -11,15 +11,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chronicle.replay.verdict import ReplayVerdict
 
 TRAIN = '''
-import json, os, struct, sys
+import os, struct, sys
 from pathlib import Path
 import torch
 import chronicle
@@ -27,8 +26,8 @@ from objective import loss_of
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-fault = json.loads(Path("fault.json").read_text()) if Path("fault.json").exists() else {}
-kind, at, place = fault.get("kind", ""), fault.get("step", -1), fault.get("place", 0)
+planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")  # told by a name: nothing is read
+kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 run = chronicle.attach(None, model, optimizer)
@@ -120,50 +119,87 @@ def factor():
 STEPS, ASKED = 45, 38
 
 
+Later = Callable[[Path, dict[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is trained: `lay` writes its files, `command` is what is launched, `asked` the step to be taken again."""
+
+    lay: Callable[[Path], None]
+    command: list[str]
+    asked: int
+
+
+def _lay_small(directory: Path) -> None:
+    import torch
+
+    for name, text in (("train.py", TRAIN), ("objective.py", OBJECTIVE), ("helpers.py", HELPERS)):
+        (directory / name).write_text(text)
+    generator = torch.Generator().manual_seed(5)
+    rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
+    torch.save((rows, labels), directory / "data.pt")
+
+
+SMALL = Training(lay=_lay_small, command=[sys.executable, "train.py", str(STEPS)], asked=ASKED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One planted cause. `fault`: in the record. `later`: done between record and replay. `expected`: the right name."""
 
     name: str
     expected: ReplayVerdict
-    fault: dict[str, Any] = field(default_factory=dict)
-    later: Callable[[Path, dict[str, str]], None] = lambda directory, environ: None
+    fault: str = ""
+    later: Later = lambda directory, environ: None
+    training: Training = SMALL
     stays: bool = False  # the fault is there in the replay, too
 
 
 def causes() -> Iterator[Cause]:
     """All of them; places and steps differ."""
-    scaled = _edit("train.py", "loss.backward()", "(loss * 1.01).backward()")
-    newer = _edit("helpers.py", '"1.0.0"', '"1.1.0"', "return 1.0", "return 0.9")
+    scaled = edit("train.py", "loss.backward()", "(loss * 1.01).backward()")
+    newer = edit("helpers.py", '"1.0.0"', '"1.1.0"', "return 1.0", "return 0.9")
     yield Cause(name="nothing planted", expected=ReplayVerdict.REPRODUCED)
-    yield Cause(name="slow poison over 20 steps", expected=ReplayVerdict.HARDWARE, fault=_fault("poison", 12, 7))
-    yield Cause(name="a kernel that is not repeatable", expected=ReplayVerdict.RANDOM, fault=_fault("kernel", 0, 3), stays=True)
-    yield Cause(name="the checkpoint holds other weights", expected=ReplayVerdict.STATE, fault=_fault("saved", 30))
+    yield Cause(name="slow poison over 20 steps", expected=ReplayVerdict.HARDWARE, fault=fault("poison", 12, 7))
+    yield Cause(name="a kernel that is not repeatable", expected=ReplayVerdict.RANDOM, fault=fault("kernel", 0, 3), stays=True)
+    yield Cause(name="the checkpoint holds other weights", expected=ReplayVerdict.STATE, fault=fault("saved", 30))
     yield Cause(name="a line of the script", expected=ReplayVerdict.CODE, later=scaled)
-    other = _edit("helpers.py", "return 1.0", "return 1.001")
+    other = edit("helpers.py", "return 1.0", "return 1.001")
     yield Cause(name="a line of another file", expected=ReplayVerdict.CODE, later=other)
     yield Cause(name="another version of a package", expected=ReplayVerdict.CODE, later=newer)
-    yield Cause(name="another environment variable", expected=ReplayVerdict.CODE, later=_set_variable)
+    yield Cause(name="another environment variable", expected=ReplayVerdict.CODE, later=set_variable("OBJECTIVE_SCALE", "1.02"))
     for step in (32, 36):
-        yield Cause(name=f"batches swapped, step {step}", expected=ReplayVerdict.DATA, fault=_fault("swapped", step))
-        yield Cause(name=f"batch taken twice, step {step}", expected=ReplayVerdict.DATA, fault=_fault("duplicated", step))
-        yield Cause(name=f"generators seeded anew, step {step}", expected=ReplayVerdict.STATE, fault=_fault("reseeded", step))
-        yield Cause(name=f"another LR from step {step}", expected=ReplayVerdict.STATE, fault=_fault("lr", step))
+        yield Cause(name=f"batches swapped, step {step}", expected=ReplayVerdict.DATA, fault=fault("swapped", step))
+        yield Cause(name=f"batch taken twice, step {step}", expected=ReplayVerdict.DATA, fault=fault("duplicated", step))
+        yield Cause(name=f"generators seeded anew, step {step}", expected=ReplayVerdict.STATE, fault=fault("reseeded", step))
+        yield Cause(name=f"another LR from step {step}", expected=ReplayVerdict.STATE, fault=fault("lr", step))
         yield Cause(name=f"a value of the data changed, step {step}", expected=ReplayVerdict.DATA, later=_change_data(step, 0))
         yield Cause(name=f"a label changed, step {step}", expected=ReplayVerdict.DATA, later=_change_data(step, 1))
     for step, place in ((33, 1), (35, 40), (37, 77)):
-        flipped = _fault("gradient", step, place)
+        flipped = fault("gradient", step, place)
         yield Cause(name=f"bit of a gradient, step {step}", expected=ReplayVerdict.HARDWARE, fault=flipped)
-        yield Cause(name=f"bit of a weight, step {step}", expected=ReplayVerdict.HARDWARE, fault=_fault("weights", step, place))
-        yield Cause(name=f"bit of a batch, step {step}", expected=ReplayVerdict.DATA, fault=_fault("batch", step, place))
-    yield Cause(name="slow poison, later", expected=ReplayVerdict.HARDWARE, fault=_fault("poison", 25, 100))
+        yield Cause(name=f"bit of a weight, step {step}", expected=ReplayVerdict.HARDWARE, fault=fault("weights", step, place))
+        yield Cause(name=f"bit of a batch, step {step}", expected=ReplayVerdict.DATA, fault=fault("batch", step, place))
+    yield Cause(name="slow poison, later", expected=ReplayVerdict.HARDWARE, fault=fault("poison", 25, 100))
 
 
-def _fault(kind: str, step: int, place: int = 0) -> dict[str, Any]:
-    return {"kind": kind, "step": step, "place": place}
+def fault(kind: str, step: int, place: int = 0) -> str:
+    """The name of the file that plants it."""
+    return f"fault-{kind}-{step}-{place}"
 
 
-def _edit(name: str, *pairs: str) -> Callable[[Path, dict[str, str]], None]:
+def plant(directory: Path, fault: str) -> None:
+    """Name a fault in a training's directory, "" for none: by a file's name, because a replay knows what a launch read."""
+    for path in directory.glob("fault-*"):
+        path.unlink()
+    if fault:
+        (directory / fault).touch()
+
+
+def edit(name: str, *pairs: str) -> Later:
+    """Replace texts in a file before the replay; each must be there."""
+
     def later(directory: Path, environ: dict[str, str]) -> None:
         text = (directory / name).read_text()
         for before, after in zip(pairs[::2], pairs[1::2], strict=True):
@@ -174,11 +210,16 @@ def _edit(name: str, *pairs: str) -> Callable[[Path, dict[str, str]], None]:
     return later
 
 
-def _set_variable(directory: Path, environ: dict[str, str]) -> None:
-    environ["OBJECTIVE_SCALE"] = "1.02"
+def set_variable(name: str, value: str) -> Later:
+    """Set a variable of the environment before the replay."""
+
+    def later(directory: Path, environ: dict[str, str]) -> None:
+        environ[name] = value
+
+    return later
 
 
-def _change_data(step: int, which: int) -> Callable[[Path, dict[str, str]], None]:
+def _change_data(step: int, which: int) -> Later:
     def later(directory: Path, environ: dict[str, str]) -> None:
         import torch
 
@@ -198,24 +239,17 @@ def _change_data(step: int, which: int) -> Callable[[Path, dict[str, str]], None
 
 def play(cause: Cause, directory: Path) -> tuple[str, str, bool]:
     """Record, change what is to be changed, replay. Returns the verdict, its reason, and whether every byte is as it was."""
-    import torch
-
-    for name, text in (("train.py", TRAIN), ("objective.py", OBJECTIVE), ("helpers.py", HELPERS)):
-        (directory / name).write_text(text)
-    generator = torch.Generator().manual_seed(5)
-    rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
-    torch.save((rows, labels), directory / "data.pt")
-    if cause.fault:
-        (directory / "fault.json").write_text(json.dumps(cause.fault))
+    cause.training.lay(directory)
+    plant(directory, cause.fault)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     environ |= {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
     run = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
-    _chronicle(directory, environ, "run", *run, "--", sys.executable, "train.py", str(STEPS))
+    in_chronicle(directory, environ, "run", *run, "--", *cause.training.command)
     if not cause.stays:
-        (directory / "fault.json").unlink(missing_ok=True)
+        plant(directory, "")
     cause.later(directory, environ)
     before = digests(directory)
-    out = _chronicle(directory, environ, "replay", str(ASKED), *run, "--json", check=False)
+    out = in_chronicle(directory, environ, "replay", str(cause.training.asked), *run, "--json", check=False)
     found = json.loads(out) if out.startswith("{") else {"verdict": "failed", "why": out[-300:]}
     after = digests(directory)
     return found["verdict"], found["why"], all(after.get(path) == digest for path, digest in before.items())
@@ -233,7 +267,8 @@ def digests(directory: Path) -> dict[str, str]:
     }
 
 
-def _chronicle(directory: Path, environ: dict[str, str], *words: str, check: bool = True) -> str:
+def in_chronicle(directory: Path, environ: dict[str, str], *words: str, check: bool = True) -> str:
+    """Its output, or what it said of an error. Raises `RuntimeError` where `check` is set and it failed."""
     done = subprocess.run(
         [sys.executable, "-m", "chronicle_ml", *words],
         cwd=directory, env=environ, capture_output=True, text=True, timeout=300, check=False,
@@ -243,10 +278,10 @@ def _chronicle(directory: Path, environ: dict[str, str], *words: str, check: boo
     return done.stdout.strip() or done.stderr.strip()
 
 
-def show(only: str = "") -> int:
+def show(planted: Iterable[Cause], only: str = "") -> int:
     """Print the table; returns how many were named wrong."""
     named = wrong = accused = touched = 0
-    for cause in causes():
+    for cause in planted:
         if only not in cause.name:
             continue
         with tempfile.TemporaryDirectory() as directory:

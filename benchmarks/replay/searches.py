@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN
+from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, plant
 
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
 GIT = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -90,9 +90,9 @@ def _among(directory: Path, draw: random.Random) -> Play:
 def _steps(directory: Path, draw: random.Random) -> Play:
     num = draw.randrange(4, 13)
     bad = draw.randrange(1, num)
-    fault = {"kind": "weights", "step": 10 * bad + 5, "place": draw.randrange(96)}
+    fault = f"fault-weights-{10 * bad + 5}-{draw.randrange(96)}"
     script = TRAIN.replace("flip(model[2].weight, 22)", "model[2].weight.data.mul_(1e4)")
-    _write(directory, 10 * num + 4, script, json.dumps(fault))
+    _write(directory, 10 * num + 4, script, fault)
     words = ["--steps", f"10..{10 * num}", "--until", str(10 * num + 4), "--bad-if", "loss > 20"]
     right = f"from the checkpoint of step {10 * bad} it goes well, from the checkpoint of step {10 * bad + 10} it does not"
     return words, lambda answer: answer == right, num
@@ -109,11 +109,10 @@ def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *,
     generator = torch.Generator().manual_seed(5)
     rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
     torch.save((rows, labels), directory / "data.pt")
-    if fault:
-        (directory / "fault.json").write_text(fault)
+    plant(directory, fault)
     if run:
         _record(directory, steps)
-    (directory / "fault.json").unlink(missing_ok=True)
+    plant(directory, "")
 
 
 def _record(directory: Path, steps: int) -> None:

@@ -1,7 +1,8 @@
 """What step prints were made by: source files, packages, environment and arithmetic of one launch, as its first rank saw them.
 
 `<launch>/prints.json` is written once, at the first step, by the process that trains: the source files are those that it has
-imported, wherever they lie, and not those of a repository. Of files and of variables of the environment only digests are kept;
+imported, wherever they lie, and not those of a repository. Files that it only read before (configurations, tables, small data)
+are noted, too. Of files and of variables of the environment only digests are kept;
 what looks like a secret is left out. `changed` says what is different in another launch. No torch here.
 """
 
@@ -24,6 +25,7 @@ __all__ = ["NOT_COMPARED", "ChangedFact", "changed_facts", "read_facts", "write_
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
 OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
 OWN = ("chronicle", "rollback", "chronicle_ml")  # ours: another version of it is named by its own
 # Variables that differ between two equal starts, and those that a replay sets itself.
 NOT_COMPARED = re.compile(
@@ -36,7 +38,7 @@ NOT_COMPARED = re.compile(
 
 
 class ChangedFact(NamedTuple):
-    """One thing that is different: `kind` is code, package, environment or arithmetic."""
+    """One thing that is different: `kind` is code, package, environment, arithmetic or file."""
 
     kind: str
     name: str
@@ -46,6 +48,8 @@ class ChangedFact(NamedTuple):
     @property
     def words(self) -> str:
         """In a few words; digests are not shown."""
+        if self.kind == "file":
+            return f"`{self.name}`, which the launch read, {'has changed' if self.after else 'is gone'}"
         if self.kind in ("code", "environment"):
             what = "is new" if not self.before else "is gone" if not self.after else "has changed"
             return f"`{self.name}` {what}" if self.kind == "code" else f"variable `{self.name}` {what}"
@@ -57,7 +61,9 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
     found = {
         "v": VERSION,
         "host": os.uname().nodename,
+        "directory": os.getcwd(),
         "code": dict(_sources()),
+        "files": dict(_files(launch_dir)),
         "packages": dict(_packages()),
         "environment": dict(_environment(os.environ)),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
@@ -75,20 +81,20 @@ def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
 
 
 def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedFact]:
-    """What is different between two launches, code first. A file that only one of them had imported is no difference."""
+    """What is different between two launches, code first. A file that only one of them had imported or read is no difference,
+    unless it is gone (of what was read: from the launch's working directory; elsewhere are caches).
+    """
     found: list[ChangedFact] = []
-    for kind, table in (("code", "code"), ("package", "packages"), ("environment", "environment"), ("arithmetic",) * 2):
+    here = str(before.get("directory")) + os.sep
+    for kind, table in TABLES.items():
         one, other = before.get(table) or {}, after.get(table) or {}
         for name in sorted(one.keys() | other.keys()):
             a, b = str(one.get(name) or ""), str(other.get(name) or "")
-            if a != b and (kind not in ("code", "package") or (a and b) or (kind == "code" and _is_lost(name, a))):
+            both = bool(a and b) or kind in ("environment", "arithmetic")
+            gone = a and not os.path.exists(name) and (kind == "code" or (kind == "file" and name.startswith(here)))
+            if a != b and (both or gone):
                 found.append(ChangedFact(kind, name, a, b))
     return found
-
-
-def _is_lost(name: str, before: str) -> bool:
-    """Whether a file that was run is not there any more."""
-    return bool(before) and not os.path.exists(name)
 
 
 def _sources() -> Iterator[tuple[str, str]]:
@@ -105,6 +111,31 @@ def _sources() -> Iterator[tuple[str, str]]:
         try:
             if os.path.getsize(real) <= LARGEST_BYTES:
                 yield os.path.abspath(path), hashlib.sha256(Path(real).read_bytes()).hexdigest()[:16]
+                count += 1
+        except OSError:
+            continue
+
+
+def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
+    """Path and digest of every small file that this process has read so far, and not opened for writing.
+
+    Without installed packages, the machine's own files, the user's hidden directories (settings and caches of tools), the
+    run's files and its checkpoints: a resume reads other ones.
+    """
+    opened: dict[str, bool] = getattr(sys, "_chronicle_opened", None) or {}
+    sys._chronicle_opened = None  # type: ignore[attr-defined] # `startup/sitecustomize.py` looks at no more
+    not_its_own = ["/proc", "/sys", "/dev", "/etc", "/usr", "/lib", *_installed(), sys.prefix, str(launch_dir.parent.parent)]
+    not_its_own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
+    outside = tuple(os.path.realpath(path) + os.sep for path in not_its_own)
+    count = 0
+    for path, written in sorted(opened.items()):
+        real = os.path.realpath(path)
+        hidden = real.startswith(os.path.expanduser("~/."))
+        if written or hidden or (real + os.sep).startswith(outside) or real.startswith(OURS) or count >= MOST_FILES:
+            continue
+        try:
+            if os.path.isfile(real) and os.path.getsize(real) <= LARGEST_BYTES:
+                yield path, hashlib.sha256(Path(real).read_bytes()).hexdigest()[:16]
                 count += 1
         except OSError:
             continue

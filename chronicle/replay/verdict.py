@@ -5,7 +5,7 @@ loss, weights. The first part that differs decides:
 
     all equal                     reproduced: what happened is in the data and the weights
     the weights it began with     state differs: the checkpoint does not hold what the training had
-    code, packages, environment   code or packages differ, where one of them is known to have changed
+    code, packages, environment   code or packages differ, where one of them is known to have changed; so do files that it read
     generators, options           state differs: random numbers, learning rate
     batch                         data differ
     gradient, loss, weights       equal input, another result: a second replay tells. Two replays that agree with each other and
@@ -219,7 +219,7 @@ def judge_replay(
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
         return Ruling(verdict=ReplayVerdict.DATA, why=f"another batch at step {first.step}{same}", evidence=evidence)
-    other = [text for kind, text in changed if kind in ("environment", "arithmetic")]
+    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
     if other:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
     return _another_result(one, two, replays_agree, evidence, facts_known)

@@ -4,6 +4,8 @@
 imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer_callback` is imported, gives way
 to the user's own `sitecustomize`, and is done. When a Trainer begins to train, its callback handler gets the guard's callback.
 
+It notes which files are opened until the first step is printed, so that a replay can say which of them has changed.
+
 It also announces a signal at which the process prints the stacks of its threads (`announce_stacks`), for a rank that hangs.
 
 Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
@@ -108,6 +110,29 @@ def announce_child():
 stacks = []  # descriptor and signal
 
 
+def note_opened():
+    """Keep the paths that this process opens, until `chronicle/replay/facts.py` takes them at the first printed step.
+
+    Most configuration is read before the script reaches the guard, so only this file is early enough. A path that was opened
+    for writing is marked: what a launch writes itself is no configuration of it.
+    """
+    sys._chronicle_opened = {}
+
+    def opening(event, args):
+        if event != "open":
+            return
+        opened = sys._chronicle_opened
+        path = args[0]
+        if opened is None or not isinstance(path, str) or path.endswith((".py", ".pyc", ".so")) or len(opened) > 20000:
+            return
+        mode, flags = args[1], args[2]
+        writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
+        path = os.path.abspath(path)
+        opened[path] = opened.get(path, False) or writes
+
+    sys.addaudithook(opening)
+
+
 def give_way():
     """Import the `sitecustomize` that Python would have taken without this directory, if there is one."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
@@ -128,4 +153,6 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     else:
         sys.meta_path.insert(0, TrainerAwaited())
     announce_stacks()
+    if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
+        note_opened()
 give_way()
