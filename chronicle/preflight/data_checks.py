@@ -38,7 +38,7 @@ def check_shards(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     if facts.data_addressable:
         return answer.passed("every reader reads any sample by its number", "the trainer's data plan")
     if shards is None or world is None or workers is None:
-        return answer.unknown("the trainer did not report data shards, ranks or workers")
+        return answer.unknown("the trainer did not report data shards, ranks or workers (`attach(..., data=loader)` does)")
     per_rank = max(workers, 1)
     readers = world * per_rank
     starved = max(0, readers - shards)
@@ -78,7 +78,7 @@ def check_size(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     distinct = facts.num_distinct_samples if facts.num_distinct_samples is not None else facts.num_samples
     size, claimed = facts.dataset_bytes, expected.claimed_dataset_bytes
     if distinct is None and size is None:
-        return answer.unknown("the trainer did not report samples and bytes")
+        return answer.unknown("the trainer did not report samples and bytes (`attach(..., data=loader)` does)")
     read = f"{_or_unknown(distinct)} distinct samples, {_or_unknown(size)} bytes"
     if size is not None and claimed is not None and size < CORPUS_FRACTION * claimed:
         text = f"{size:,} bytes; the named corpus has {claimed:,}"

@@ -70,6 +70,7 @@ class TrainerFacts:
     params_by_module: Mapping[str, int] = field(default_factory=dict)
     tied_expected: bool | None = None
     tied_in_memory: bool | None = None
+    nothing_to_tie: bool = False  # no embedding has a weight that could be an output's
     # topology, measured
     ranks: tuple[RankFacts, ...] = ()
     world_sizes_seen: Mapping[str, int] = field(default_factory=dict)  # launcher, torch, accelerate, deepspeed

@@ -157,6 +157,10 @@ def _shrunk(before: Any, after: Any) -> str:
 def check_tied_weights(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF18: input and output embedding share storage exactly when the configuration says so."""
     answer = CheckAnswer("PF18", "tied weights")
+    if facts.nothing_to_tie:
+        return answer.passed("nothing to tie: no output has a weight like an embedding's", "the model")
+    if facts.tied_expected is None and facts.tied_in_memory:
+        return answer.passed("tied by the model's code, which has no setting for it, and tied in memory", "the model")
     if facts.tied_expected is None or facts.tied_in_memory is None:
         return answer.unknown("the trainer did not report whether the weights are tied")
     words = {True: "tied", False: "separate"}
