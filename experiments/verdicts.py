@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.definition import Study
 from experiments.gates import find_treatment
@@ -36,11 +36,13 @@ __all__ = [
     "judge",
     "judge_contrasts",
     "judge_factorial",
+    "judge_runs",
     "limits",
     "paired_differences",
     "what_would_settle",
 ]
 
+ALPHA = 0.05
 LEAST_PAIRS = 4  # below that a t interval rests on the assumption of normality alone: no verdict, only numbers
 
 
@@ -156,6 +158,26 @@ def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, alp
         sign_flip_p=sign_flip_p,
         verdict=verdict,
     )
+
+
+def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: float) -> tuple[str, dict[str, Any]]:
+    """What `chronicle compare` says of two arms of runs: the second minus the first at equal seeds, as words and as values."""
+    asked = Question("second − first", f"{arms[1]} − {arms[0]}", "", "compare")
+    (one,) = judge([(asked, differences)], margin=margin, alpha=ALPHA)
+    r = one.result
+    if r is None:
+        return f"not tested: {_one_seed(one)}, two are the least", {"verdict": one.verdict.value}
+    smaller = one.verdict is EffectVerdict.EQUIVALENT and _is_real(one, ALPHA)
+    verdict = f"{one.verdict.value}{', though the difference is real' * smaller}"
+    numbers = {
+        "mean": r.mean, "low": r.interval.low, "high": r.interval.high, "pairs": r.num_pairs, "margin": margin,
+        "t_p": r.t_p, "sign_flip_p": r.sign_flip_p, "tost_p": r.tost_p,
+    }  # fmt: skip
+    said = (
+        f"{verdict}: {one.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, {r.num_pairs} seeds; "
+        f"paired t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}, within ±{margin:g} (TOST) {format_p(r.tost_p)}"
+    )
+    return f"{said}. {what_would_settle(one, margin, ALPHA)}".rstrip(), {"verdict": one.verdict.value, **numbers}
 
 
 # --- Verdicts as sentences

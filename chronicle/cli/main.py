@@ -188,6 +188,15 @@ def _plugin(verb: str) -> Any:
         return None  # the package of this command is installed without its own requirements
 
 
+def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: float) -> tuple[str, dict[str, Any]] | None:
+    """The studies' verdict on two arms of runs (`experiments.verdicts.judge_runs`); None where they are not installed."""
+    if _plugin("experiment") is None:
+        return None
+    package = _plugins()["experiment"].module.partition(".")[0]
+    found: tuple[str, dict[str, Any]] = import_module(f"{package}.verdicts").judge_runs(arms, differences, margin)
+    return found
+
+
 @functools.cache
 def _plugins() -> dict[str, Any]:
     from importlib.metadata import entry_points

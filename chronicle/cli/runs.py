@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from chronicle.cli.options import CommandResult, JsonOption, LogsOption
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.story.plain import format_age, format_number, plain
 from rollback.channels import Role, canonical_of
+
+if TYPE_CHECKING:
+    from chronicle.report.comparison import Arm
 
 __all__ = ["named_run", "runs", "show_comparison"]
 
@@ -314,6 +317,10 @@ def show_comparison(
     by: Annotated[
         str, typer.Option(help="Align by `step`, `tokens`, training `time`, or from the common `ancestor`.", metavar="AXIS")
     ] = "step",
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Of two arms with several seeds: what counts as equal; chosen before looking.", metavar="VALUE"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
     ] = None,
@@ -325,8 +332,10 @@ def show_comparison(
     Only the lineage of each run counts. Example: chronicle compare tr-190 tr-191 --out loss.png
 
     Forks from where they parted: chronicle compare tr-190 tr-190-low --by ancestor
+
+    Two arms at several seeds, by the studies' statistics: chronicle compare low-1 low-2 … high-1 high-2 … --margin 0.02
     """
-    from chronicle.report.comparison import Alignment, compare_runs, draw_comparison, tell
+    from chronicle.report.comparison import Alignment, arms_of, compare_runs, draw_comparison, tell
 
     if by not in tuple(Alignment):
         raise UsageProblem(f"--by `{by}`: expected one of {', '.join(Alignment)}")
@@ -337,11 +346,40 @@ def show_comparison(
     if out is not None:
         draw_comparison(comparison, out)
         talk.append(f"picture: {out}")
-    if len(comparison.members) > 1:
+    text, data, arms = tell(comparison), comparison.to_json(), arms_of(comparison)
+    if margin is not None:
+        said, data["verdict"] = _verdict(arms, margin)
+        text += f"\n\n{said}"
+    elif len(arms) == 2:
+        two = f"{arms[0].name} and {arms[1].name}"
+        talk.append(f"two arms, {two}: `--margin VALUE` gives the studies' verdict over their seeds")
+    elif len(comparison.members) > 1 and not arms:
         talk.append(
             "one run of each shows a difference and no cause: `chronicle experiment` designs a comparison with seeds"
         )
-    return CommandResult(text=tell(comparison), data=comparison.to_json(), talk=tuple(talk))
+    return CommandResult(text=text, data=data, talk=tuple(talk))
+
+
+def _verdict(arms: "Sequence[Arm]", margin: float) -> tuple[str, Mapping[str, Any]]:
+    """The studies' verdict on two arms at the seeds that both have."""
+    from chronicle.cli.main import judge_runs
+
+    if not (math.isfinite(margin) and margin > 0):
+        raise UsageProblem(f"--margin {margin}: expected a number above 0")
+    if len(arms) != 2:
+        found = f"{len(arms)} arms" if arms else "no arms"
+        raise UsageProblem(
+            f"--margin: expected runs of two arms that differ in their seed and in what is compared, and found {found}",
+            "record the seed: --seed N on the command line, or chronicle.config({'seed': N})",
+        )
+    first, second = arms
+    differences = {seed: second.values[seed] - value for seed, value in first.values.items() if seed in second.values}
+    judged = judge_runs((first.name, second.name), differences, margin)
+    if judged is None:
+        raise ChronicleError("the studies are not installed", "pip install 'chronicle-ml[study]'")
+    said, numbers = judged
+    runs = {arm.name: list(arm.runs) for arm in arms}
+    return f"over seeds, at the last common place: {said}", {**numbers, "arms": runs, "seeds": sorted(differences)}
 
 
 def named_run(name: str, logs: Path | None) -> tuple[str, Any, int | None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
@@ -34,11 +34,12 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, role_of
 
-__all__ = ["Alignment", "Comparison", "compare_runs", "draw_comparison"]
+__all__ = ["Alignment", "Arm", "Comparison", "arms_of", "compare_runs", "draw_comparison"]
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
 OUTSIDE = ("environment", "host")  # differ between any two launches and say little
+SEEDS = ("seed", "random_seed", "global_seed", "manual_seed", "rng_seed")
 BUCKETS, BINS, SMOOTHED = 700, 120, 120
 WIDTH = 40  # letters of a setting's value
 HOUR_SECONDS = 3600
@@ -139,6 +140,52 @@ def compare_runs(
         differing=differing,
         num_equal=len(rows) - len(differing),
     )
+
+
+class Arm(NamedTuple):
+    """Runs that differ in their seed only: `values` at the last place that all runs have reached, by seed."""
+
+    name: str
+    runs: tuple[str, ...]
+    values: Mapping[int, float]
+
+
+def arms_of(comparison: Comparison) -> tuple[Arm, ...]:
+    """The runs as arms with several seeds each; empty where they are none.
+
+    A run belongs to an arm by its recorded settings. Settings that are another one in every run (a directory, a name) and
+    copies of the seed tell no arms apart; a run without a recorded seed, or two of one arm with the same, end the search.
+    """
+    differing = {name: tuple(map(as_value, values)) for name, values in comparison.differing}
+    seeds = [name for name in differing if name.rpartition(".")[2].lower() in SEEDS]
+    if not seeds or not comparison.at:
+        return ()
+    by_run = differing[seeds[0]]
+    telling = [
+        name for name, values in differing.items()
+        if name not in seeds and len(set(map(repr, values))) < len(values)
+    ]  # fmt: skip
+    found: dict[tuple[str, ...], dict[int, int]] = {}
+    for at, seed in enumerate(by_run):
+        if not isinstance(seed, int | float) or seed != int(seed):
+            return ()
+        arm = found.setdefault(tuple(repr(differing[name][at]) for name in telling), {})
+        if int(seed) in arm:
+            return ()
+        arm[int(seed)] = at
+    last = comparison.at[-1][1]
+    arms = []
+    for members in found.values():
+        first = next(iter(members.values()))
+        name = ", ".join(f"{one}={plain(str(_value_in(comparison, one, first)))[:WIDTH]}" for one in telling[:3])
+        values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
+        arms.append(Arm(name, tuple(comparison.members[at].name for at in members.values()), values))
+    return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
+
+
+def _value_in(comparison: Comparison, setting: str, at: int) -> Any:
+    """The value of a differing setting in the run at this place."""
+    return next(values[at] for name, values in comparison.differing if name == setting)
 
 
 def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, line: ChannelCurve) -> Member:

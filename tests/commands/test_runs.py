@@ -153,6 +153,35 @@ def test_compare_says_what_it_was_not_given(logs: Path, chronicle: Cli) -> None:
     assert chronicle("compare", "a", "--out", "x.txt").code == 2
 
 
+def test_two_arms_at_several_seeds_get_the_verdict_of_the_studies(tmp_path: Path, chronicle: Cli) -> None:
+    """Arms are told apart by what was recorded; directories and names of runs tell nothing."""
+    pytest.importorskip("scipy")
+    logs, noise = tmp_path / "logs", (0.00, 0.03, -0.02, 0.01, -0.01, 0.02)
+    for arm, (lr, shift) in {"low": (1e-4, 0.0), "high": (1e-3, 0.2), "same": (2e-4, 0.001)}.items():
+        for seed, more in enumerate(noise):
+            own = 0.004 * ((seed * 7 + len(arm)) % 5 - 2)  # of this run alone
+            paths = make(logs, f"{arm}-{seed}", lr=lr, loss=2 + shift + more + own, steps=6)
+            with JournalWriter(paths) as writer:
+                settings = {"train": {"seed": seed}, "output_dir": f"out/{arm}-{seed}"}
+                writer.write(LaunchSettings(values=settings, source="the script"), launch=1)
+
+    def runs(*arms: str, seeds: int = 6) -> list[str]:
+        return [f"{arm}-{seed}" for arm in arms for seed in range(seeds)]
+
+    assert "lr=0.0001 and lr=0.001: `--margin VALUE`" in chronicle("compare", *runs("low", "high")).err
+    told = chronicle("compare", *runs("low", "high"), "--margin", "0.05", "--json").json["verdict"]
+    assert told["verdict"] == "difference" and told["mean"] == pytest.approx(0.2, abs=0.01) and told["pairs"] == 6
+    assert told["arms"]["lr=0.001"] == runs("high")
+    same = chronicle("compare", *runs("low", "same"), "--margin", "0.05").out
+    assert "over seeds, at the last common place: equivalent" in same and "lr=0.0002 − lr=0.0001 = +0.00" in same
+    few = chronicle("compare", *runs("low", "high", seeds=3), "--margin", "0.05").out
+    assert "inconclusive" in few and "below 4 pairs no verdict" in few
+    for wrong in (runs("low", seeds=2), runs("low", "high", "same", seeds=2)):
+        refused = chronicle("compare", *wrong, "--margin", "0.05")
+        assert refused.code == 2 and "expected runs of two arms" in refused.err
+    assert chronicle("compare", "low-0", "--margin", "0").code == 2
+
+
 def test_diff_of_two_launches_names_each_setting_that_changed(tmp_path: Path, chronicle: Cli) -> None:
     paths = make(tmp_path / "logs", "a", lr=3e-4)
     with JournalWriter(paths) as writer:
