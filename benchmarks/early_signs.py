@@ -1,6 +1,6 @@
 """Early signs: how long before the loss each number from inside a model moves, on causes that are injected.
 
-    python -m benchmarks.early_signs [--seeds 10] [--first 200] [--steps 1000] [--processes 1] [--json FILE | --again FILE]
+    python -m benchmarks.early_signs [--seeds 10] [--first 200] [--steps 1000] [--healthy] [--json FILE | --again FILE]
 
 A small transformer (two layers, 32 wide, the bytes of this repository's pages) is trained for 1,000 steps on the CPU, once
 healthy and once for each cause, which begins at step 350. LR, its decay, weight decay, warm-up, heads and initialisation vary.
@@ -269,6 +269,8 @@ def report(runs: Sequence[Mapping[str, Any]], steps: int) -> list[str]:
     rows = []
     for cause in CAUSES:
         hurt = [run for run in runs if run["cause"] == cause]
+        if not hurt:
+            continue
         beside = [seen_beside(run, by[TWIN[cause], run["seed"]]) for run in hurt]
         alarms = [run["alarm"] for run in hurt]
         rows.append(f"{cause}: {len(hurt)} runs; the detector names the loss in {sum(a is not None for a in alarms)}, at step "
@@ -312,6 +314,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--healthy", action="store_true", help="the healthy runs alone: how many signs are false")
     parser.add_argument("--json", type=Path, help="write what was measured, one run a line")
     parser.add_argument("--again", type=Path, help="do not train: judge what --json wrote")
     given = parser.parse_args()
@@ -319,7 +322,8 @@ def main() -> None:
         runs = [json.loads(line) for line in given.again.read_text().splitlines()]
     else:
         seeds = range(given.first, given.first + given.seeds)
-        wanted = [Run(cause, seed, given.steps) for seed in seeds for cause in (*CAUSES, *dict.fromkeys(TWIN.values()))]
+        causes = (*(() if given.healthy else CAUSES), *dict.fromkeys(TWIN.values()))
+        wanted = [Run(cause, seed, given.steps) for seed in seeds for cause in causes]
         with ProcessPoolExecutor(given.processes) as pool:
             runs = list(pool.map(play, wanted))
     if given.json:

@@ -1,7 +1,7 @@
 """Public training logs of other people: read by rules of this file, labelled by a rule, and planted with spikes.
 
     python -m benchmarks.detector.public_logs --clones DIR --fetch            # 30 repositories, some of several GB
-    python -m benchmarks.detector.public_logs --clones DIR --half A [--seed 1] [--only NAME]
+    python -m benchmarks.detector.public_logs --clones DIR --half A [--part 0] [--seed 1] [--only NAME]
 
 Nothing is downloaded without `--fetch`. DIR holds one clone a repository, `owner+name`, at the commits named in SOURCES.
 
@@ -11,7 +11,8 @@ workload. Runs whose steps go back, and runs with more than ten labels, are left
 
 **Halves** by family (MLPerf: workload; AlgoPerf: submission and workload; else repository), the same as in the README's first
 section of public logs: the CRC of "k17a/" and the family. The sample of logs is another one than there.
-Constants are chosen on half A and on generators; half B is for one look when the rules are final.
+Constants are chosen on half A and on generators; half B is for one look when the rules are final. `--part 1` takes
+other logs of the same repositories, so that half B can be looked at once more without any change of the rules in between.
 
 **Labels by rule, frozen 2026-11-23.** The noise of a side is the largest of three: 1.48 medians of the second differences
 over the root of six, their 90th percentile over 1.645, 1.48 medians of the differences over four points over the root of two;
@@ -217,15 +218,15 @@ def _of_lines(text: str) -> list[Point]:
 # --- The sample
 
 
-def sample(folder: Path, only: str = "") -> Iterator[Curve]:
-    """Yield the curves of both halves, labelled."""
+def sample(folder: Path, only: str = "", part: int = 0) -> Iterator[Curve]:
+    """Yield the curves of both halves, labelled; the parts of the sample have no log in common."""
     taken: Counter[str] = Counter()
     seen: set[str] = set()
     for name, commit in SOURCES:
         place = git_dir(folder, name)
         if place is None or only not in name:
             continue
-        draw = _algoperf(place, commit) if name == ALGOPERF else _logs(place, commit, name)
+        draw = _algoperf(place, commit, part) if name == ALGOPERF else _logs(place, commit, name, part)
         for family, path, blob, points in draw:
             curve = None if blob in seen or taken[family] >= 12 else to_curve(f"{name}:{path}", family, points)
             seen.add(blob)
@@ -234,7 +235,7 @@ def sample(folder: Path, only: str = "") -> Iterator[Curve]:
                 yield curve
 
 
-def _logs(place: Path, commit: str, name: str) -> Iterator[tuple[str, str, str, list[Point]]]:
+def _logs(place: Path, commit: str, name: str, part: int) -> Iterator[tuple[str, str, str, list[Point]]]:
     folders: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     mlperf = name.startswith("mlcommons/")
     for path, blob, size in blobs(place, commit):
@@ -247,7 +248,7 @@ def _logs(place: Path, commit: str, name: str) -> Iterator[tuple[str, str, str, 
         folders[re.sub(r"\d+", "", path.rpartition("/")[0])].append((zlib.crc32(path.encode()), path, blob))
     for parts in sorted(folders):
         good = 0
-        for _, path, blob in sorted(folders[parts])[:12]:
+        for _, path, blob in sorted(folders[parts])[12 * part : 12 * part + 12]:
             text = git(place, "cat-file", "blob", blob).decode("utf-8", "replace").replace("\r", "\n")
             points = read_text(text, _suffix(path))
             if good < 3 and len(points) >= 100 and len({values["loss"] for _, values in points}) >= 40:
@@ -260,7 +261,7 @@ def _suffix(path: str) -> str:
     return last.rpartition(".")[2].lower() if "." in last else ""
 
 
-def _algoperf(place: Path, commit: str) -> Iterator[tuple[str, str, str, list[Point]]]:
+def _algoperf(place: Path, commit: str, part: int) -> Iterator[tuple[str, str, str, list[Point]]]:
     pattern = re.compile(r".*algoperf_v\d+/logs/\w+/([^/]+)/study_\d+/([^/]+)/trial_\d+/.*tfevents")
     kinds: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     for path, blob, size in blobs(place, commit):
@@ -268,7 +269,7 @@ def _algoperf(place: Path, commit: str) -> Iterator[tuple[str, str, str, list[Po
         if match and 20_000 < size < 3_000_000:
             kinds[f"algo/{match[1]}/{match[2]}"].append((zlib.crc32(f"public/{path}".encode()), path, blob))
     for family in sorted(kinds):
-        for _, path, blob in sorted(kinds[family])[:2]:
+        for _, path, blob in sorted(kinds[family])[2 * part : 2 * part + 2]:
             with tempfile.TemporaryDirectory() as folder:
                 copy = Path(folder) / "events.out.tfevents.1.x"
                 copy.write_bytes(git(place, "cat-file", "blob", blob))
@@ -484,15 +485,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fetch", action="store_true", help="download what is not there")
     parser.add_argument("--half", choices=("A", "B"), default="A")
     parser.add_argument("--seed", type=int, default=1, help="of what is planted")
+    parser.add_argument("--part", type=int, default=0, help="of the sample: other logs of the same repositories")
     parser.add_argument("--only", default="", help="repositories whose name holds this")
     options = parser.parse_args(arguments)
     if options.fetch:
         fetch(options.clones)
-    curves = [curve for curve in sample(options.clones, options.only) if half_of(curve.family) == options.half]
+    curves = [curve for curve in sample(options.clones, options.only, options.part) if half_of(curve.family) == options.half]
     if not curves:
         parser.error(f"no log in `{options.clones}`: name a folder of clones, or bring them with --fetch")
     points, kinds = sum(len(curve.steps) for curve in curves), len({curve.family for curve in curves})
-    title = f"Public logs, half {options.half}: {len(curves)} curves, {kinds} families, {points:,} points, seed {options.seed}"
+    title = f"Public logs, half {options.half}, part {options.part}: {len(curves)} curves, {kinds} families, {points:,} points"
+    title += f", seed {options.seed}"
     print(format_table(title, measure(curves, options.seed)))
     return 0
 

@@ -13,18 +13,30 @@ from chronicle.cli.options import (
     CommandResult,
     JsonOption,
     LogsOption,
+    given_flags,
     settings_from,
     settings_with_checkpoints,
 )
-from chronicle.cli.spikes import FormatOption, IgnoreOption, KindOption, LossOption, LrOption, StepOption, reading_of
-from chronicle.errors import UsageProblem
+from chronicle.cli.spikes import (
+    FormatOption,
+    IgnoreOption,
+    KindOption,
+    LossOption,
+    LrOption,
+    StepOption,
+    describe_proposal,
+    reading_of,
+)
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import LogReading
 from chronicle.watch.follow import Follower, follow_file, follow_run
 from chronicle.watch.live import Hooks, say_on_stderr
 from chronicle.watch.restart import describe_trip
-from chronicle.watch.scan import describe_event
-from rollback.detect import Event
+from chronicle.watch.scan import Advise, advice_on_file, advice_on_run, describe_event
+from rollback.detect import Event, Tier
+from rollback.errors import RollbackError
+from rollback.propose import Proposal
 
 __all__ = ["watch"]
 
@@ -52,7 +64,7 @@ def watch(
     form: FormatOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Follow a run or a log file and report what the detector finds.
+    """Follow a run or a log file and report what the detector finds, and the rollback that it calls for.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
     variables. Ctrl-C ends it with a summary.
@@ -60,39 +72,59 @@ def watch(
     Example: chronicle watch tr-190-80b
     """
     reading = reading_of(loss, step, lr, ignore, kind, form)
-    follower, commands = _follower(target, logs, checkpoints, once=once, reading=reading)
+    follower, commands, advise = _follower(target, logs, checkpoints, once=once, reading=reading)
     given = {"on_notice": on_notice, "on_warn": on_warn, "on_propose": on_propose}
     hooks = Hooks({**commands, **{name: command for name, command in given.items() if command}}, say_on_stderr)
     events: dict[int, Event] = {}
     try:
-        _look(follower, hooks, events, target or "the run", interval=interval, once=once)
+        _look(follower, hooks, events, advise, target or "the run", interval=interval, once=once)
     except KeyboardInterrupt:  # the person has seen enough: what was found is the result
         print(file=sys.stderr)
     hooks.finish()
     trips = [describe_trip(step, check) for step, check in follower.trips]
     told = follower.contents.lines() if follower.contents.points else []
-    text = "\n".join([*told, follower.status_line(), *trips, *(describe_event(event) for event in events.values())])
+    proposal = _proposal(follower, advise)
+    advice = [] if proposal is None else [describe_proposal(proposal)]
+    text = "\n".join([*told, follower.status_line(), *trips, *(describe_event(event) for event in events.values()), *advice])
     data = {
         "rows": follower.rows,
         "read": follower.contents.to_json(),
         "restarts": [{"step": step, **check.to_json()} for step, check in follower.trips],
         "events": [event.to_json() for event in events.values()],
+        "proposals": [] if proposal is None else [proposal.to_json()],
     }
     return CommandResult(text=text, data=data)
 
 
-def _look(follower: Follower, hooks: Hooks, events: dict[int, Event], name: str, *, interval: float, once: bool) -> None:
+def _proposal(follower: Follower, advise: Advise) -> Proposal | None:
+    events = follower.detector.events
+    if follower.last is None or all(event.tier is not Tier.PROPOSE for event in events):
+        return None
+    try:
+        return advise(events, follower.last.step)
+    except (ChronicleError, RollbackError, OSError) as problem:  # the watch goes on
+        print(f"no proposal could be made: {problem}", file=sys.stderr, flush=True)
+        return None
+
+
+def _look(
+    follower: Follower, hooks: Hooks, events: dict[int, Event], advise: Advise, name: str, *, interval: float, once: bool
+) -> None:
     """Read the log until it is interrupted, or once; raises NothingToWatch where it holds no loss that is known."""
     told, said, looks = 0, False, 0
     live = sys.stderr.isatty() and not once
     while True:
+        calls = False
         for event in follower.look():
             fresh = event.id not in events or events[event.id].tier is not event.tier
             events[event.id] = event
             if fresh:
+                calls = calls or event.tier is Tier.PROPOSE
                 hooks.call(event)
                 if not once:
                     print(("\r\033[K" if live else "") + describe_event(event), file=sys.stderr, flush=True)
+        if calls and not once and (proposal := _proposal(follower, advise)) is not None:
+            print(describe_proposal(proposal), file=sys.stderr, flush=True)
         if once or follower.rows >= ENOUGH_ROWS:
             follower.contents.need_loss(name)
         unread = None if follower.rows else follower.unread()
@@ -127,11 +159,13 @@ def _is_log(path: Path) -> bool:
 
 def _follower(
     target: str | None, logs: Path | None, checkpoints: Path | None, *, once: bool, reading: LogReading
-) -> tuple[Follower, Mapping[str, str]]:
+) -> tuple[Follower, Mapping[str, str], Advise]:
     if target is not None and _is_log(Path(target)):
-        return follow_file(Path(target), once=once, reading=reading), settings_from("file", logs).hooks
+        hooks = settings_from("file", logs).hooks
+        return follow_file(Path(target), once=once, reading=reading), hooks, advice_on_file(checkpoints)
     settings = settings_with_checkpoints(target, logs, checkpoints)
     settings.say_store("the log is watched, and no checkpoint there is looked at for a proposal")
     if not settings.paths.run_dir.is_dir():
         raise UsageProblem(f"`{target or settings.run}` is neither a file nor a run", "chronicle watch FILE, or --logs DIR")
-    return follow_run(settings.paths, reading), settings.hooks
+    advise = advice_on_run(settings.paths, settings.checkpoints_dir, given_flags(logs, checkpoints))
+    return follow_run(settings.paths, reading), settings.hooks, advise

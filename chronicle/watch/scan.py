@@ -167,12 +167,7 @@ def scan_file(
     Without a directory of checkpoints a proposal names the onset and no target.
     """
 
-    def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
-        roots = () if checkpoints_dir is None else (checkpoints_dir,)
-        candidates = collect_candidates(roots, before=_newest_onset(events, last_step))
-        options = () if checkpoints_dir is None else (f"--checkpoints {shlex.quote(str(checkpoints_dir))}",)
-        return propose(events, candidates, History(last_step=last_step, options=options))
-
+    advise = advice_on_file(checkpoints_dir)
     if not is_long(path):
         return scan_points(read_log(path, reading), str(path), advise, form=form_of(path, reading), reading=reading)
     trace = Trace(Contents(form_of(path, reading), reading), progress)
@@ -188,7 +183,30 @@ def scan_run(
     """
     entries = read_journal(paths).entries
 
+    def breaches(events: Sequence[Event]) -> Sequence[Event]:
+        return breach_events(entries, compute_lineage(entries), after=events)
+
+    advise = advice_on_run(paths, checkpoints_dir, options)
+    return scan_points(_run_points(paths), paths.run, advise, breaches, reading=reading)
+
+
+def advice_on_file(checkpoints_dir: Path | None) -> Advise:
+    """Return what makes the proposal for a log that belongs to no run."""
+
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
+        roots = () if checkpoints_dir is None else (checkpoints_dir,)
+        candidates = collect_candidates(roots, before=_newest_onset(events, last_step))
+        options = () if checkpoints_dir is None else (f"--checkpoints {shlex.quote(str(checkpoints_dir))}",)
+        return propose(events, candidates, History(last_step=last_step, options=options))
+
+    return advise
+
+
+def advice_on_run(paths: RunPaths, checkpoints_dir: Path | None, options: tuple[str, ...] = ()) -> Advise:
+    """Return what makes the proposal for a run, by its journal as it is then."""
+
+    def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
+        entries = read_journal(paths).entries
         lineage = compute_lineage(entries)
         launch = lineage.launches[-1].number if lineage.launches else None
         roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
@@ -196,10 +214,7 @@ def scan_run(
         history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
         return propose(events, candidates, replace(history, options=options))
 
-    def breaches(events: Sequence[Event]) -> Sequence[Event]:
-        return breach_events(entries, compute_lineage(entries), after=events)
-
-    return scan_points(_run_points(paths), paths.run, advise, breaches, reading=reading)
+    return advise
 
 
 def _newest_onset(events: Sequence[Event], last_step: int) -> int:

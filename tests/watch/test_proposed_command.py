@@ -48,6 +48,7 @@ def test_the_printed_command_rolls_back(stage: Stage, tmp_path: Path, way: str) 
     else:
         asked = f"chronicle propose --run tiny {given}" if way == "propose" else f"chronicle spikes tiny {given}"
         text = type_in(asked, tmp_path).stdout
+        assert printed(type_in(f"chronicle watch tiny --once {given}", tmp_path).stdout) == printed(text)
     command = printed(text)
     done = type_in(f"{command} --yes", tmp_path)
     assert done.returncode == 0, (command, done.stderr)
@@ -68,6 +69,8 @@ def test_the_command_of_a_bare_log_rolls_back(stage: Stage, tmp_path: Path) -> N
     metrics.write_bytes(stage.paths.metrics_path(1).read_bytes())
     text = type_in(f"chronicle spikes metrics.jsonl --checkpoints {shlex.quote(str(folder))}", work).stdout
     command = printed(text)
+    watched = type_in(f"chronicle watch metrics.jsonl --once --checkpoints {shlex.quote(str(folder))}", work).stdout
+    assert printed(watched) == command
     done = type_in(f"{command} --yes", work)
     assert done.returncode == 0, (command, done.stderr, done.stdout)
     assert not (folder / "opt_step-500").exists()
