@@ -316,7 +316,8 @@ class _Read:
 
     latest = (0, 0)
     passes = 0
-    yielded: deque[Any] | None = None  # the last batches themselves, where somebody asked for them
+    yielded: deque[list[Any]] | None = None  # the tensors of the last batches, where somebody asked for them
+    handed: tuple[weakref.ref[Any], ...] = ()  # those of the last batch of a prepared loader, where it had copied them
 
 
 def keep_yielded() -> None:
@@ -325,13 +326,23 @@ def keep_yielded() -> None:
         _Read.yielded = deque(maxlen=NUM_YIELDED)
 
 
-def yielded_lately() -> tuple[Any, ...]:
-    """The last batches that loaders of this process yielded, oldest first; a prepared loader reads one ahead."""
-    return tuple(_Read.yielded or ())
+def yielded_lately() -> list[list[Any]]:
+    """Tensors of the last batches that loaders of this process yielded, oldest first; a prepared loader reads one ahead.
+
+    The last is what a prepared loader of Accelerate handed over, on its device, if all of it is still there.
+    """
+    handed = [ref() for ref in _Read.handed]
+    return [*(_Read.yielded or ()), *([handed] if handed and all(tensor is not None for tensor in handed) else [])]
 
 
 def watch_loaders() -> None:
-    """Note the pass of every loader when it yields a batch. Wraps one method of torch's loaders, once per process."""
+    """Note the pass of every loader when it yields a batch. Wraps one method of a class of loaders, once per process."""
+    accelerate = sys.modules.get("accelerate.data_loader")
+    for name in ("DataLoaderShard", "DataLoaderDispatcher"):
+        prepared = getattr(accelerate, name, None)
+        iterate = None if prepared is None else prepared.__dict__.get("__iter__")
+        if prepared is not None and iterate is not None and not hasattr(iterate, "_chronicle"):
+            prepared.__iter__ = _handing(iterate)
     dataloader = sys.modules.get("torch.utils.data.dataloader")
     stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
     for module, name in ((dataloader, "_BaseDataLoaderIter"), (stateful, "_StatefulBaseDataLoaderIter")):
@@ -339,6 +350,25 @@ def watch_loaders() -> None:
         original = None if kind is None else kind.__dict__.get("__next__")
         if kind is not None and original is not None and not hasattr(original, "_chronicle"):
             kind.__next__ = _noting(original)
+
+
+def _tensors(batch: Any) -> list[Any]:
+    return [thing for thing in leaves_of(batch) if hasattr(thing, "untyped_storage")]
+
+
+def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Iterator[Any]:
+        for batch in original(self):
+            if _Read.yielded is not None:
+                try:  # no reference: a batch on a device is as large as the device allows
+                    _Read.handed = tuple(weakref.ref(tensor) for tensor in _tensors(batch))
+                except Exception:  # noqa: BLE001 a batch of another kind: what it holds is not known
+                    _Read.handed = ()
+            yield batch
+
+    __iter__._chronicle = True  # type: ignore[attr-defined]
+    return __iter__
 
 
 def _noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -352,7 +382,7 @@ def _noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 self._chronicle_pass = number
             _Read.latest = (id(self._dataset), number)
             if _Read.yielded is not None:
-                _Read.yielded.append(batch)
+                _Read.yielded.append(_tensors(batch))
         except Exception:  # noqa: BLE001 a loader of another kind: its passes are not known
             _Read.latest = (0, 0)
         return batch

@@ -420,18 +420,22 @@ def _contents(batch: Any) -> tuple[list[Any], bool]:
     """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
 
     That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
-    in the memory of a batch that a `DataLoader` yielded: then the rest of that batch counts, too.
+    in the memory of a batch that a `DataLoader` yielded, on a CPU, or that Accelerate's loader handed over, on any device: then
+    the rest of that batch counts, too.
     """
     leaves = [thing for thing in leaves_of(batch) if hasattr(thing, "untyped_storage")]
     found = [_checksum(tensor) for tensor in leaves]
     if not is_call(batch) or any(TARGET.search(name) for name in batch[1]):
         return found, bool(found)
-    places = {tensor.untyped_storage().data_ptr() for tensor in leaves if tensor.is_cpu}
-    for yielded in reversed(yielded_lately()):
-        own = [thing for thing in leaves_of(yielded) if hasattr(thing, "untyped_storage")]
-        if any(tensor.is_cpu and tensor.untyped_storage().data_ptr() in places for tensor in own):
+    places = {_place(tensor) for tensor in leaves if tensor.numel() and not tensor.is_meta}
+    for own in reversed(yielded_lately()):
+        if any(_place(tensor) in places for tensor in own):
             return [*found, *(_checksum(tensor) for tensor in own)], True
     return found, False
+
+
+def _place(tensor: Any) -> tuple[str, int]:
+    return tensor.device.type, tensor.untyped_storage().data_ptr()
 
 
 def _checksum(tensor: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 
 import chronicle
 from chronicle.journal import read_journal
@@ -205,9 +206,12 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> No
 
 
 def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels enter the loss and not the model: a print that does not know them says so."""
+    """Labels enter the loss and not the model: a print that does not know them says so.
 
-    def train(directory: Path, labels: torch.Tensor, *, by_loader: bool) -> Ring:
+    A loader of Accelerate copies what it hands over to its device, here from one name of the CPU to another.
+    """
+
+    def train(directory: Path, labels: torch.Tensor, by_loader: str) -> Ring:
         monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
         monkeypatch.setenv(PRINTS_VARIABLE, "every")
         torch.manual_seed(0)
@@ -216,6 +220,8 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
         run = chronicle.attach(directory / "run", model, optimizer)
         rows = torch.arange(32.0).view(8, 4)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, labels), batch_size=2)
+        if by_loader == "prepared":
+            loader = prepare_data_loader(loader, device=torch.device("cpu:0"), put_on_device=True)
         pairs = iter(loader) if by_loader else ((rows[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2))
         for x, y in pairs:
             torch.nn.functional.cross_entropy(model(x), y).backward()
@@ -227,10 +233,11 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     other = labels.clone()
     other[5] = 0  # of the third step
-    clean, changed_label = train(tmp_path / "a", labels, by_loader=True), train(tmp_path / "b", other, by_loader=True)
-    assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"])
-    assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values())
-    unseen = train(tmp_path / "c", labels, by_loader=False)
+    for kind in ("torch", "prepared"):
+        clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
+        assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
+        assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind
+    unseen = train(tmp_path / "c", labels, "")
     assert not any(SeenParts.TARGETS in one.seen for one in unseen.steps().values())
 
 
