@@ -260,9 +260,9 @@ def test_two_rows_that_change_places_are_another_batch(tmp_path: Path, monkeypat
 def test_steps_of_a_graph_that_is_captured_have_no_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a CUDA graph is captured nothing may be read; it is no error of the guard."""
     loop = Loop(tmp_path, monkeypatch).train(3)
-    monkeypatch.setattr("chronicle.resume.prints._is_captured", lambda: True)
+    monkeypatch.setattr("chronicle.resume.prints.is_captured", lambda: True)
     loop.train(2)
-    monkeypatch.setattr("chronicle.resume.prints._is_captured", lambda: False)
+    monkeypatch.setattr("chronicle.resume.prints.is_captured", lambda: False)
     ring = loop.train(3).ring()
     assert {1, 2, 7, 8} <= ring.steps().keys() and not {4, 5} & ring.steps().keys()
     assert loop.run.session.faults.found == []
