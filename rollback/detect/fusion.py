@@ -116,7 +116,7 @@ class Fusion:
         """Fold one channel event opened or changed by this point; returns the event it changed, or None."""
         group = self._group_of(item) or self._place(role, item, interval)
         if group.number is None:
-            if not _is_publishable(group, row):
+            if not _is_publishable(group, row, self.events):
                 return None
             self._publish(group, row, step, interval)
         number = group.number
@@ -351,6 +351,7 @@ def _channels_of(group: Group) -> tuple[str, ...]:
 
 
 OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)
+HIGHER = 2.0  # times the highest spike told of an objective: lower ones are its nature
 EXPLODED_SIGMAS = 30.0  # of a reward or an objective: as far as no policy moves between two points
 
 
@@ -364,15 +365,17 @@ def _objective_tier(leader: ChannelEvent) -> Tier:
     return Tier.WARN if _is_exploded(leader) else Tier.NOTICE
 
 
-def _is_publishable(group: Group, row: int) -> bool:
+def _is_publishable(group: Group, row: int, told: Sequence[Event]) -> bool:
     """Whether a group is an event of its own: a loss always is, other channels when they last, a norm when it is far off."""
     leader = group.leader
     if group.role is Role.LOSS:
         return True
     if leader.shape in CLOSED_SHAPES:
         return False
-    if group.role in OBJECTIVES:  # they move by nature: a spike is noted, a level only where it exploded or collapsed
-        return leader.shape in ("instant", "nan") or _is_exploded(leader)
+    if group.role in OBJECTIVES:  # they move by nature: a spike higher than before is noted, a level that exploded or collapsed
+        before = (abs(event.excess or 0.0) for event in told if event.channels[:1] == (leader.channel,))
+        higher = leader.shape == "instant" and abs(leader.excess or 0.0) > HIGHER * max(before, default=0.0)
+        return higher or leader.shape == "nan" or _is_exploded(leader)
     if group.role is Role.SPEED:  # one slow step is a save or an evaluation
         return leader.shape != "nan" and leader.unresolved and leader.height >= SLOW_DECADES
     if leader.shape == "nan":
