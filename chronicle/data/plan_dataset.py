@@ -64,7 +64,7 @@ class PlanDataset:
             if len(epochs) != len(opened):
                 raise DataError(f"{len(epochs)} numbers of epochs for {len(opened)} sources")
             weights = [index.num_samples * count for index, count in zip(opened, epochs, strict=True)]
-        self.plan = DataPlan(seed=seed, batch_size=BLOCK_SAMPLES, sources=tuple(
+        self.plan: DataPlan = DataPlan(seed=seed, batch_size=BLOCK_SAMPLES, sources=tuple(
             SourceSpec(name=index.source, num_samples=index.num_samples, digest=index.digest, weight=weight)
             for index, weight in zip(opened, weights, strict=True)))
         places = roots or {}
@@ -133,10 +133,37 @@ class PlanDataset:
             yield from self.__getitems__([number])
             number += world_size
 
-    def reshuffled(self, position: int) -> None:
-        """Read the rest of the epoch in a new order from the next block after `position` samples; none repeats."""
+    def reshuffled(self, position: int) -> int:
+        """Read the rest of the epoch in a new order from the next block after `position` samples; none repeats.
+
+        Returns the number from which on the order is another.
+        """
         block = -(-position // BLOCK_SAMPLES)
         self.segments, self._block = self.segments.resumed(block, reshuffle=True), None
+        return block * BLOCK_SAMPLES
+
+    def place(self, position: int) -> dict[str, Any]:
+        """Return what a state holds of the order beside the plan and the position."""
+        return {}
+
+    def found(self, state: Mapping[str, Any]) -> None:
+        """Take up the order of a state."""
+        segments = Segments.from_json(state["segments"])
+        if segments != self.segments:
+            self.segments = segments
+
+    def measured(self, source: int, number: int, measure: Callable[[Any], int]) -> int:
+        """Return the measure of a decoded sample; 0 and a word on stderr where it cannot be decoded and on_error is "skip"."""
+        try:
+            return measure(self._read(source, number))
+        except DataError:
+            raise
+        except Exception as problem:  # a decoder may raise anything
+            if self._on_error == "stop":
+                raise
+            name = self.plan.sources[source].name
+            print(f"chronicle: {name} {number} left out: {type(problem).__name__}: {problem}"[:300], file=sys.stderr)
+            return 0
 
     def _rows(self, block: int) -> SampleIds:
         if self._block is None or self._block[0] != block or self._block[1] is not self.segments:
@@ -227,16 +254,14 @@ class PlanBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return what a later launch needs: the plan, the samples read, the reshuffles."""
         return {"v": STATE_VERSION, "plan": self.data.plan.to_json(), "plan_hash": self.data.plan.plan_hash,
-                "position": self.position, "segments": self.data.segments.to_json()}
+                "position": self.position, "segments": self.data.segments.to_json(), **self.data.place(self.position)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on any number of ranks. Raises PlanChanged for another plan, naming what differs."""
         if state.get("v") != STATE_VERSION:
             raise DataError(f"data state has version {state.get('v')}, this program reads {STATE_VERSION}")
         self.data.plan.require_same(state["plan"])
-        segments = Segments.from_json(state["segments"])
-        if segments != self.data.segments:
-            self.data.segments = segments
+        self.data.found(state)
         self.position = int(state["position"])
 
     def _ranks(self) -> tuple[int, int]:
@@ -300,8 +325,7 @@ class PlanLoader(PlanBatches):
             self.skip(change.batches * self.global_batch)
             begins = f"the next is {self.position}"
             if change.reshuffle:
-                self.data.reshuffled(self.position)
-                begins += f", reshuffled from {-(-self.position // BLOCK_SAMPLES) * BLOCK_SAMPLES} on"
+                begins += f", reshuffled from {self.data.reshuffled(self.position)} on"
             self._changed = [*self._changed, [change.name, before, self.position]]
             if self._ranks()[0] == 0:
                 print(f"chronicle: rollback {change.name}: {self.position - before} samples of the plan are left out after "
