@@ -151,3 +151,7 @@ def test_the_example_manifest_replaces_only_what_was_killed_from_outside():
     grace = int(container["command"][container["command"].index("--grace") + 1])
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > grace + 3 + 5
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert all(one["status"] == "True" for rule in spec["podFailurePolicy"]["rules"] for one in rule.get("onPodConditions", ()))
+    whole = yaml.safe_load(Path(ROOT, "examples/kubernetes/jobset.yaml").read_text())
+    assert whole["spec"]["replicatedJobs"][0]["template"]["spec"] == spec
+    assert whole["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"]
