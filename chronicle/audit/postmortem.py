@@ -68,7 +68,9 @@ class InferredLaunch:
     @property
     def reached(self) -> str:
         """Return how far it came according to its lines: planned < created < training loop < stepped."""
-        return next((word for kind, word in REACHED if self.first(kind) is not None), "only planned, according to its lines")
+        planned = any(one.kind in BEGINNINGS for one in self.observations)
+        least = "only planned, according to its lines" if planned else "how far it came is not known"
+        return next((word for kind, word in REACHED if self.first(kind) is not None), least)
 
     @property
     def ending(self) -> Observed | None:

@@ -72,6 +72,8 @@ GROUPED = r"(\d{1,3}(?:,\d{3})+|\d{4,})"
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 LONGEST_LINE = 2000
+SLURM_SAYS = "slurmstepd: error: ***"
+FRAME = re.compile(r"\s*frame #\d+: ")  # of a C++ stack: `c10::Error::Error(…)` is a place and no error
 MARKED = re.compile(r"\s*(?:#{1,6}\s|[-*>|•]\s?|\d{1,2}[.)]\s|\*\*|```)")  # Markdown
 SENTENCE = re.compile(r"\s*[A-Z\"“'][^=]*?(?:\s+[^\s=]+){5,}[.!?:][\"”')]*\s*")
 PROSE_SHARE = 0.3  # of the lines of a document that are sentences or Markdown
@@ -79,7 +81,7 @@ STAMPED = re.compile(rf"[^\w]{{0,4}}(?:{STAMP.pattern}|{CLOCK.pattern})")
 # every pattern below needs one of these words, so most lines are skipped after one search
 TELLING = re.compile(
     r"param|gpu|worker|memory|oom-kill|killed|training|loss|checkpoint|error|exception|traceback|critical|configuration"
-    r"|exits|signal",
+    r"|exits|signal|cancelled at|watchdog",
     re.IGNORECASE,
 )
 # order matters: the first pattern that matches names the line
@@ -95,6 +97,8 @@ LINE_PATTERNS: tuple[tuple[LineKind, re.Pattern[str], tuple[str, ...]], ...] = (
         ("workers", "shards"),
     ),
     (LineKind.WORKERS, re.compile(r"worker .*(?:exited unexpectedly|killed by signal)", re.IGNORECASE), ()),
+    (LineKind.ENDED, re.compile(r"\*\*\* (?:JOB|STEP) \d\S* ON \S+ CANCELLED AT \d{4}-"), ()),
+    (LineKind.ERROR, re.compile(r"Watchdog caught collective operation timeout: Work"), ()),
     (LineKind.MEMORY, re.compile(r"out of memory|OutOfMemoryError|oom-kill|Killed process", re.IGNORECASE), ()),
     (LineKind.LOOP, re.compile(r"start(?:ing|ed) training", re.IGNORECASE), ()),
     (
@@ -111,7 +115,9 @@ LINE_PATTERNS: tuple[tuple[LineKind, re.Pattern[str], tuple[str, ...]], ...] = (
 
 def observe_line(text: str, source: str, line: int) -> Observed | None:
     """Return the observation in a line, or None when no pattern matches. Only the first 2,000 characters are searched."""
-    text = text[:LONGEST_LINE].rstrip()
+    text = text[max(0, text.find(SLURM_SAYS)) :][:LONGEST_LINE].rstrip()  # it may stand behind a progress bar without an end
+    if FRAME.match(text) is not None:
+        return None
     listed = PROCESS.fullmatch(text)
     if listed is not None:
         numbers = {"pid": float(listed["pid"])}

@@ -34,10 +34,10 @@ from chronicle.paths import RunPaths
 from chronicle.story.matters import answer_matters, collect_matters
 from rollback.detect import Event, Kind, Status, Tier
 from rollback.errors import RollbackError, Severity
-from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal, propose
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported where something is to be proposed: most launches need none of it
     from rollback.checkpoint import listing
+    from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal
 
 VERIFIED_AT_MOST = 6
 RECENT_POINTS = 64  # over which the seconds per step are measured
@@ -71,6 +71,8 @@ class Adviser:
 
     def advise(self, events: Sequence[Event], trigger: Event) -> str | None:
         """Make the proposal, write it to the journal, return its line; None when none is due or it was made before."""
+        from rollback.propose import propose
+
         entries = read_journal(self.paths).entries
         history = collect_history(
             entries, run=self.paths.run, launch=self.launch, last_step=self._last_step,
@@ -124,6 +126,8 @@ def collect_candidates(
 
     A checkpoint that `chronicle verify` found unsound, by `entries`, is not verified again.
     """
+    from rollback.propose import CandidateCheckpoint
+
     found: dict[tuple[int, int | None], listing.Checkpoint] = {}
     for root in roots:
         for checkpoint in _list(root):
@@ -193,6 +197,8 @@ def collect_history(
     seconds_per_step: float | None = None, today: Callable[[], datetime.date] = datetime.date.today,
 ) -> History:  # fmt: skip
     """Return what the policy needs to know of the run's past, from its journal."""
+    from rollback.propose import History
+
     lineage = compute_lineage(entries)
     ledger = compute_lr_ledger(entries, lineage)
     rollbacks = tuple(_past_rollbacks(entries))
@@ -214,6 +220,8 @@ def _is_about_hardware(entry: Entry) -> bool:
 
 def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
     """Yield each rollback with the onset it answered: that of the last proposal before it, else of the last incident."""
+    from rollback.propose import Action, PastRollback
+
     undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
     onset, action = None, Action.SKIP
     for entry in entries:
@@ -236,6 +244,8 @@ def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
 
 def _action_taken(proposed: Action, scale: float) -> Action:
     """Return the rung that was taken: the LR decides where a person did something else than proposed."""
+    from rollback.propose import Action
+
     if scale <= 0.6:
         return Action.LR_50
     if scale < 1.0:

@@ -214,6 +214,29 @@ def test_what_a_person_wrote_is_no_event_but_a_quoted_line_is(tmp_path, name):
     assert "### Written by people (no events)" in draft and "launch 2" not in draft
 
 
+CUT = " 22%|##  | 11/50 [1:55:26<6:49:05, 629.37s/it]slurmstepd: error: *** {} ON n7 CANCELLED AT 2022-04-14T16:20:46{} ***\n"
+STALLED = """\
+[rank1]:[E1218 20:27:21.4 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7b99 in libc10.so)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (CUT.format("JOB 42221", " DUE TO TIME LIMIT"), [LineKind.ENDED]),
+        (CUT.format("STEP 40341.0", ""), [LineKind.ENDED]),
+        (STALLED, [LineKind.ERROR]),  # the frame is a place, and no error of its own
+    ],
+)
+def test_the_word_of_a_scheduler_and_of_a_watchdog_ends_a_launch(tmp_path, text, kinds):
+    """Seen in logs of strangers: nothing was read of the first two, and of the third only the frame."""
+    (tmp_path / "slurm-42221.out").write_text(text)
+    scan, launches, _ = read(tmp_path)
+    assert [one.kind for one in scan.observations] == kinds
+    assert [(one.ending is not None, one.reached) for one in launches] == [(True, "how far it came is not known")]
+
+
 def rank_log(rank, clock, *, steps=(10, 20), crash=False):
     lines = [f"2026-03-01 {clock}:0{rank} [INFO] Model created with 124,439,808 parameters"]
     lines += [f"2026-03-01 {clock}:30 step {step} loss {3.0 - step / 100}" for step in steps]
