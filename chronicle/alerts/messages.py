@@ -13,6 +13,7 @@ from chronicle.credentials import redact
 from chronicle.journal import Entry
 from chronicle.journal.events import EndCause, EntryKind
 from chronicle.story import Story
+from chronicle.story.launch_settings import changed_before
 from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import plain, plain_block
 
@@ -22,6 +23,7 @@ TIERS = ("notice", "warn", "propose")
 OPENED, ENDED = "opened", "ended"
 # ends that alarm nobody
 EXPECTED = frozenset((EndCause.FINISHED, EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT, EndCause.PROPOSAL))
+CHANGES = 3  # settings that an alert names
 LONGEST = 2000  # characters of a text; Discord takes no more
 
 
@@ -50,13 +52,19 @@ def alerts_of(story: Story) -> list[Alert]:
     """Every alert of a run, in the order of its moments; a tier is the highest that the incident reached."""
     by_id = {entry.id: entry for entry in story.entries}
     closes = {ref: entry for entry in story.entries if entry.kind == EntryKind.CLOSE for ref in entry.refs}
-    found = [alert for matter in story.matters for alert in _of_matter(story, matter, by_id, closes)]
+    launches = {by_id[matter.first_id].launch for matter in story.matters if matter.first_id in by_id}
+    changed = {launch: _changed(story, launch) for launch in launches}
+    found = [alert for matter in story.matters for alert in _of_matter(story, matter, by_id, closes, changed)]
     found += _of_launches(story)
     return sorted(found, key=lambda alert: (alert.moment, alert.key, alert.phase != OPENED))
 
 
 def _of_matter(
-    story: Story, matter: Matter, by_id: Mapping[str, Entry], closes: Mapping[str, Entry]
+    story: Story,
+    matter: Matter,
+    by_id: Mapping[str, Entry],
+    closes: Mapping[str, Entry],
+    changed: Mapping[int | None, str],
 ) -> Iterator[Alert]:
     entries = [by_id[one] for one in matter.ids if one in by_id]
     if not entries:
@@ -68,12 +76,23 @@ def _of_matter(
     event = event_of(reached)
     told = (matter.first_id, TIERS[highest], event.kind or "incident")
     place = (story.run, reached.launch, event.onset_step if event.onset_step is not None else reached.step)
-    yield _alert(told, OPENED, reached.title, event.text, place, reached.ts, _command(story, reached.id))
+    text = "\n".join(line for line in (event.text, changed.get(entries[0].launch, "")) if line)
+    yield _alert(told, OPENED, reached.title, text, place, reached.ts, _command(story, reached.id))
     if not matter.open:
         answer = None if matter.answer is None else by_id.get(matter.answer.entry_id)
         last = answer or next((closes[one] for one in reversed(matter.ids) if one in closes), entries[-1])
         how = f"{matter.standing}: {matter.outcome_text}" if matter.outcome_text else matter.standing
         yield _alert(told, ENDED, reached.title, how, place, last.ts, _command(story, None))
+
+
+def _changed(story: Story, launch: int | None) -> str:
+    """The first settings that the launch of an incident has otherwise than the one before it."""
+    found = None if launch is None else changed_before(story.entries, [one.number for one in story.launches], launch)
+    if found is None:
+        return ""
+    before, changes = found
+    more = f", {len(changes) - CHANGES} more" if len(changes) > CHANGES else ""
+    return f"changed since launch {before}: {', '.join(one.brief for one in changes[:CHANGES])}{more}"
 
 
 def _of_launches(story: Story) -> Iterator[Alert]:

@@ -236,7 +236,23 @@ def show(
     entry = journal.find(entry_id)
     related = [e for e in journal.entries if entry.id in e.refs]
     data = {"entry": json_module.loads(entry.to_json()), "referred_by": [e.id for e in related]}
-    return CommandResult(text="\n".join(_entry_lines(entry, related, journal)), data=data)
+    lines = [*_entry_lines(entry, related, journal), *_changed(entry, journal)]
+    return CommandResult(text="\n".join(lines), data=data)
+
+
+def _changed(entry: Entry, journal: Journal) -> Iterator[str]:
+    """What the launch of an incident has otherwise than the one before it."""
+    if entry.kind != EntryKind.INCIDENT or entry.launch is None:
+        return
+    from chronicle.story.launch_settings import changed_before
+
+    numbers = sorted({one.launch for one in journal.of_kind(EntryKind.LAUNCH_START) if one.launch is not None})
+    found = changed_before(journal.entries, numbers, entry.launch)
+    if found is not None:
+        before, changes = found
+        yield ""
+        yield f"launch {entry.launch} has otherwise than launch {before}:"
+        yield from (f"  {plain(one.words)}" for one in changes)
 
 
 def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:

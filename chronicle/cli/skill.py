@@ -6,31 +6,37 @@ from typing import Annotated
 import typer
 
 from chronicle.cli.options import CommandResult, JsonOption
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, UsageProblem
 
 __all__ = ["skill"]
 
 
 def skill(
-    install: Annotated[
-        Path | None, typer.Option("--install", help="Write DIR/chronicle/SKILL.md, as in .agents/skills.", metavar="DIR")
+    directory: Annotated[
+        Path | None, typer.Argument(help="Where it looks for skills [.agents/skills].", metavar="[DIR]", show_default=False)
     ] = None,
+    install: Annotated[bool, typer.Option("--install", help="Write DIR/chronicle/SKILL.md.")] = False,
     json: JsonOption = False,
 ) -> CommandResult:
     """Print the skill for agents that watch runs, or install it.
 
     It says what they may read and write, and that they act on a run only as plans that a person confirms.
 
-    Example: chronicle skill --install .agents/skills
+    Example: chronicle skill --install
+
+    For another agent: chronicle skill --install ~/.config/my-agent/skills
     """
     from chronicle.skill import install_skill, skill_text
 
-    if install is None:
+    if directory is not None and not install:
+        raise UsageProblem(f"`{directory}` without --install: expected `chronicle skill --install {directory}`")
+    if not install:
         return CommandResult(text=skill_text().rstrip("\n"), data={"skill": skill_text()})
+    chosen = (directory or Path(".agents/skills")).expanduser()
     try:
-        target, changed = install_skill(install)
+        target, changed = install_skill(chosen)
     except OSError as problem:
         why = problem.strerror or problem
-        raise ChronicleError(f"cannot write below `{install}`: {why}", "name another directory") from problem
+        raise ChronicleError(f"cannot write below `{chosen}`: {why}", "name another directory") from problem
     talk = () if changed else ("it was there already",)
     return CommandResult(text=str(target), data={"path": str(target), "changed": changed}, talk=talk)

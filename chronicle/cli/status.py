@@ -245,19 +245,16 @@ def _changed(story: Story) -> Iterator[_Row]:
     """The settings that the last launch has otherwise than the one before it; nothing where none is known to differ."""
     if len(story.launches) < 2:
         return
-    from chronicle.story.launch_settings import (  # the first launch of a run does without it
-        changes_between,
-        settings_of,
-    )
+    from chronicle.story.launch_settings import changed_before  # the first launch of a run does without it
 
-    numbers = [launch.number for launch in story.launches[-2:]]
-    before, after = (settings_of(story.entries, number) for number in numbers)
-    changes = [one for one in changes_between(before, after) if one.name not in ("environment", "host")]
-    if before and after and changes:
-        some = ", ".join(plain(one.words.replace(":", "", 1)) for one in changes[:SHOWN])
+    numbers = [launch.number for launch in story.launches]
+    found = changed_before(story.entries, numbers, numbers[-1])
+    if found is not None:
+        before, changes = found
+        some = ", ".join(plain(one.brief) for one in changes[:SHOWN])
         more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-        where = f": `chronicle diff --launch {numbers[0]} {numbers[1]}`" if more else ""
-        yield _Row("changed", f"since launch {numbers[0]}: {some}{more}{where}")
+        where = f": `chronicle diff --launch {before} {numbers[-1]}`" if more else ""
+        yield _Row("changed", f"since launch {before}: {some}{more}{where}")
 
 
 def _restart(story: Story) -> Iterator[_Row]:

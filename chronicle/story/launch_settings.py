@@ -22,6 +22,7 @@ __all__ = [
     "HIDDEN",
     "ChangedSetting",
     "Told",
+    "changed_before",
     "changes_between",
     "described",
     "files_changed_between",
@@ -62,6 +63,11 @@ class ChangedSetting(NamedTuple):
         """`lr: 0.0003 → 0.0001`."""
         return f"{self.name}: {_shown(self.before)} → {_shown(self.after)}"
 
+    @property
+    def brief(self) -> str:
+        """`lr 0.0003 → 0.0001`, for a line that names several."""
+        return f"{self.name} {_shown(self.before)} → {_shown(self.after)}"
+
 
 def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
     """The flat settings of one launch; empty where nothing is known of it."""
@@ -95,6 +101,20 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     names = sorted(before.keys() | after.keys())
     pairs = [ChangedSetting(name, before.get(name), after.get(name)) for name in names]
     return [pair for pair in pairs if not _equal(pair.before, pair.after)]
+
+
+def changed_before(entries: Iterable[Entry], launches: Sequence[int], launch: int) -> tuple[int, list[ChangedSetting]] | None:
+    """The launch before this one and the settings that this one has otherwise; None where one of them is not known.
+
+    Host and the digest of the packages are left out: they say little in a line.
+    """
+    earlier = [number for number in launches if number < launch]
+    if not earlier:
+        return None
+    entries = list(entries)
+    before, after = settings_of(entries, earlier[-1]), settings_of(entries, launch)
+    changes = [one for one in changes_between(before, after) if one.name not in (ENVIRONMENT, "host")]
+    return (earlier[-1], changes) if before and after and changes else None
 
 
 class Told(NamedTuple):

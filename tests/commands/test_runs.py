@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 import chronicle as package
+from chronicle.alerts.messages import alerts_of
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import LaunchEnd, LaunchSettings, LaunchStart, Note
+from chronicle.journal.events import Incident, LaunchEnd, LaunchSettings, LaunchStart, Note
 from chronicle.journal.writer import JournalWriter, store_bytes
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import HIDDEN, changes_between, settings_of
+from chronicle.story.read import read_brief_story
 from tests.builders.story_runs import toy_run
 from tests.commands.cli import Cli
 
@@ -264,6 +266,14 @@ def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronic
     row = " ".join(chronicle("status").out.partition("\nchanged")[2].split())
     told = "since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more: `chronicle diff --launch 1 2`"
     assert row.startswith(told)
+    with JournalWriter(paths) as writer:
+        event = Incident.view({"id": 1, "kind": "nan", "tier": "warn", "status": "open", "onset_step": 5})
+        first = writer.write(event, launch=1, step=5, title="in launch 1").id
+        second = writer.write(event, launch=2, step=5, title="in launch 2").id
+    assert "has otherwise" not in chronicle("show", first).out
+    assert "launch 2 has otherwise than launch 1:\n  a: not recorded → 1\n" in chronicle("show", second).out
+    text = next(one.text for one in alerts_of(read_brief_story(paths)) if one.title == "in launch 2")
+    assert text == "changed since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more"
 
 
 def test_secrets_on_a_command_line_are_not_shown(tmp_path: Path, chronicle: Cli) -> None:

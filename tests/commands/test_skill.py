@@ -31,3 +31,10 @@ def test_it_is_installed_once_and_overwrites_no_strangers_file(tmp_path: Path, c
     assert refused.code == 3 and "is not ours" in refused.err and target.read_text() == "mine"
     (tmp_path / "file").write_text("x")
     assert chronicle("skill", "--install", "file").code == 1
+
+
+def test_without_a_directory_it_is_installed_where_agents_look(tmp_path: Path, chronicle: Cli) -> None:
+    assert chronicle("skill", "--install", cwd=tmp_path).out == ".agents/skills/chronicle/SKILL.md\n"
+    assert (tmp_path / ".agents" / "skills" / "chronicle" / "SKILL.md").is_file()
+    refused = chronicle("skill", "elsewhere", cwd=tmp_path)
+    assert refused.code == 2 and "without --install" in refused.err
