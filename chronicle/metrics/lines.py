@@ -119,6 +119,7 @@ CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<un
 KERAS_EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
 KERAS_END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - ")
 COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$")
+WORD = re.compile(r"[A-Za-z_][\w./-]*")
 HEAD = re.compile(r"\s{2,}|\t")  # between the columns of a table that is printed with blanks
 SHARE_OF = re.compile(r"^(\d+)/\d+$")  # an epoch, as YOLO prints it
 DRAWN = re.compile(r"(\d+)%\|")  # a bar, drawn again and again until it is full
@@ -323,7 +324,12 @@ class PrintedLines:
     def _is_head(self, line: str) -> bool:
         """Whether a line is the head of a table in blanks: names alone, a loss and a counter among them."""
         names = [name for name in HEAD.split(line.strip()) if name]
-        if len(names) < 3 or any(number_in(name) is not None or ":" in name or "=" in name or "|" in name for name in names):
+        words = line.removeprefix("#").split()  # `# step loss`, as `numpy.savetxt` writes it
+        if 2 <= len(words) <= 40 and words[0].lower() in STEP_NAMES and all(WORD.fullmatch(word) for word in words):
+            names = words if any(role_of(word) is Role.LOSS for word in words) else names
+        if len(names) < 2 or (len(names) < 3 and names != words):
+            return False
+        if any(number_in(name) is not None or ":" in name or "=" in name or "|" in name for name in names):
             return False
         lowered = [name.lower() for name in names]
         counted = lowered[0] in STEP_NAMES or "#" in lowered[:2] or any(name in STEP_NAMES for name in lowered[:3])

@@ -228,6 +228,8 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
         "elapsed_time": "0:00:10", "remaining_time": "0:01:30"})),
     # deepspeedai/DeepSpeedExamples applications/DeepSpeed-Chat training/step1_supervised_finetuning/main.py, step3 main.py
     "deepspeed-chat sft": (".log", lines("Epoch: {e}, Step: {at}, Rank: 0, loss = {x:.6f}", epoch=100_000)),
+    "numpy.savetxt": (".txt", table("# step loss lr\n", "{step} {x:.18e} 1.0e-04\n")),
+    "two columns": (".dat", table("step loss\n", "{step} {x:.4f}\n")),
     "deepspeed pipeline": (".log", lines("steps: {step} loss: {x:0.4f} iter time (s): 0.512 samples/sec: 31.250")),
     "deepspeed-chat ppo": (".log", lines(
         "Epoch: {e} | Step: {at} | PPO Epoch: 1 | Actor Loss: {x:.6f} | Critic Loss: 0.25 | Unsupervised Loss: 0.0", epoch=1000)),
