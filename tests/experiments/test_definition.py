@@ -56,7 +56,14 @@ def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no
     path = tmp_path / "mine.yaml"
     path.write_text(OWN)
     assert find_study(str(path)).digest == parse_study(OWN).digest
-    assert list_studies() == ("restart-impact",)
+    assert list_studies() == ("modern-restarts", "restart-impact")
+
+
+def test_the_study_of_the_modern_recipe_crosses_three_checkpoints_with_twelve_orders() -> None:
+    plan = plan_study(find_study("modern-restarts"), "cpu")
+    pairs = [run for run in plan.runs if run.arm == "base"]
+    assert len(pairs) == 36 and len({plan.start_of(run).name for run in pairs}) == 3
+    assert len(plan.run("exact-s0").legs) == 4
 
 
 def test_the_definition_survives_its_json_form_with_the_same_digest() -> None:
