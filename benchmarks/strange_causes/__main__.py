@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.strange_causes.causes import CAUSES, HEALTHY, Cause
+from benchmarks.strange_causes.fourth import FOURTH, FOURTH_HEALTHY
 from benchmarks.strange_causes.fresh import FRESH, FRESH_HEALTHY
 from benchmarks.strange_causes.scripts import FORMS, NUM_AGAIN, NUM_FIRST, SAVED_AT
 from benchmarks.strange_causes.third import THIRD, THIRD_HEALTHY
@@ -54,7 +55,7 @@ def play(cause: Cause, folder: Path, *, promise: bool = False) -> tuple[Outcome,
         said.truncate(0), said.seek(0)
         script = FORMS[cause.form](folder, run, {**cause.both, **cause.again, "promise": promise})
         if cause.at_step is not None:
-            script.hook_at[(12 if cause.form == "lightning" else SAVED_AT) + 2] = cause.at_step
+            script.hook_at[later_step(cause)] = cause.at_step
         try:
             resume(script, path, cause)
         except ResumeRefused as refusal:
@@ -76,9 +77,16 @@ def play(cause: Cause, folder: Path, *, promise: bool = False) -> tuple[Outcome,
     return (Outcome.NAMED, "; ".join([*lines, *quiet])) if lines or quiet else (Outcome.SILENT, "")
 
 
+def later_step(cause: Cause) -> int:
+    """Steps completed when something happens in the middle of a launch: the third step after the save begins."""
+    return (12 if cause.form == "lightning" else SAVED_AT) + 2
+
+
 def first_launch(cause: Cause, folder: Path, run: Path) -> Path:
     """Train to the end, saving on the way."""
     script: Any = FORMS[cause.form](folder, run, cause.both)
+    if cause.at_step is not None and cause.in_both:
+        script.hook_at[later_step(cause)] = cause.at_step
     if hasattr(script, "first"):
         return Path(script.first())
     script.build()
@@ -122,9 +130,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fresh", action="store_true", help="the second list instead of the first")
     parser.add_argument("--third", action="store_true", help="the third list; needs peft")
+    parser.add_argument("--fourth", action="store_true", help="the fourth list")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    causes, twins = (FRESH, FRESH_HEALTHY) if asked.fresh else (THIRD, THIRD_HEALTHY) if asked.third else (CAUSES, HEALTHY)
+    causes, twins = CAUSES, HEALTHY
+    if asked.fresh or asked.third or asked.fourth:
+        causes, twins = (
+            (FRESH, FRESH_HEALTHY) if asked.fresh else (THIRD, THIRD_HEALTHY) if asked.third else (FOURTH, FOURTH_HEALTHY)
+        )
     chosen = [*([] if asked.healthy_only else causes), *twins]
     chosen = [c for c in chosen if not asked.words or any(w in f"{c.form} {c.family} {c.name}" for w in asked.words)]
     counts: Counter[Outcome] = Counter()

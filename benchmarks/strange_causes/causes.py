@@ -33,6 +33,7 @@ class Cause:
     after: Sequence[Hook] = ()
     files: Callable[[Path], object] | None = None
     at_step: Hook | None = None  # at the third step of the resume
+    in_both: bool = False  # `at_step` was so in the first launch too, at the same step
     healthy: bool = False
 
 

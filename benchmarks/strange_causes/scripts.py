@@ -4,6 +4,7 @@ Every script is built from the same options, saves on its way, goes on for some 
 resume builds it again, with other options where a cause changes them, loads, and trains on.
 """
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -33,6 +34,10 @@ OPTIONS: dict[str, Any] = {
     "zero_grad": True, "lora": 0.0, "quantised": False, "collate": None, "arguments": {}, "trainer": {}, "config": {},
     "loss": None, "callbacks": (), "fast_loader": 0, "divide": True, "hparams": {}, "model_kind": None, "skip": True,
     "promise": False, "hook": None,
+    "num_steps": 1, "zero_early": False, "backwards": 1, "hand_scale": None, "clip_part": None, "hand_decay": 0.0,
+    "detached": False, "odd_skipped": False, "accumulate": True, "half_logits": False, "anneal": False, "spoil": False,
+    "numpy_noise": 0.0, "numpy_rng": True, "seedable": True, "positions": None, "ema_every": 1, "hide_nan": False,
+    "seed_each": False, "logged": False,
 }  # fmt: skip
 
 
@@ -131,6 +136,8 @@ class Script:
         self.rows: list[float] = []  # losses
         self.hook_at: dict[int, Hook] = {}
         self.feed: Iterator[Any] | None = None  # of a loop of the script's own
+        self.calls = 0  # of the loss: what an annealed part of it follows
+        self.followed: Any = None  # what the average follows, where it is not the model
 
     def make_rows(self) -> Rows:
         """The data set."""
@@ -172,6 +179,10 @@ class Script:
         o, width = self.o, max(len(row) for row in rows)
         left = o["side"] == "left"
         ids = torch.stack([functional.pad(r, (width - len(r), 0) if left else (0, width - len(r)), value=PAD) for r in rows])
+        if o["numpy_noise"]:
+            ids = torch.where(torch.from_numpy(np.random.rand(*ids.shape) < o["numpy_noise"]) & (ids != PAD), 1, ids)
+        if o["spoil"]:  # rows that were read are overwritten in the data set's own memory
+            self.rows_of_data.rows[:, 2:5] = np.roll(self.rows_of_data.rows[:, 2:5], 1, axis=0)
         if o["mapping"] is not None:
             ids = torch.where(ids == PAD, ids, 1 + (ids + o["mapping"]) % (VOCABULARY - 1))
         labels = torch.where(ids == PAD, -100, ids)
@@ -182,6 +193,9 @@ class Script:
         o = self.o
         if o["loss"] is not None:
             return o["loss"](logits, labels)
+        if o["half_logits"]:
+            logits = logits.bfloat16()
+        self.calls += 1
         flat, target = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
         if o["ignored"] != -100:
             target = target.clamp(min=0)
@@ -189,7 +203,24 @@ class Script:
         loss = functional.cross_entropy(
             flat, target, weight, ignore_index=o["ignored"], label_smoothing=o["smoothing"], reduction=o["reduction"]
         )
-        return loss + o["auxiliary"] * flat.logsumexp(-1).square().mean()
+        share = min(1.0, self.calls / 40) if o["anneal"] else 1.0
+        return loss + share * o["auxiliary"] * flat.logsumexp(-1).square().mean()
+
+    def by_hand(self, model: Any) -> None:
+        """What the loop does to gradients itself, right before the optimizer."""
+        o = self.o
+        if o["clip_part"]:
+            torch.nn.utils.clip_grad_norm_(model.get_submodule(o["clip_part"]).parameters(), 0.05)
+        for p in model.parameters() if o["hand_scale"] or o["hide_nan"] else ():
+            if p.grad is not None:
+                p.grad.mul_(o["hand_scale"] or 1.0)
+                p.grad.nan_to_num_()
+
+    def decay_by_hand(self, model: Any) -> None:
+        """A decay of the script's own, after the optimizer has stepped."""
+        with torch.no_grad():
+            for p in model.parameters() if self.o["hand_decay"] else ():
+                p.mul_(1 - self.o["hand_decay"])
 
     def make_loader(self, rows: Rows, epoch: int = 0) -> Any:
         """The loader of one epoch; with a fixed seed its order is that of the epoch."""
@@ -254,21 +285,28 @@ class TorchScript(Script):
 
     def micro_step(self, ids: torch.Tensor, labels: torch.Tensor, *, is_last: bool) -> None:
         o = self.o
+        if o["seed_each"]:
+            torch.manual_seed(0)
         with torch.autocast("cpu", torch.bfloat16, enabled=o["autocast"]):
-            loss = self.loss(self.model(ids), labels)
+            loss = self.loss(self.model(ids), labels) * (math.nan if o["hide_nan"] else 1)
         if o["divide"]:
             loss = loss / o["accumulation"]
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        for left in reversed(range(o["backwards"])):
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward(retain_graph=left > 0)
         if not is_last:
             return
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if o["clip"]:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), o["clip"])
+        self.by_hand(self.model)
         if (hook := self.hook_at.get(self.steps)) is not None:
             hook(self)
+        if o["zero_early"]:
+            self.optimizer.zero_grad()
         if self.scaler is None:
-            self.optimizer.step()
+            for _ in range(o["num_steps"]):
+                self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -276,8 +314,9 @@ class TorchScript(Script):
             self.scheduler.step(*((float(loss.detach()),) if o["scheduler"] == "plateau" else ()))
         if o["zero_grad"]:
             self.optimizer.zero_grad()
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
+        self.decay_by_hand(self.model)
+        if self.ema is not None and self.steps % o["ema_every"] == 0:
+            self.ema.update_parameters(self.model if self.followed is None else self.followed)
         self.steps += 1
         self.rows.append(float(loss.detach()))
 
@@ -286,6 +325,7 @@ class TorchScript(Script):
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.steps,
             "scheduler": self.scheduler.state_dict(), "rng": torch.get_rng_state(),
+            **({"numpy": np.random.get_state()} if self.o["numpy_noise"] else {}),
             **({"scaler": self.scaler.state_dict()} if self.scaler else {}),
             **({"ema": self.ema.state_dict()} if self.ema else {}),
         }  # fmt: skip
@@ -305,6 +345,8 @@ class TorchScript(Script):
         self.steps = state["step"] if "step" in o["parts"] else 0
         if o["rng"]:
             torch.set_rng_state(state["rng"])
+        if "numpy" in state and o["numpy_rng"]:
+            np.random.set_state(state["numpy"])
 
 
     def finish(self) -> None:
@@ -326,7 +368,7 @@ class AccelerateScript(Script):
         AcceleratorState._reset_state(True), GradientState._reset_state(), PartialState._reset_state()
         self.accelerator: Any = Accelerator(
             cpu=True, gradient_accumulation_steps=o["accumulation"], mixed_precision="bf16" if o["autocast"] else "no",
-            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=o["seed"]), **o["trainer"],
+            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=o["seedable"], data_seed=o["seed"]), **o["trainer"],
         )  # fmt: skip
         if self.run is not None:
             chronicle.guard(self.accelerator, run_dir=self.run, same_data=o["promise"])
@@ -356,18 +398,22 @@ class AccelerateScript(Script):
 
     def micro_step(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
         o = self.o
-        with self.accelerator.accumulate(self.model):
+        with self.accelerator.accumulate(self.model) if o["accumulate"] else contextlib.nullcontext():
             loss = self.loss(self.model(ids), labels)
             self.accelerator.backward(loss)
             if self.accelerator.sync_gradients:
                 if o["clip"]:
                     self.accelerator.clip_grad_norm_(self.model.parameters(), o["clip"])
+                self.by_hand(self.model)
                 if (hook := self.hook_at.get(self.steps)) is not None:
                     hook(self)
+            if o["zero_early"]:
+                self.optimizer.zero_grad()
             self.optimizer.step()
             for _ in range(o["steps_of_scheduler"]):
                 self.scheduler.step()
             self.optimizer.zero_grad()
+            self.decay_by_hand(self.model)
         if self.accelerator.sync_gradients:
             self.steps += 1
             self.rows.append(float(loss.detach()))
@@ -426,7 +472,10 @@ class TransformersScript(Script):
     def batch_of(self, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The batch as a mapping."""
         ids, labels = self.collate(rows)
-        return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels}
+        batch = {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels}
+        if (start := self.o["positions"]) is not None:
+            batch["position_ids"] = (torch.arange(ids.shape[1]) + start).expand_as(ids)
+        return batch
 
     def first(self) -> Path:
         self._fit(NUM_FIRST, None, ())
@@ -455,7 +504,7 @@ class TransformersScript(Script):
                 control.should_training_stop = state.global_step >= last
                 return control
 
-        trainer = self.make(last, Hooks())
+        self.trainer = trainer = self.make(last, Hooks())
         trainer.train(resume_from_checkpoint=None if path is None or not self.o["load"] else str(path))
 
 
@@ -487,13 +536,18 @@ class LightningScript(Script):
                 self.net = script.make_model()
                 self.criterion = torch.nn.CrossEntropyLoss(label_smoothing=o["smoothing"], reduction=o["reduction"])
 
-            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
                 ids, labels = batch
                 logits = self.net(ids)
                 script.rows.append(0.0)
+                if o["odd_skipped"] and index % 2:
+                    return None
                 if o["loss"] is not None or o["auxiliary"] or o["weights"]:
                     return script.loss(logits, labels)
-                return self.criterion(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+                loss = self.criterion(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+                if o["logged"]:
+                    self.log("loss", loss)
+                return loss.detach().requires_grad_() if o["detached"] else loss
 
             def configure_optimizers(self) -> Any:
                 script.optimizer = script.make_optimizer(self.net)
@@ -502,7 +556,7 @@ class LightningScript(Script):
 
         class Hooks(pl.Callback):
             def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-                script.model = pl_module.net
+                script.model, script.trainer = pl_module.net, trainer
                 for hook in hooks:
                     hook(script)
 
@@ -580,10 +634,12 @@ class DeepSpeedScript(TorchScript):
 
     def micro_step(self, ids: torch.Tensor, labels: torch.Tensor, *, is_last: bool) -> None:
         loss = self.loss(self.model(ids), labels)
-        self.model.backward(loss)
+        self.model.backward(loss.detach().requires_grad_() if self.o["detached"] else loss)
         if is_last and (hook := self.hook_at.get(self.steps)) is not None:
             hook(self)
         self.model.step()
+        for _ in range(self.o["steps_of_scheduler"] - 1 if is_last else 0):
+            self.scheduler.step()
         if is_last:
             self.steps += 1
             self.rows.append(float(loss.detach()))
