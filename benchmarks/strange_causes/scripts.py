@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
     "num_steps": 1, "zero_early": False, "backwards": 1, "hand_scale": None, "clip_part": None, "hand_decay": 0.0,
     "detached": False, "odd_skipped": False, "accumulate": True, "half_logits": False, "anneal": False, "spoil": False,
     "numpy_noise": 0.0, "numpy_rng": True, "seedable": True, "positions": None, "ema_every": 1, "hide_nan": False,
-    "seed_each": False, "logged": False,
+    "seed_each": False, "logged": False, "per_step": None,
 }  # fmt: skip
 
 
@@ -137,6 +137,7 @@ class Script:
         self.hook_at: dict[int, Hook] = {}
         self.feed: Iterator[Any] | None = None  # of a loop of the script's own
         self.calls = 0  # of the loss: what an annealed part of it follows
+        self.numpy_state: Any = None  # to be restored when the batches that were seen are skipped
         self.followed: Any = None  # what the average follows, where it is not the model
 
     def make_rows(self) -> Rows:
@@ -278,6 +279,8 @@ class TorchScript(Script):
         epoch, skip = divmod(micro, per_epoch) if o["skip"] else (0, 0)
         while True:
             for index, (ids, labels) in enumerate(self.make_loader(self.rows_of_data, epoch)):
+                if index == skip - 1 and self.numpy_state is not None:
+                    np.random.set_state(self.numpy_state)
                 if index >= skip:
                     micro += 1
                     yield ids, labels, micro % o["accumulation"] == 0
@@ -345,8 +348,7 @@ class TorchScript(Script):
         self.steps = state["step"] if "step" in o["parts"] else 0
         if o["rng"]:
             torch.set_rng_state(state["rng"])
-        if "numpy" in state and o["numpy_rng"]:
-            np.random.set_state(state["numpy"])
+        self.numpy_state = state.get("numpy") if o["numpy_rng"] else None
 
 
     def finish(self) -> None:
@@ -390,7 +392,7 @@ class AccelerateScript(Script):
         from accelerate import skip_first_batches
 
         o, per_epoch = self.o, len(self.loader)
-        epoch, skip = divmod(self.steps * o["accumulation"], per_epoch)
+        epoch, skip = divmod(self.steps * (o["per_step"] or o["accumulation"]), per_epoch)
         while True:
             self.loader.set_epoch(epoch)
             yield from skip_first_batches(self.loader, skip) if skip and o["skip"] else self.loader

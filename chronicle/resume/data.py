@@ -66,8 +66,9 @@ class DataWatch:
         self._first: int | None = None  # digest of this launch's first batch
         self.first: tuple[str, ...] = ()  # of its first three
         self._early: list[tuple[int, int]] = []  # (digest, step) after the first batch and before the first optimizer step
-        self._expected: deque[int] = deque()  # batches of the first pass that should come next
-        self._astray = 0
+        # batches of the first pass that should come next, and how many steps after the save each was
+        self._expected: deque[tuple[int, int]] = deque()
+        self._astray = self._uneven = 0
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
         self._in_pass = 0
         self._full = 0  # batches of a whole pass, as far as the record knows
@@ -99,7 +100,7 @@ class DataWatch:
         self._early.clear()
         self._expected.clear()
         self._passes.clear()
-        self._astray = self._in_pass = 0
+        self._astray = self._uneven = self._in_pass = 0
         self.strays = ""
 
     def _new_record(self) -> BatchRecord:
@@ -136,10 +137,18 @@ class DataWatch:
             self._in_pass = place
 
     def _follow(self, digest: int, step: int) -> None:
-        """The batches after the first one. Three in a row that differ are said once."""
+        """The batches after the first one. Three in a row that differ are said once, or that belong to other steps."""
         if not self._expected:
             return
-        self._astray = 0 if self._expected.popleft() == digest else self._astray + 1
+        expected, after = self._expected.popleft()
+        self._astray = 0 if expected == digest else self._astray + 1
+        taken = step - (self._start.start_step or 0)
+        self._uneven = self._uneven + 1 if expected == digest and after != taken else 0
+        if self._uneven == NUM_ASTRAY and not self._may_be_split():
+            first = step + 2 - NUM_ASTRAY
+            more = "fewer" if taken < after else "more"
+            words = f"the same batches make {more} optimizer steps than in the first pass ({taken} steps here, {after} there)"
+            self._breach("per-step", first, f"about step {first}: {words}: each step trains on another number of samples")
         if self._astray == NUM_ASTRAY:
             self._expected.clear()
             first = step + 2 - NUM_ASTRAY
@@ -247,8 +256,9 @@ class DataWatch:
         before = read_first_pass(paths.batches_dir, position, rank)
         if before is not None:
             self._full = max(before.pass_lengths(), default=0)
-            rest = before.entries["digest"][before.position + 1 :][:NUM_FOLLOWED]
-            self._expected.extend(int(one) for one in rest)
+            rest = before.entries[before.position + 1 :][:NUM_FOLLOWED]
+            begun = before.step(before.position)
+            self._expected.extend((int(digest), int(step) - begun) for digest, step, _ in rest.tolist())
             for digest, step in self._early:  # further micro-batches of the first step
                 self._follow(digest, step)
             self._early.clear()
@@ -267,6 +277,12 @@ class DataWatch:
         memory = expectation.memory
         own = memory.of_rank(self._ranks.rank) or next(iter(memory.ranks), None)
         return None if own is None else Position.parse(own.batches)
+
+    def _may_be_split(self) -> bool:
+        """Whether steps may hold another number of batches: it was accepted, or a rollback changed it."""
+        expectation = self._start.expectation
+        named = ("accumulation", "global_batch", "world_size")
+        return expectation is None or expectation.contract is not None or any(map(expectation.accepts, named))
 
     def _may_differ(self, expectation: Expectation) -> bool:
         return expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data)

@@ -20,10 +20,17 @@ An engine (DeepSpeed) takes gradients away as they come. In this one step hooks 
 What happens inside the step itself is seen right after it: where the gradient was equal, or cannot be reached (ZeRO-3, whose
 shards are gathered), and the LR was the same, the weights must move alike. So the first update is kept beside the gradient. A
 resume that moves its weights otherwise is told so: a hook that changes weights or LR inside the step, another optimizer.
+Averages that the script named are part of the update: they must follow as they did.
+
+The steps after the first one are done again, too. Of `NUM_NEXT` of them a smaller sample is kept, one line of JSON each. A
+single rank compares them as long as everything was equal in the step before. So the first step that is another one is told:
+labels, clipping, a layer or the weights themselves that change in the middle of a launch. Nothing is refused because of it.
 """
 
+import contextlib
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +42,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.faults import shield
 from chronicle.resume.feed import LENGTH, ROWS
-from chronicle.resume.fingerprint import rng_digests
+from chronicle.resume.fingerprint import fresh_seed, rng_digests
 
 __all__ = ["NAME", "FirstGradient"]
 
@@ -46,10 +53,12 @@ NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8
 NUM_BATCHES = 64  # micro-batches of one step that are compared
 QUIET = 1e-4  # of the largest: a tensor with so small a gradient is rounding alone
+NUM_NEXT, NEXT_TENSORS = 7, 24  # steps after the first, and how many tensors of each
+AS_ALIKE = 1e-3  # what two equal steps may differ by, so that the one after them is still compared
 LOUD = 1e-2  # of the largest: a tensor that is compared by itself
 ALONE = 0.2  # relative difference of one such tensor, float32 on a CPU
 # Relative difference of the median tensor: above the first it is said, above the second it is refused.
-EXACT = (0.005, 0.02)  # float32 on a CPU, measured below 1e-4 for fused, compiled, checkpointed and other attention
+EXACT = (0.0005, 0.02)  # float32 on a CPU, measured below 1e-4 for fused, compiled, checkpointed and other attention
 ROUGH = (0.1, 0.3)  # half precision, or an accelerator with its own reduced products
 
 Rows = Sequence[Sequence[float] | None]  # samples, one row a tensor
@@ -64,10 +73,11 @@ class FirstGradient:
         rank: int,
         num_ranks: Callable[[], int] = lambda: 1,
         models: Callable[[], Sequence[Any]] = tuple,
+        averages: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._kept_in, self._directory = directory, directory if rank < NUM_RANKS else None
-        self._num_ranks, self._models = num_ranks, models
-        self.moved_otherwise: Callable[[str], None] = lambda words: None  # told of a first update that is another one
+        self._num_ranks, self._models, self._averages = num_ranks, models, averages
+        self.moved_otherwise: Callable[[str, int], None] = lambda words, after: None  # told of a step that is another one
         self._moving: _Moving | None = None  # the step whose update is awaited
         self._rank = rank
         self._batches: list[str] = []  # since the last step
@@ -78,6 +88,9 @@ class FirstGradient:
         self._entered: Mapping[str, str] = {}  # generators when the first micro-batch entered
         self._wanted = True  # the first step of a launch is compared
         self._expected: Mapping[str, Any] | None = None  # the record whose update this step should repeat
+        self._following: _Following | None = None  # the steps after the first one
+        self._lrs_then: list[Any] = []  # of the first pass, from the first step after this load on
+        self._seeds: tuple[int | None, int | None] = (None, None)  # seeds beside which the last two steps began
         self._kept: list[Path] = []
         self.by_hooks = False  # an engine takes the gradients away: they are sampled as they come
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of such a hook
@@ -87,8 +100,12 @@ class FirstGradient:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the next step's gradient is to be kept."""
-        return bool(self._state)
+        """Whether the next step's gradient is to be kept, or compared with one that was kept."""
+        return bool(self._state) or self._following is not None
+
+    @property
+    def _looks(self) -> bool:
+        return self._directory is not None and (self.is_awaited or self._wanted)
 
     def saved(self, state: str, generators: Mapping[str, str]) -> None:
         """The state of this identity was saved. In the middle of an accumulation its next gradient says nothing."""
@@ -97,7 +114,7 @@ class FirstGradient:
 
     def loaded(self) -> None:
         """Another state is in memory: the next step is a first one."""
-        self._state, self._wanted, self._moving = "", True, None
+        self._state, self._wanted, self._moving, self._following, self._lrs_then = "", True, None, None, []
         self._batches, self._seen, self._entered = [], 0, {}
         self._let_go()
 
@@ -110,19 +127,22 @@ class FirstGradient:
         """A micro-batch is about to enter the model."""
         self._seen += 1
         self._autocast = (self._autocast and self._seen > 1) or _autocast()
-        if self._moving is not None and not self._moving.over:
-            self._step_is_over(self._moving)
-        if self._seen == 1 and (self._state or self._wanted) and self._directory is not None:
+        for moving in (self._moving, None if self._following is None else self._following.moving):
+            if moving is not None and not moving.over:
+                self._step_is_over(moving)
+        if self._seen == 1 and self._looks:
             try:
                 self._entered = rng_digests()
+                if self._wanted or self._following is not None:
+                    self._seeds = (self._seeds[1], fresh_seed())
             except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
-                self._state, self._wanted = "", False
+                self._state, self._wanted, self._following = "", False, None
             if self.by_hooks and self._sums is None:
                 self._sums = _Sums(_params(None, self._models()), self.lost)
 
     def batch(self, digest: int) -> None:
         """The digest of a micro-batch, in their order."""
-        if (self._state or self._wanted) and len(self._batches) < NUM_BATCHES:
+        if self._looks and len(self._batches) < NUM_BATCHES:
             self._batches.append(f"{digest:016x}")
 
     def stepping(self, place: int, optimizer: Any, lrs: Sequence[Any] = ()) -> None:
@@ -133,7 +153,10 @@ class FirstGradient:
         if self._state and self._entered and self._directory is not None:
             self._keep(place, optimizer, list(lrs))
         elif self._expected is not None and self._moving is None:
-            self._moving = _Moving(place, self._expected, _params(optimizer, self._models()), list(lrs))
+            self._moving = _Moving(place, self._expected, self._moved_by(optimizer), list(lrs))
+            self._following = _Following(place, expected=self._expected["next"])
+        elif self._following is not None and self._following.place == place:
+            self._follow(self._following, optimizer, list(lrs))
         self._expected = None
         self._state, self._wanted = "", False
         self._batches, self._seen, self._entered = [], 0, {}
@@ -153,21 +176,67 @@ class FirstGradient:
         """The next step begins: keep how far the weights moved, or compare it with what was kept."""
         if not moving.still:
             return
-        rows = moving.update()
+        rows, averages = moving.update()
         if moving.path is not None:
-            moving.record.update(update=_short(rows), lrs=moving.lrs)
-            moving.path.write_text(json.dumps(moving.record, separators=(",", ":")) + "\n", encoding="utf-8")
+            moving.record.update(update=_short(rows), averages=_short(averages), lrs=moving.lrs)
+            moving.path.write_text(_line(moving.record), encoding="utf-8")
+        elif moving.record.get("lrs") == moving.lrs and (words := _judge_update(moving.record, rows, averages)):
+            self._following = None
+            self.moved_otherwise(f"the first step {words}", 0)
+
+    def _moved_by(self, optimizer: Any) -> tuple[list[Any], list[Any]]:
+        """The parameters that a step moves, and those of the averages that follow it."""
+        return _params(optimizer, self._models()), _averaged(self._averages())
+
+    def used_lrs(self, num: int) -> Sequence[Any] | None:
+        """The LRs that the first pass used in this step after the save, the first is 1; None where it is not known."""
+        return self._lrs_then[num - 1] if 0 < num <= len(self._lrs_then) else None
+
+    # ---- the steps after the first ------------------------------------------------------------------------------
+
+    def _follow(self, following: "_Following", optimizer: Any, lrs: list[Any]) -> None:
+        """One more step of those that follow a save: keep it, or compare it with what was kept."""
+        words = following.settle()
+        if words:
+            self.moved_otherwise(f"this step {words}", following.num)
+        if words or following.ended or self._num_ranks() > 1 or not self._entered:
+            self._following = None
             return
-        kept = moving.record.get("update")
-        if not kept or moving.record.get("lrs") != moving.lrs:
+        following.num += 1
+        own = self._describe(following.place, optimizer, still=rng_digests() == dict(self._at_save), most=NEXT_TENSORS)
+        kept = own if following.path is not None or own is None else self._as_expected(following, optimizer, own, lrs)
+        if kept is None:
+            self._following = None
             return
-        apart = difference(kept, rows)
-        if apart is not None and apart > EXACT[1]:
-            words = (
-                f"the first step moved the weights otherwise than after the save ({apart:.0%} apart in the median parameter)"
-            )
-            equal = "batch, LR and gradient are equal" if moving.record["rows"] else "batch and LR are equal"
-            self.moved_otherwise(f"{words}, although {equal}: the loss, or something inside the step is another")
+        moved = _params(optimizer, self._models(), NEXT_TENSORS), _averaged(self._averages())
+        following.moving = _Moving(following.place, {**kept, "lrs": lrs}, moved, lrs)
+
+    def _as_expected(
+        self, following: "_Following", optimizer: Any, own: Mapping[str, Any], lrs: list[Any]
+    ) -> Mapping[str, Any] | None:
+        """What was kept of this step, as far as its gradient is equal; None where it is not, or cannot be compared."""
+        kept = following.expected.popleft()
+        if kept.get("lrs") != lrs:
+            return None
+        if not _comparable(kept, own):
+            away, seed = self._seeds
+            if away is None and seed is not None and kept["batches"] == own["batches"] and kept["entered"] != own["entered"]:
+                effect = "dropout and orders that are drawn repeat what followed that seed before"
+                text = f"torch was seeded with {seed} right before this step, and not so in the first pass: {effect}"
+                self.moved_otherwise(text, following.num)
+            return None
+        exact = bool(kept["exact"] and own["exact"])
+        apart = difference(kept["rows"], own["rows"]) or 0.0
+        odd = odd_tensors(kept["rows"], own["rows"]) if exact else []
+        said, told = EXACT if exact else ROUGH
+        if apart <= told and not odd:
+            return kept if apart <= (AS_ALIKE if exact else said) else None
+        names = _names(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
+        words = f"{apart:.0%} apart in the median parameter" if apart > told else f"another one in {names[odd[0]]}"
+        equal = "batch, LR and the steps since the save are equal"
+        text = f"the gradient of this step is not as in the first pass ({words}), although {equal}"
+        self.moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", following.num)
+        return None
 
     # ---- keep -----------------------------------------------------------------------------------------------------
 
@@ -176,27 +245,32 @@ class FirstGradient:
         record = self._describe(place, optimizer, still=now == dict(self._at_save))
         if record is None or self._directory is None:
             return
+        if not any(row is not None and any(row) for row in record["rows"]):
+            record["rows"] = []
+            if place >= 0:  # no gradient: nothing that a resume could be held to
+                return
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{self._state}.{self._rank}"
-        path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+        path.write_text(_line(record), encoding="utf-8")
         if record["exact"]:
-            self._moving = _Moving(place, record, _params(optimizer, self._models()), lrs, path)
+            self._moving = _Moving(place, record, self._moved_by(optimizer), lrs, path)
+        self._following = _Following(place, path=path)
         self._kept.append(path)
         if len(self._kept) > NUM_KEPT:
             self._kept.pop(0).unlink(missing_ok=True)
 
-    def _describe(self, place: int, optimizer: Any, *, still: bool) -> dict[str, Any] | None:
+    def _describe(
+        self, place: int, optimizer: Any, *, still: bool, most: int = NUM_TENSORS
+    ) -> dict[str, Any] | None:
         """This step's batches, generators and gradient; None where the gradient cannot be read."""
         if not self._batches or self._seen != len(self._batches) or self._seen > NUM_BATCHES:
             return None
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
-        chosen = _params(optimizer, self._models())
-        rows = [] if self._sums is None else self._sums.rows()
+        chosen = _params(optimizer, self._models(), most)
+        rows = [] if self._sums is None else _thinned(self._sums.rows(), most)
         if place >= 0:  # an engine takes its gradients away
             rows = Snapshot([None if p.grad is None or p.grad.is_sparse else p.grad for p in chosen]).rows()
-            if not any(row is not None and row.any() for row in rows):
-                return None
         return {
             "v": VERSION,
             "optimizer": place,
@@ -261,9 +335,10 @@ class FirstGradient:
         own = None if kept is None else self._describe(place, optimizer, still=False)
         if kept is None or own is None or not _comparable(kept, own):
             return
+        self._lrs_then = [kept.get("lrs"), *(one.get("lrs") for one in kept["next"])]
         exact = bool(kept["exact"] and own["exact"])
         self._expected = kept if exact and not expected.accepted and expected.contract is None else None
-        if place >= 0 or own["rows"]:
+        if kept["rows"] and own["rows"]:
             num, may = len(own["batches"]), expected.accepts(NAME)
             yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may)
 
@@ -292,20 +367,69 @@ class FirstGradient:
 
 
 class _Moving:
-    """A step whose update is awaited: samples of the weights before it."""
+    """A step whose update is awaited: samples before it of the weights, and of the averages that follow them."""
 
     def __init__(
-        self, place: int, record: Mapping[str, Any], params: Sequence[Any], lrs: list[Any], path: Path | None = None
+        self,
+        place: int,
+        record: Mapping[str, Any],
+        moved: tuple[Sequence[Any], Sequence[Any]],
+        lrs: list[Any],
+        path: Path | None = None,
     ) -> None:
         self.place, self.record, self.lrs, self.path = place, dict(record), lrs, path
-        self._params, self._before = params, Snapshot(params)
+        self._weights, self._averages = ((params, Snapshot(params)) for params in moved)
         self.generators = rng_digests()
         self.over = self.still = False
 
-    def update(self) -> list[Any]:
-        """How far each sample has moved, one array per tensor."""
-        pairs = zip(self._before.rows(), Snapshot(self._params).rows(), strict=True)
-        return [None if a is None or b is None or len(a) != len(b) else b - a for a, b in pairs]
+    def update(self) -> tuple[list[Any], list[Any]]:
+        """How far each sample has moved, one array per tensor: of the weights, and of the averages."""
+        return _distance(*self._weights), _distance(*self._averages)
+
+
+def _distance(params: Sequence[Any], before: Snapshot) -> list[Any]:
+    pairs = zip(before.rows(), Snapshot(params).rows(), strict=True)
+    return [None if a is None or b is None or len(a) != len(b) else b - a for a, b in pairs]
+
+
+def _judge_update(kept: Mapping[str, Any], weights: Sequence[Any], averages: Sequence[Any]) -> str:
+    """How weights and averages moved otherwise than in the record, in words; "" where they did not."""
+    equal = "batch, LR and gradient are equal" if kept["rows"] else "batch and LR are equal"
+    for what, was, now in (("weights", kept.get("update"), weights), ("averages", kept.get("averages"), averages)):
+        apart = difference(was, now) if was else None
+        if apart is not None and apart > EXACT[1]:
+            words = f"moved the {what} otherwise than after the save ({apart:.0%} apart in the median parameter)"
+            return f"{words}, although {equal}: the loss, or something inside the step or after it is another"
+    return ""
+
+
+class _Following:
+    """The steps after the first one: kept at the end of `path`, or compared with `expected`, the lines that are there."""
+
+    def __init__(self, place: int, *, path: Path | None = None, expected: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.place, self.path, self.expected = place, path, deque(expected)
+        self.num = 0  # steps after the first
+        self.moving: _Moving | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to keep or to compare."""
+        return self.num >= NUM_NEXT or (self.path is None and not self.expected)
+
+    def settle(self) -> str:
+        """The next step begins: keep how far the last one moved, or return in words what is another."""
+        moving, self.moving = self.moving, None
+        if moving is None:
+            return ""
+        weights, averages = moving.update() if moving.still else ([], [])
+        if self.path is None:
+            return _judge_update(moving.record, weights, averages)
+        if moving.record["exact"]:
+            moving.record.update(update=_short(weights), averages=_short(averages))
+        if self.path.exists():
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line(moving.record))
+        return ""
 
 
 class _Sums:
@@ -335,8 +459,8 @@ class _Sums:
         return hook
 
     def rows(self) -> list[Any]:
-        """One row a parameter, as of a gradient that is there; nothing where none came."""
-        return Snapshot(self._found).rows() if any(row is not None for row in self._found) else []
+        """One row a parameter, as of a gradient that is there; nothing where none can come."""
+        return Snapshot(self._found).rows()
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -344,13 +468,27 @@ class _Sums:
             handle.remove()
 
 
-def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def _averaged(averages: Mapping[str, Any]) -> list[Any]:
+    """Some parameters of averaged copies of the model; objects that are no modules are not looked into."""
+    every = [p for one in averages.values() if callable(getattr(one, "parameters", None)) for p in one.parameters()]
+    return _thinned([p for p in every if hasattr(p, "numel")], NEXT_TENSORS)
+
+
+def _params(optimizer: Any, models: Sequence[Any], most: int = NUM_TENSORS) -> list[Any]:
     """The parameters whose gradient and update are sampled; of an engine (None) those of the models."""
     if optimizer is None:
         every = [p for model in models for p in model.parameters() if p.requires_grad]
     else:
         every = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    return every[:: max(1, math.ceil(len(every) / NUM_TENSORS))]
+    return _thinned(_thinned(every, NUM_TENSORS), most)
+
+
+def _thinned(every: list[Any], most: int) -> list[Any]:
+    return every[:: max(1, math.ceil(len(every) / most))]
 
 
 def _names(params: Sequence[Any], models: Sequence[Any]) -> list[str]:
@@ -363,11 +501,13 @@ def _short(rows: Sequence[Any]) -> list[list[float] | None]:
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """The record of the first step, with those of the steps after it as `next`; None where there is none."""
+    found = list[Any]()
+    with contextlib.suppress(OSError, ValueError):  # the last line may be cut
+        found.extend(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+    if not found or not all(isinstance(one, dict) and one.get("v") == VERSION for one in found):
         return None
-    return record if isinstance(record, dict) and record.get("v") == VERSION else None
+    return {**found[0], "next": found[1:]}
 
 
 def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:

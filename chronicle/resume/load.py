@@ -40,6 +40,7 @@ from chronicle.resume.fingerprint import (
     buffers_digest,
     digest_of_each,
     fingerprint_memory,
+    fresh_seed,
     frozen_parameters,
     object_digests,
     rng_digests,
@@ -87,6 +88,7 @@ class Loads:
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
         self._calibration = Calibration()
+        self._seeded: int | None = None  # with what torch was seeded between the load and its first batch
         # where this training moves weights between a save and its next step: their digest at the load, and one for each
         self._weights_loaded, self._each_loaded = "", dict[int, str]()
 
@@ -259,6 +261,7 @@ class Loads:
 
         An adapter's load is known already. A plain loop does not announce its loads, so what it holds now is what it loaded.
         """
+        self._seeded = fresh_seed() if self.start.resumed else None
         if self.state is not None or self.start.state_loaded:
             live = observe()
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
@@ -277,6 +280,14 @@ class Loads:
             )
             self.state = replace(state, buffers=buffers, weights=weights_digests(live))
             self._calibration = Calibration()
+
+    def check_seed(self) -> list[Check]:
+        """Noted when torch was seeded between the load and its first batch: a script may seed each epoch."""
+        if self._seeded is None or (self.start.expectation is not None and self.start.expectation.accepts("rng")):
+            return []
+        effect = "dropout and orders that are drawn repeat what followed that seed before, whatever the load restored"
+        cause = f"torch was seeded with {self._seeded} after the load, right before the first batch: {effect}"
+        return [noted("seed", "M1", expected="generators as they went on", found=f"seed {self._seeded}", cause=cause)]
 
     def calibrates(self, observe: Callable[[], LiveState], training: bool) -> None:
         """A forward pass without gradients begins before the first batch: in training mode it moves running statistics."""

@@ -117,7 +117,11 @@ class GuardSession:
         paths = None if self.off else self.journal.paths
         gradients = None if paths is None else paths.gradients_dir
         self.first_gradient = FirstGradient(
-            gradients, self.ranks.rank, lambda: self.ranks.world_size, lambda: self._observe().models
+            gradients,
+            self.ranks.rank,
+            lambda: self.ranks.world_size,
+            lambda: self._observe().models,
+            lambda: self._observe().averages,
         )
         self.first_gradient.moved_otherwise = self._moved_otherwise
         self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
@@ -596,9 +600,10 @@ class GuardSession:
             self.batches.settle()
         self.first_gradient.stepping(self._place_of(optimizer), optimizer, self._lrs())
 
-    def _moved_otherwise(self, words: str) -> None:
+    def _moved_otherwise(self, words: str, after: int) -> None:
+        """A step is another one than in the first pass: `after` steps after the first of this launch."""
         step = self.start.start_step
-        first = None if step is None else step + 1
+        first = None if step is None else step + 1 + after
         self.envelope.log.tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self.step))
 
     def _compare_gradient(self, optimizer: Any) -> Iterator[Check]:
@@ -791,6 +796,9 @@ class GuardSession:
         check = self._tripwire.feed(lrs)
         if self._tripwire.done:
             self._tripwire = None
+        if check is not None and not check.ok and self.first_gradient.used_lrs(self._steps_here) == list(lrs):
+            check = replace(check, outcome=Outcome.NOTED, cause=f"{check.found} in use: {AS_FIRST_PASS}")
+            self._tripwire = None  # the forecast is not what the first pass did
         if check is not None and check.outcome is Outcome.NOTED:
             self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
         elif check is not None:

@@ -286,3 +286,138 @@ def test_random_step_is_not_compared(tmp_path: Path, run_dir: Path) -> None:
     again.optimizer.register_step_post_hook(noise)
     again.train(3)
     assert not moved_otherwise(run_dir)
+
+
+# ---- the steps after the first one ---------------------------------------------------------------------------------------
+
+
+def breaches(run_dir: Path) -> list[tuple[int, str]]:
+    """(step, text) of every warning."""
+    entries = [one for one in read_journal(RunPaths(run_dir)).entries if "incident" in one.kind]
+    return [(int(one.data["onset_step"]), str(one.title)) for one in entries]
+
+
+def _smooth(loop: Loop) -> None:
+    loop.loss = smoothed
+
+
+def _shrink(loop: Loop) -> None:
+    with torch.no_grad():
+        for p in loop.model.parameters():
+            p.mul_(0.9)
+
+
+def _cut(loop: Loop) -> None:
+    loop.model[0].register_forward_hook(lambda module, args, out: out.detach())
+
+
+def _seed(loop: Loop) -> None:
+    torch.manual_seed(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "step"),
+    [(_smooth, "gradient of this step", 9), (_cut, "gradient of this step", 9), (_shrink, "moved the weights", 8)],
+    ids=["loss", "a layer without gradient", "weights between two steps"],
+)
+def test_a_change_in_the_middle_is_told_at_its_step(
+    tmp_path: Path, run_dir: Path, change: Callable[[Loop], None], said: str, step: int
+) -> None:
+    """Two steps of the resume are as they were, then something changes: nothing is refused, one warning names the step."""
+    interrupted(run_dir, tmp_path / "step.pt", steps_after=8)
+    loop = Loop(run_dir).load(tmp_path / "step.pt").train(2)
+    assert not breaches(run_dir)
+    change(loop)
+    loop.train(4)
+    [(onset, text)] = breaches(run_dir)
+    assert onset == step
+    assert "update-not-as-recorded" in text and said in text
+
+
+def test_what_the_first_pass_did_at_the_same_step_is_not_told(tmp_path: Path, run_dir: Path) -> None:
+    first = Loop(run_dir)
+    first.train(6).save(tmp_path / "step.pt")
+    for loop in (first, None):
+        loop = loop or Loop(run_dir).load(tmp_path / "step.pt")
+        loop.train(2)
+        _smooth(loop), _shrink(loop), _cut(loop)
+        loop.train(6)
+    assert not breaches(run_dir)
+
+
+def test_a_step_without_any_gradient_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    """Gradients are zeroed between backward and step, so the optimizer does nothing."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    loop = Loop(run_dir).load(tmp_path / "step.pt")
+    loop.clip = 1.0
+
+    def forget(*args: Any) -> None:
+        for p in loop.model.parameters():
+            p.grad = None
+
+    clip, torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_, forget  # type: ignore[assignment]
+    try:
+        with pytest.raises(ResumeRefused) as refusal:
+            loop.train(1)
+    finally:
+        torch.nn.utils.clip_grad_norm_ = clip
+    assert [check.name for check in refusal.value.checks] == [NAME]
+
+
+def test_generators_seeded_in_the_middle_are_told(tmp_path: Path, run_dir: Path) -> None:
+    first = Loop(run_dir, dropout=0.3)
+    torch.rand(5_000)  # as many numbers as a larger model draws
+    first.train(6).save(tmp_path / "step.pt")
+    generator = torch.get_rng_state()
+    first.train(8)
+    again = Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt")
+    torch.set_rng_state(generator)
+    again.train(3)
+    assert not breaches(run_dir)
+    _seed(again)
+    again.train(3)
+    [(onset, text)] = breaches(run_dir)
+    assert (onset, "torch was seeded with 3" in text) == (10, True)
+
+
+def test_an_average_that_follows_less_often_is_told(tmp_path: Path, run_dir: Path) -> None:
+    def build() -> tuple[Loop, Any]:
+        loop = Loop(None)
+        average = torch.optim.swa_utils.AveragedModel(loop.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        chronicle.attach(run_dir, loop.model, loop.optimizer, averages={"ema": average})
+        return loop, average
+
+    def train(loop: Loop, average: Any, steps: int, every: int) -> None:
+        for _ in range(steps):
+            loop.train(1)
+            if loop.step % every == 0:
+                average.update_parameters(loop.model)
+
+    loop, average = build()
+    train(loop, average, 6, 1)
+    loop.save(tmp_path / "step.pt")
+    torch.save(average.state_dict(), tmp_path / "average.pt")
+    train(loop, average, 8, 1)
+    for every in (1, 4):
+        loop, average = build()
+        loop.load(tmp_path / "step.pt")
+        average.load_state_dict(torch.load(tmp_path / "average.pt", weights_only=True))
+        train(loop, average, 4, every)
+        found = breaches(run_dir)
+        assert len(found) == (every == 4)
+    assert "moved the averages" in found[0][1]
+
+
+def test_torch_seeded_after_the_load_is_noted(tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = Loop(run_dir, dropout=0.3)
+    torch.rand(5_000)  # as many numbers as a larger model draws
+    first.train(6).save(tmp_path / "step.pt")
+    generator = torch.get_rng_state()
+    for seeds in (False, True):
+        again = Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt")
+        torch.set_rng_state(generator)
+        if seeds:
+            _seed(again)
+        capsys.readouterr()
+        again.train(1)
+        assert ("noted: seed: torch was seeded with 3 after the load" in capsys.readouterr().err) == seeds

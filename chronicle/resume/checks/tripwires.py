@@ -138,7 +138,7 @@ class LrTripwire:
         if _same(row, lrs) or self.source != "scheduler":
             return None
         words = {"expected": show_row(row), "found": show_row(lrs), "where": f"step {index + 1} of this launch"}
-        if not _near(before, lrs, LR_JUMP) or (self.moved and self._is_on_curve(lrs)):
+        if not _near(before, lrs, LR_JUMP) or _vanishes(before, row, lrs) or (self.moved and self._is_on_curve(lrs)):
             return failed("learning rate in use", "L1", **words, cause=_cause(row, lrs))
         self.position = len(self.rows)
         if _same(before, lrs):
@@ -177,6 +177,12 @@ def _near(a: LrRow, b: LrRow, factor: float) -> bool:
         x is y if x is None or y is None else x <= 0 or y <= 0 or max(x, y) <= factor * min(x, y)
         for x, y in zip(a, b, strict=True)
     )
+
+
+def _vanishes(before: LrRow, foretold: LrRow, lrs: LrRow) -> bool:
+    """Whether a group that had an LR, and was to have one, has none now, while another group goes on."""
+    gone = [bool(b and f) and lr == 0 for b, f, lr in zip(before, foretold, lrs, strict=False)]
+    return any(gone) and any(lrs)
 
 
 def _same(a: LrRow, b: LrRow) -> bool:
