@@ -142,7 +142,7 @@ class DataWatch:
             return
         expected, after = self._expected.popleft()
         self._astray = 0 if expected == digest else self._astray + 1
-        taken = step - (self._start.start_step or 0)
+        taken = 0 if self._start.start_step is None else step - self._start.start_step  # None: still the first step
         self._uneven = self._uneven + 1 if expected == digest and after != taken else 0
         if self._uneven == NUM_ASTRAY and not self._may_be_split():
             first = step + 2 - NUM_ASTRAY

@@ -88,6 +88,7 @@ class Loads:
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
         self._calibration = Calibration()
+        self._away = False  # torch's generator was far from any seed at the load
         self._seeded: int | None = None  # with what torch was seeded between the load and its first batch
         # where this training moves weights between a save and its next step: their digest at the load, and one for each
         self._weights_loaded, self._each_loaded = "", dict[int, str]()
@@ -210,6 +211,7 @@ class Loads:
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
         self.options_set.after_load(live.optimizers)
+        self._away = fresh_seed() is None
         found = fingerprint_memory(live)
         self.state = LoadedState(
             buffers=LoadedBuffers(now=found.ranks[0].buffers),
@@ -238,7 +240,7 @@ class Loads:
         """Random generators of this rank; call it once the framework has restored them."""
         if self.start.expectation is None:
             return []
-        rank = self._ranks.rank
+        rank, self._away = self._ranks.rank, fresh_seed() is None
         found = Memory(ranks=(RankDigest(rank=rank, rng=rng_digests()),), topology=topology)
         return check_generators(self.start.expectation, found, rank=rank)
 
@@ -247,7 +249,7 @@ class Loads:
         self.pending, self._calibration.looked = [], False
         if self.start.again and memory is not None and not memory.step:
             self.start.no_basis, memory = BEGINS_ANEW, None
-        self.start.state_loaded = True
+        self.start.state_loaded, self._away = True, fresh_seed() is None
         self.start.identity = {} if memory is None else memory.identity
         contract, step = self.contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
@@ -261,7 +263,7 @@ class Loads:
 
         An adapter's load is known already. A plain loop does not announce its loads, so what it holds now is what it loaded.
         """
-        self._seeded = fresh_seed() if self.start.resumed else None
+        self._seeded = fresh_seed() if self.start.resumed and self._away else None
         if self.state is not None or self.start.state_loaded:
             live = observe()
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))

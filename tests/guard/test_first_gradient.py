@@ -414,7 +414,9 @@ def test_torch_seeded_after_the_load_is_noted(tmp_path: Path, run_dir: Path, cap
     first.train(6).save(tmp_path / "step.pt")
     generator = torch.get_rng_state()
     for seeds in (False, True):
-        again = Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt")
+        again = Loop(run_dir, dropout=0.3)
+        torch.rand(5_000)
+        again.load(tmp_path / "step.pt")
         torch.set_rng_state(generator)
         if seeds:
             _seed(again)
