@@ -1,4 +1,4 @@
-"""`python -m benchmarks.envelope [bugs|healthy|cost] [--launches N]`: prints the tables of `docs/guard.md`."""
+"""`python -m benchmarks.envelope [bugs|healthy|resumed|cost] [--launches N]`: prints the tables of `docs/guard.md`."""
 
 import argparse
 import sys
@@ -10,12 +10,13 @@ from benchmarks.envelope.bugs import BUGS, FURTHER, Bug, play
 from benchmarks.envelope.cost import measure_save, measure_steps
 from benchmarks.envelope.flights import Flight, quiet
 from benchmarks.envelope.healthy import HEALTHY, play_healthy
+from benchmarks.envelope.resumed import RESUMED, play_resumed
 
 
 def main() -> int:
     """Run what was asked for, everything by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.envelope")
-    parser.add_argument("part", nargs="?", choices=("bugs", "healthy", "cost"))
+    parser.add_argument("part", nargs="?", choices=("bugs", "healthy", "resumed", "cost"))
     parser.add_argument("--launches", type=int, default=216, help="healthy launches, at least")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -23,6 +24,8 @@ def main() -> int:
         show_bugs()
     if asked.part in (None, "healthy"):
         show_healthy(asked.launches)
+    if asked.part in (None, "resumed"):
+        show_resumed(max(1, asked.launches // (2 * len(RESUMED))))
     if asked.part in (None, "cost"):
         show_cost()
     return 0
@@ -75,6 +78,21 @@ def _said(flight: Flight) -> Iterable[str]:
     yield from (f"{kind} {breach.since}: {breach.words}" for kind, breach in flight.told.items())
     if flight.error:
         yield flight.error
+
+
+def show_resumed(seeds: int) -> None:
+    """The same, killed and resumed: every resume that was refused or told something."""
+    print("\nhealthy resumes")
+    wrong = 0
+    for name in RESUMED:
+        for seed in range(seeds):
+            with quiet():
+                flight, refusal = play_resumed(name, seed)
+            if flight.told or flight.error or refusal:
+                wrong += 1
+                told = "; ".join(f"{kind}: {breach.words}" for kind, breach in flight.told.items())
+                print(f"  {name} (seed {seed}): {refusal or told or flight.error}", flush=True)
+    print(f"  {len(RESUMED) * seeds} resumes of {len(RESUMED)} kinds: {wrong} told or refused")
 
 
 def show_cost() -> None:

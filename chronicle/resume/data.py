@@ -69,6 +69,7 @@ class DataWatch:
         # batches of the first pass that should come next, and how many steps after the save each was
         self._expected: deque[tuple[int, int]] = deque()
         self._astray = self._uneven = 0
+        self._ahead: int | None = None  # steps before the first of them, here more than in the first pass
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
         self._in_pass = 0
         self._full = 0  # batches of a whole pass, as far as the record knows
@@ -101,7 +102,7 @@ class DataWatch:
         self._expected.clear()
         self._passes.clear()
         self._astray = self._uneven = self._in_pass = 0
-        self.strays = ""
+        self._ahead, self.strays = None, ""
 
     def _new_record(self) -> BatchRecord:
         paths, off = self._journal.paths, self._options.mode is Mode.OFF
@@ -143,6 +144,8 @@ class DataWatch:
         expected, after = self._expected.popleft()
         self._astray = 0 if expected == digest else self._astray + 1
         taken = 0 if self._start.start_step is None else step - self._start.start_step  # None: still the first step
+        self._ahead = taken - after if self._ahead is None else self._ahead  # the two may be counted from another step
+        after += self._ahead
         self._uneven = self._uneven + 1 if expected == digest and after != taken else 0
         if self._uneven == NUM_ASTRAY and not self._may_be_split():
             first = step + 2 - NUM_ASTRAY

@@ -216,7 +216,7 @@ class FirstGradient:
     ) -> Mapping[str, Any] | None:
         """What was kept of this step, as far as its gradient is equal; None where it is not, or cannot be compared."""
         kept = following.expected.popleft()
-        if kept.get("lrs") != lrs:
+        if kept.get("lrs") != lrs or _one_is_none(kept["rows"], own["rows"]):
             return None
         if not _comparable(kept, own):
             away, seed = self._seeds
@@ -232,7 +232,7 @@ class FirstGradient:
         if apart <= told and not odd:
             return kept if apart <= (AS_ALIKE if exact else said) else None
         names = _names(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
-        words = f"{apart:.0%} apart in the median parameter" if apart > told else f"another one in {names[odd[0]]}"
+        words = f"{_percent(apart)} apart in the median parameter" if apart > told else f"another one in {names[odd[0]]}"
         equal = "batch, LR and the steps since the save are equal"
         text = f"the gradient of this step is not as in the first pass ({words}), although {equal}"
         self.moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", following.num)
@@ -283,6 +283,13 @@ class FirstGradient:
             and not self._autocast,
             "rows": _short(rows),
         }
+
+    def entered_alike(self, expected: Expectation | None) -> bool:
+        """Whether the first batch of this launch met the generators that the first pass had there; unknown is False."""
+        if expected is None or expected.memory is None or self._directory is None or not self._entered:
+            return False
+        kept = _read(self._directory / f"{expected.memory.identity.get('id') or ''}.{self._rank}")
+        return kept is not None and kept.get("entered") == dict(self._entered)
 
     def keep_size(self, state: str, name: str, value: int) -> None:
         """The batches after the save of this state had another size than those before it: a size that grows as planned."""
@@ -338,6 +345,8 @@ class FirstGradient:
         self._lrs_then = [kept.get("lrs"), *(one.get("lrs") for one in kept["next"])]
         exact = bool(kept["exact"] and own["exact"])
         self._expected = kept if exact and not expected.accepted and expected.contract is None else None
+        if _one_is_none(kept["rows"], own["rows"]):
+            self._expected = None
         if kept["rows"] and own["rows"]:
             num, may = len(own["batches"]), expected.accepts(NAME)
             yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may)
@@ -347,7 +356,7 @@ class FirstGradient:
         if apart is None:
             return
         said, refused = EXACT if exact else ROUGH
-        found = f"{apart:.0%} apart in the median parameter"
+        found = f"{_percent(apart)} apart in the median parameter"
         odd = odd_tensors(kept, own)
         if odd and apart <= refused:
             names = _names(_params(optimizer, self._models()), self._models())
@@ -398,7 +407,7 @@ def _judge_update(kept: Mapping[str, Any], weights: Sequence[Any], averages: Seq
     for what, was, now in (("weights", kept.get("update"), weights), ("averages", kept.get("averages"), averages)):
         apart = difference(was, now) if was else None
         if apart is not None and apart > EXACT[1]:
-            words = f"moved the {what} otherwise than after the save ({apart:.0%} apart in the median parameter)"
+            words = f"moved the {what} otherwise than after the save ({_percent(apart)} apart in the median parameter)"
             return f"{words}, although {equal}: the loss, or something inside the step or after it is another"
     return ""
 
@@ -508,6 +517,18 @@ def _read(path: Path) -> Mapping[str, Any] | None:
     if not found or not all(isinstance(one, dict) and one.get("v") == VERSION for one in found):
         return None
     return {**found[0], "next": found[1:]}
+
+
+def _percent(apart: float) -> str:
+    return f"{apart:.0%}" if apart >= 0.01 else f"{apart:.2%}"
+
+
+def _one_is_none(kept: Rows, own: Rows) -> bool:
+    """Whether a gradient is zero in one pass and missing in the other: no difference to the loss, and one to most optimizers.
+
+    `zero_grad(set_to_none=False)` leaves zeros behind, and a fresh process has none until a parameter is first used.
+    """
+    return any((a is None) != (b is None) and not any(a or b or ()) for a, b in zip(kept, own, strict=False))
 
 
 def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:

@@ -85,6 +85,8 @@ class Loads:
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
         self.options_set = HandSet()
         self.own_buffers = OwnBuffers(None, 0)
+        # whether the first batch met the generators of the first pass (`FirstGradient`)
+        self.entered_alike: Callable[[Expectation | None], bool] = lambda expected: False
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
         self._calibration = Calibration()
@@ -284,8 +286,9 @@ class Loads:
             self._calibration = Calibration()
 
     def check_seed(self) -> list[Check]:
-        """Noted when torch was seeded between the load and its first batch: a script may seed each epoch."""
-        if self._seeded is None or (self.start.expectation is not None and self.start.expectation.accepts("rng")):
+        """Noted when torch was seeded between the load and its first batch, unless the first pass did so after the save."""
+        expected = self.start.expectation
+        if self._seeded is None or (expected is not None and expected.accepts("rng")) or self.entered_alike(expected):
             return []
         effect = "dropout and orders that are drawn repeat what followed that seed before, whatever the load restored"
         cause = f"torch was seeded with {self._seeded} after the load, right before the first batch: {effect}"

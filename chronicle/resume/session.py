@@ -138,6 +138,7 @@ class GuardSession:
         self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.loads.own_buffers = self.own_buffers
+        self.loads.entered_alike = self.first_gradient.entered_alike
         self.envelope = Envelope(
             observe,
             self.journal,
