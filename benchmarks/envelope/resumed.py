@@ -1,8 +1,9 @@
 """The healthy trainings of `healthy.py`, killed and resumed: a refusal, or anything that is told, is a false alarm.
 
 Each kind is launched twice. The first launch saves after `SAVED_AT` steps everything with a `state_dict` that it attached or
-that its step uses, and the random generators, and trains on. The second loads all that and goes on from there. Two kinds are left
-out: at one step they free layers, which a resume behind that step has to do again, and is rightly refused where it does not.
+that its step uses, and the random generators, and trains on. The second loads all that and goes on from there. Two kinds are
+left out: at one step they free layers, which a resume behind that step has to do again, and is rightly refused where it does
+not. "Told" counts notices too.
 """
 
 import random

@@ -133,10 +133,10 @@ class FirstGradient:
         if self._seen == 1 and self._looks:
             try:
                 self._entered = rng_digests()
-                if self._wanted or self._following is not None:
-                    self._seeds = (self._seeds[1], fresh_seed())
             except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
                 self._state, self._wanted, self._following = "", False, None
+            if self._wanted or self._following is not None:
+                self._seeds = (self._seeds[1], fresh_seed())
             if self.by_hooks and self._sums is None:
                 self._sums = _Sums(_params(None, self._models()), self.lost)
 

@@ -303,3 +303,12 @@ def test_the_old_lr_before_the_first_step_is_refused_where_the_edit_was_not_prov
     proved = Expectation(basis="contract", memory=memory, contract=replace(UNPROVED, lr_unproved=()))
     held = Expectation(basis="contract", memory=memory, contract=UNPROVED)
     assert (proved.allowed_jump(), held.allowed_jump()) == (2.0, 2.0**0.5)
+
+
+def test_lr_of_one_group_that_vanishes_is_refused() -> None:
+    rows = ((0.1, 0.2),) * 3 + ((0.1, 0.0),) * 3
+    assert (check := LrTripwire(rows=rows, source="scheduler").feed((0.1, 0.0))) is not None and not check.ok
+    foretold = LrTripwire(rows=rows, source="scheduler")
+    assert [foretold.feed(row) for row in rows] == [None] * 6
+    everything = LrTripwire(rows=rows, source="scheduler").feed((0.0, 0.0))  # nothing is trained: the envelope sees it
+    assert everything is None or everything.ok

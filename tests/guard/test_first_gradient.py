@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 import chronicle
+from benchmarks.envelope.resumed import play_resumed
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
@@ -423,3 +424,49 @@ def test_torch_seeded_after_the_load_is_noted(tmp_path: Path, run_dir: Path, cap
         capsys.readouterr()
         again.train(1)
         assert ("noted: seed: torch was seeded with 3 after the load" in capsys.readouterr().err) == seeds
+
+
+def test_a_seed_that_the_first_pass_set_too_is_not_noted(
+    tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Loop(run_dir, dropout=0.3)
+    torch.rand(5_000)
+    first.train(6).save(tmp_path / "step.pt")
+    generator = torch.get_rng_state()
+    _seed(first)
+    first.train(3)
+    again = Loop(run_dir, dropout=0.3)
+    torch.rand(5_000)
+    again.load(tmp_path / "step.pt")
+    torch.set_rng_state(generator)
+    _seed(again)
+    capsys.readouterr()
+    again.train(4)
+    assert "seed" not in capsys.readouterr().err
+    assert not breaches(run_dir)
+
+
+def test_zeros_in_one_pass_and_no_gradient_in_the_other_end_the_comparison() -> None:
+    """An expert that is seldom used has zeros from the step before, and nothing in a fresh process, where AdamW leaves it."""
+    flight, refusal = play_resumed("mixture with experts that are seldom or never used", 0)
+    assert not flight.told and not refusal and not flight.error
+
+
+@pytest.mark.parametrize(("changed", "told"), [(99, False), (12, True)])
+def test_the_same_batches_in_more_steps_are_told(tmp_path: Path, run_dir: Path, changed: int, told: bool) -> None:
+    """The accumulation is forgotten from the second step of the resume on; the batches are those of the first pass."""
+
+    def train(loop: Loop, batches: range, changed: int) -> None:
+        for number in batches:
+            x = torch.randn(8, 8, generator=torch.Generator().manual_seed(number))
+            loop.model(x).square().mean().backward()
+            if number % 2 or number >= changed:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+
+    first = Loop(run_dir)
+    train(first, range(8), 99)
+    first.save(tmp_path / "step.pt")
+    train(first, range(8, 30), 99)
+    train(Loop(run_dir).load(tmp_path / "step.pt"), range(8, 26), changed)
+    assert any("make more optimizer steps" in text for _, text in breaches(run_dir)) == told
