@@ -464,9 +464,11 @@ def test_the_same_batches_in_more_steps_are_told(tmp_path: Path, run_dir: Path, 
                 loop.optimizer.step()
                 loop.optimizer.zero_grad()
 
-    first = Loop(run_dir)
+    first = Loop(None)
+    run = chronicle.attach(run_dir, first.model, first.optimizer)
     train(first, range(8), 99)
     first.save(tmp_path / "step.pt")
     train(first, range(8, 30), 99)
+    run.session.data.finish()  # as at the end of its process
     train(Loop(run_dir).load(tmp_path / "step.pt"), range(8, 26), changed)
     assert any("make more optimizer steps" in text for _, text in breaches(run_dir)) == told
