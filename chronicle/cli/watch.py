@@ -64,7 +64,9 @@ def watch(
     form: FormatOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Follow a run or a log file and report what the detector finds, and the rollback that it calls for.
+    """Follow a run or a log file and report what the detector finds.
+
+    With what calls for a rollback it prints the rollback.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
     variables. Ctrl-C ends it with a summary.
