@@ -33,8 +33,8 @@ from chronicle.launch.processes import (
     list_processes,
     read_boot_id,
     read_command,
-    read_environment,
     read_process,
+    read_variable,
 )
 from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import JobStart, NodeWord, ask_job, ask_node, ask_past_state, is_over, start_of
@@ -222,8 +222,7 @@ def _recorded(beats: Iterable[Heartbeat], here: Iterable[LaunchFacts]) -> dict[t
 def _claim(
     process: Process, by_token: Mapping[str, LaunchFacts], recorded: Mapping[tuple[int, int], int]
 ) -> tuple[int | None, str]:
-    environment = read_environment(process.pid)
-    token = None if environment is None else environment.get(TOKEN_VARIABLE)
+    token = read_variable(process.pid, TOKEN_VARIABLE)
     if token is not None and token in by_token:
         return by_token[token].number, "token"
     if token is None and process.key in recorded:  # a title change has overwritten its environment

@@ -21,8 +21,8 @@ from chronicle.launch.processes import (
     Process,
     list_descendants,
     list_processes,
-    read_environment,
     read_process,
+    read_variable,
     send_signal,
 )
 
@@ -219,10 +219,8 @@ def list_tagged(token: str, table: Iterable[Process] | None = None) -> list[Proc
     me = os.getpid()
     found = []
     for process in list_processes() if table is None else table:
-        if process.pid != me and process.alive:
-            environment = read_environment(process.pid)
-            if environment is not None and environment.get(TOKEN_VARIABLE) == token:
-                found.append(process)
+        if process.pid != me and process.alive and read_variable(process.pid, TOKEN_VARIABLE) == token:
+            found.append(process)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
-from chronicle.launch.processes import Process, parse_stat, read_boot_id, read_process, send_signal
+from chronicle.launch.processes import Process, parse_stat, read_boot_id, read_process, read_variable, send_signal
 from chronicle.launch.supervisor import LOADER_NAME
 from chronicle.paths import RunPaths
 
@@ -38,6 +38,20 @@ def sleeper():
 @pytest.fixture
 def paths(tmp_path):
     return RunPaths(tmp_path / "demo")
+
+
+def test_one_variable_of_a_process_is_found_by_its_whole_name():
+    environ = {"XCHRONICLE_TOKEN": "a", "CHRONICLE_TOKEN": "b", "OTHER": "CHRONICLE_TOKEN=c", "CHRONICLE_TOKENS": "d"}
+    process = subprocess.Popen(["sleep", "600"], env=environ | {"PATH": os.environ["PATH"]})
+    try:
+        while "sleep" not in Path(f"/proc/{process.pid}/cmdline").read_text():
+            pass  # until exec it has our own environment
+        assert read_variable(process.pid, "CHRONICLE_TOKEN") == "b"
+        assert read_variable(process.pid, "TOKEN") is None
+    finally:
+        process.kill()
+        process.wait()
+    assert read_variable(process.pid, "CHRONICLE_TOKEN") is None
 
 
 def record_launch(paths, *, token=TOKEN, boot_id=None, pid=2**22 + 1):
