@@ -526,8 +526,11 @@ def _percent(apart: float) -> str:
 def _one_is_none(kept: Rows, own: Rows) -> bool:
     """Whether a gradient is zero in one pass and missing in the other: no difference to the loss, and one to most optimizers.
 
-    `zero_grad(set_to_none=False)` leaves zeros behind, and a fresh process has none until a parameter is first used.
+    `zero_grad(set_to_none=False)` leaves zeros behind, and a fresh process has none until a parameter is first used. A step
+    without any gradient is another matter.
     """
+    if not all(any(any(row or ()) for row in rows) for rows in (kept, own)):
+        return False
     return any((a is None) != (b is None) and not any(a or b or ()) for a, b in zip(kept, own, strict=False))
 
 
