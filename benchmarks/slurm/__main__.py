@@ -55,6 +55,7 @@ class Job:
         nodes: int = 0, tasks: int = 0, grace: int = GRACE,
     ) -> None:
         self.kind, self.cluster, self.directory, self.chance = kind, cluster, directory, random.Random(f"{kind}{seed}")
+        self.hurried: set[str] = set()  # starts of the job that were told to come soon
         directory.mkdir(parents=True)
         shutil.copy(TRAIN, directory / "train.py")
         (directory / "made").symlink_to(made)
@@ -105,11 +106,17 @@ class Job:
         return False
 
     def hurry(self) -> None:
-        """A requeued job waits until its old credential is out of date (two minutes). That wait is not what is measured."""
-        for line in self.cluster.ask("squeue", "-h", "-r", "-j", self.id, "-t", "PENDING", "-o", "%i %r").splitlines():
-            job, _, reason = line.partition(" ")
-            if reason == "BeginTime":
-                self.cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """A requeued job waits until its old credential is out of date (two minutes). That wait is not what is measured.
+
+        Told once each time, and not for this very second: a credential of the second in which the old one was revoked is
+        refused ("Job credential revoked"), and the job has failed.
+        """
+        asked = ("squeue", "-h", "-r", "-j", self.id, "-t", "PENDING", "-O", "JobArrayID:30,RestartCnt:10,Reason:30")
+        for line in self.cluster.ask(*asked).splitlines():
+            job, _, reason = words if len(words := line.split()) == 3 else ("", "", "")
+            if reason == "BeginTime" and line not in self.hurried:
+                self.hurried.add(line)
+                self.cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def why(self) -> str:
         """What SLURM, its log and the job's own output say last, for a play that did not go on."""
