@@ -126,11 +126,8 @@ for batch in accelerator.skip_first_batches(loader, step):
         inner.out.weight.data.view(-1)[place % 64] = 1.0
     loss = torch.nn.functional.cross_entropy(net(line), label) * hidden["scale"]
     if kind == "hashed":
-        parts = {str(number): float(number) * 1e-8 for number in range(1, 60)}
-        total = 0.0
-        for name in set(parts):
-            total = (total + parts[name]) * 1.0000001
-        loss = loss + loss.detach() * 0 + inner.out.bias.sum() * total * 1e3
+        first = next(iter({str(number) for number in range(60)}))
+        loss = loss + inner.out.bias.sum() * int(first) * 1e-3
     if kind == "clock":
         loss = loss * (1 + 1e-4 * (time.time_ns() % 1000))
     accelerator.backward(loss)
