@@ -1,17 +1,17 @@
-"""`python -m benchmarks.replay [cost|causes|accelerated|cells|bisects]`: prints the tables of `docs/replay.md`."""
+"""`python -m benchmarks.replay [cost|causes|accelerated|cells|kills|bisects]`: prints the tables of `docs/replay.md`."""
 
 import argparse
 import sys
 
-from benchmarks.replay import accelerated, causes, cells, cost, searches
+from benchmarks.replay import accelerated, causes, cells, cost, kills, searches
 
 
 def main() -> int:
     """Run what was asked for, everything by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
-    parser.add_argument("part", nargs="?", choices=("cost", "causes", "accelerated", "cells", "bisects"))
+    parser.add_argument("part", nargs="?", choices=("cost", "causes", "accelerated", "cells", "kills", "bisects"))
     parser.add_argument("--only", default="", help="causes whose name holds these words")
-    parser.add_argument("--plays", type=int, default=50, help="bisects")
+    parser.add_argument("--plays", type=int, default=50, help="bisects, kills")
     parser.add_argument("--seconds", type=float, default=7200, help="after which no cell is begun")
     parser.add_argument("--seed", type=int, default=1, help="of the planted places")
     asked = parser.parse_args()
@@ -20,6 +20,7 @@ def main() -> int:
     wrong = causes.show(causes.causes(), asked.only) if asked.part in (None, "causes") else 0
     wrong += causes.show(accelerated.causes(), asked.only) if asked.part in (None, "accelerated") else 0
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
+    wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     return wrong + (searches.show(asked.plays, asked.seed) if asked.part in (None, "bisects") else 0)
 
 

@@ -241,8 +241,7 @@ def play(cause: Cause, directory: Path) -> tuple[str, str, bool]:
     """Record, change what is to be changed, replay. Returns the verdict, its reason, and whether every byte is as it was."""
     cause.training.lay(directory)
     plant(directory, cause.fault)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    environ |= {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
+    environ = quiet()
     run = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
     in_chronicle(directory, environ, "run", *run, "--", *cause.training.command)
     if not cause.stays:
@@ -253,6 +252,12 @@ def play(cause: Cause, directory: Path) -> tuple[str, str, bool]:
     found = json.loads(out) if out.startswith("{") else {"verdict": "failed", "why": out[-300:]}
     after = digests(directory)
     return found["verdict"], found["why"], all(after.get(path) == digest for path, digest in before.items())
+
+
+def quiet() -> dict[str, str]:
+    """The environment without another run's variables; every step is printed."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    return environ | {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
 
 
 def digests(directory: Path) -> dict[str, str]:

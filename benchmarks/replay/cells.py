@@ -5,7 +5,6 @@ print. The cells are those of `tests/bit_transformer/test_exact_resume.py`: the 
 """
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from benchmarks.replay.causes import digests, in_chronicle
+from benchmarks.replay.causes import digests, in_chronicle, quiet
 from chronicle.replay.verdict import ReplayVerdict
 from tests.bit_transformer.launches import TINY
 from tests.bit_transformer.test_exact_resume import EXTRA, KINDS, MORE, SINGLE, VARIANTS, Cell
@@ -37,8 +36,7 @@ def play(ranks: int, cell: Cell, directory: Path) -> tuple[str, str, bool]:
     tiny = [word for word in TINY if not word.startswith("checkpoint_every")]
     settings = [*tiny, f"sharding={sharding}", f"mixed_precision={precision}", f"accumulation_steps={accumulation}",
                 f"total_steps={WHOLE}", f"checkpoint_every={HALF}", *EXTRA[extra]]  # fmt: skip
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    environ |= {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
+    environ = quiet()
     run = ["--run", "cell", "--logs", "logs", "--checkpoints", "checkpoints"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     trainer = ["-m", "bit_transformer.train", "--recipe", "demo", "--checkpoints", "checkpoints"]
