@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,9 +23,9 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={base}/munge/socket
+AuthInfo=socket={short}/munge/socket
 StateSaveLocation={base}/state
-SlurmdSpoolDir={base}/spool.%n
+SlurmdSpoolDir={short}/spool.%n
 SlurmctldPidFile={base}/slurmctld.pid
 SlurmdPidFile={base}/slurmd.%n.pid
 SlurmctldLogFile={base}/slurmctld.log
@@ -77,6 +78,7 @@ class Cluster:
 
     `patience`: seconds without an answer after which a node counts as lost. SLURM's other time-outs are so long that a busy
     machine reaches none: a start that waits ten seconds, or a credential older than its life, would be a failed launch.
+    Sockets lie in a directory of their own: the name of one has 107 bytes at most, and a job whose socket's is longer is held.
     """
 
     def __init__(self, base: Path, *, number: int = 0, nodes: int = 3, patience: int = 15) -> None:
@@ -84,28 +86,30 @@ class Cluster:
         self.name, self.net, self.bridge = f"chr{number}", f"10.77.{200 + number}", f"chrbr{number}"
         self.nodes = [f"{self.name}n{one}" for one in range(1, nodes + 1)]
         self.environ = os.environ | {"PATH": PATH, "SLURM_CONF": str(base / "slurm.conf")}
+        self._short: Path | None = None  # where the sockets are
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def up(self) -> None:
         """Start all daemons. Raises `RuntimeError` where the nodes do not come up."""
         base = self.base
-        for name in ("munge", "state"):
-            (base / name).mkdir(mode=0o700, parents=True)
+        (base / "state").mkdir(mode=0o700, parents=True)
+        self._short = short = Path(tempfile.mkdtemp(prefix="chr", dir="/tmp"))
+        (short / "munge").mkdir(mode=0o700)
         self._ip("link", "add", self.bridge, "type", "bridge")
         self._ip("addr", "add", f"{self.net}.1/24", "dev", self.bridge)
         self._ip("link", "set", self.bridge, "up")
-        (base / "munge/key").write_bytes(secrets.token_bytes(1024))
-        (base / "munge/key").chmod(0o400)
+        (short / "munge/key").write_bytes(secrets.token_bytes(1024))
+        (short / "munge/key").chmod(0o400)
         hosts = [f"{self.net}.1{place} {node}" for place, node in enumerate(self.nodes, 1)]
         own = Path("/etc/hosts").read_text()
         (base / "hosts").write_text("\n".join([own, *hosts, f"{self.net}.1 {self.name}ctl\n"]))
         words = {"name": self.name, "net": self.net, "port": 27817 + self.number, "patience": self.patience}
-        config = CONFIG.format(base=base, nodes=self.count, **words)
+        config = CONFIG.format(base=base, short=short, nodes=self.count, **words)
         (base / "slurm.conf").write_text(config)
         words = ("key-file", "socket", "pid-file", "log-file", "seed-file")
-        munge = [f"--{word}={base}/munge/{word.removesuffix('-file')}" for word in words]
+        munge = [f"--{word}={short}/munge/{word.removesuffix('-file')}" for word in words]
         self._start("munged", ["munged", "--foreground", "--force", *munge])
-        _until(lambda: (base / "munge/socket").exists(), 10)
+        _until(lambda: (short / "munge/socket").exists(), 10)
         inner = f"mount --bind {base}/hosts /etc/hosts; hostname {self.name}ctl; exec slurmctld -D -f {base}/slurm.conf"
         self._start("slurmctld", ["unshare", "-m", "-u", "bash", "-c", inner])
         for place, node in enumerate(self.nodes, 1):
@@ -116,7 +120,7 @@ class Cluster:
             self._ip("-n", node, "link", "set", "eth0", "up")
             self._ip("-n", node, "link", "set", "lo", "up")
             self._ip("-n", node, "route", "add", "default", "via", f"{self.net}.1")
-            (base / f"spool.{node}").mkdir()
+            (short / f"spool.{node}").mkdir()
             self.start_node(node)
         if not _until(lambda: self.ask("sinfo", "-h", "-o", "%D %T").strip() == f"{self.count} idle", 60):
             raise RuntimeError(
@@ -156,6 +160,8 @@ class Cluster:
         for node in self.nodes:
             self._ip("netns", "del", node, check=False)
         self._ip("link", "del", self.bridge, check=False)
+        if self._short is not None:
+            shutil.rmtree(self._short, ignore_errors=True)
 
     def _start(self, name: str, command: list[str]) -> None:
         with open(self.base / f"{name}.out", "ab") as out:
