@@ -171,11 +171,16 @@ def _slack(alert: Alert) -> Mapping[str, Any]:
 
 
 def _discord(alert: Alert) -> Mapping[str, Any]:
-    lines = alert_text(alert).replace("`", "'")[: LONGEST - 8].split("\n")
-    return {
-        "content": "\n".join([f"**{lines[0]}**", *lines[1:-1], f"`{lines[-1]}`"]),
-        "allowed_mentions": {"parse": []},
-    }
+    """At most `LONGEST` characters, counted as UTF-16: Discord does not say how it counts. What is cut is the middle."""
+    head, *middle, command = alert_text(alert).replace("`", "'").split("\n")
+    head, command = _cut(head, LONGEST // 4), _cut(command, LONGEST // 2)
+    room = LONGEST - len(f"{head}{command}".encode("utf-16-le")) // 2 - 8
+    lines = [f"**{head}**", *_cut("\n".join(middle), room).split("\n"), f"`{command}`"]
+    return {"content": "\n".join(lines), "allowed_mentions": {"parse": []}}
+
+
+def _cut(text: str, units: int) -> str:
+    return text.encode("utf-16-le", "replace")[: 2 * max(0, units)].decode("utf-16-le", "ignore")
 
 
 def _teams(alert: Alert) -> Mapping[str, Any]:
