@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, plant
+from benchmarks.replay.causes import HELPERS, SMALL, TRAIN, plant, quiet
 
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
 GIT = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -102,13 +102,8 @@ KINDS = (_commits, _values, _among, _steps)
 
 
 def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *, run: bool = True) -> None:
-    import torch
-
-    for name, text in (("train.py", script), ("objective.py", OBJECTIVE), ("helpers.py", HELPERS)):
-        (directory / name).write_text(text)
-    generator = torch.Generator().manual_seed(5)
-    rows, labels = torch.randn(400, 8, generator=generator), torch.randint(0, 3, (400,), generator=generator)
-    torch.save((rows, labels), directory / "data.pt")
+    SMALL.lay(directory)
+    (directory / "train.py").write_text(script)
     plant(directory, fault)
     if run:
         _record(directory, steps)
@@ -122,11 +117,9 @@ def _record(directory: Path, steps: int) -> None:
 
 
 def _chronicle(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    environ |= {"OMP_NUM_THREADS": "1", "CHRONICLE_PRINTS": "every"}
     return subprocess.run(
         [sys.executable, "-m", "chronicle_ml", *words],
-        cwd=directory, env=environ, capture_output=True, text=True, timeout=900, check=False,
+        cwd=directory, env=quiet(), capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
 
 

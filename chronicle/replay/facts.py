@@ -20,7 +20,7 @@ from chronicle.credentials import holds_secret, looks_secret
 from chronicle.replay.ring import facts_path
 from rollback.disk.durable import write_atomic
 
-__all__ = ["NOT_COMPARED", "ChangedFact", "changed_facts", "read_facts", "write_facts"]
+__all__ = ["NOT_COMPARED", "ChangedFact", "changed_facts", "read_facts", "stop_noting", "write_facts"]
 
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
@@ -116,14 +116,20 @@ def _sources() -> Iterator[tuple[str, str]]:
             continue
 
 
+def stop_noting() -> dict[str, bool]:
+    """The paths that this process opened so far, and whether for writing; `startup/sitecustomize.py` notes no more."""
+    opened: dict[str, bool] = getattr(sys, "_chronicle_opened", None) or {}
+    sys._chronicle_opened = None  # type: ignore[attr-defined]
+    return opened
+
+
 def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
     """Path and digest of every small file that this process has read so far, and not opened for writing.
 
     Without installed packages, the machine's own files, the user's hidden directories (settings and caches of tools), the
     run's files and its checkpoints: a resume reads other ones.
     """
-    opened: dict[str, bool] = getattr(sys, "_chronicle_opened", None) or {}
-    sys._chronicle_opened = None  # type: ignore[attr-defined] # `startup/sitecustomize.py` looks at no more
+    opened = stop_noting()
     not_its_own = ["/proc", "/sys", "/dev", "/etc", "/usr", "/lib", *_installed(), sys.prefix, str(launch_dir.parent.parent)]
     not_its_own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
     outside = tuple(os.path.realpath(path) + os.sep for path in not_its_own)

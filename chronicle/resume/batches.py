@@ -29,6 +29,7 @@ __all__ = [
     "keep_yielded",
     "leaves_of",
     "sample_batch",
+    "tensors_of",
     "watch_loaders",
     "yielded_lately",
 ]
@@ -352,7 +353,8 @@ def watch_loaders() -> None:
             kind.__next__ = _noting(original)
 
 
-def _tensors(batch: Any) -> list[Any]:
+def tensors_of(batch: Any) -> list[Any]:
+    """Every tensor in a batch, at any depth."""
     return [thing for thing in leaves_of(batch) if hasattr(thing, "untyped_storage")]
 
 
@@ -362,7 +364,7 @@ def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterat
         for batch in original(self):
             if _Read.yielded is not None:
                 try:  # no reference: a batch on a device is as large as the device allows
-                    _Read.handed = tuple(weakref.ref(tensor) for tensor in _tensors(batch))
+                    _Read.handed = tuple(weakref.ref(tensor) for tensor in tensors_of(batch))
                 except Exception:  # noqa: BLE001 a batch of another kind: what it holds is not known
                     _Read.handed = ()
             yield batch
@@ -382,7 +384,7 @@ def _noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 self._chronicle_pass = number
             _Read.latest = (id(self._dataset), number)
             if _Read.yielded is not None:
-                _Read.yielded.append(_tensors(batch))
+                _Read.yielded.append(tensors_of(batch))
         except Exception:  # noqa: BLE001 a loader of another kind: its passes are not known
             _Read.latest = (0, 0)
         return batch

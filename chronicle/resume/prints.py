@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.replay.facts import write_facts
+from chronicle.replay.facts import stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
-from chronicle.resume.batches import is_call, keep_yielded, leaves_of, yielded_lately
+from chronicle.resume.batches import is_call, keep_yielded, tensors_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
@@ -235,6 +235,7 @@ class StepPrints:
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
                 write_facts(self._launch_dir, arithmetic(device))
+            stop_noting()
         first = _Step(max(0, step), BEGINS | WEIGHTS, over=True)
         first.weights = _sample(_chosen(self._params, first.step), first.step)
         self._waiting.append(first)
@@ -423,7 +424,7 @@ def _contents(batch: Any) -> tuple[list[Any], bool]:
     in the memory of a batch that a `DataLoader` yielded, on a CPU, or that Accelerate's loader handed over, on any device: then
     the rest of that batch counts, too.
     """
-    leaves = [thing for thing in leaves_of(batch) if hasattr(thing, "untyped_storage")]
+    leaves = tensors_of(batch)
     found = [_checksum(tensor) for tensor in leaves]
     if not is_call(batch) or any(TARGET.search(name) for name in batch[1]):
         return found, bool(found)

@@ -54,3 +54,20 @@ def test_a_file_that_the_launch_read_and_that_is_another_now_is_named(tmp_path: 
     changed = [item.words for item in changed_facts(first, facts(tmp_path, 3)) if item.kind == "file"]
     extra, settings = (f"`{tmp_path / name}`, which the launch read," for name in ("extra.txt", "settings.json"))
     assert changed == [f"{extra} is gone", f"{settings} has changed"]
+
+
+def test_noting_never_ends_an_open(tmp_path: Path) -> None:
+    """A directory that is gone has no absolute path, and what an audit hook raises would end the script's own `open`."""
+    (tmp_path / "settings.json").write_text("1")
+    script = """
+import os, sys
+directory = os.open(sys.argv[1], os.O_RDONLY)
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir(os.getcwd())
+os.close(os.open("settings.json", os.O_RDONLY, dir_fd=directory))
+"""
+    own = {"CHRONICLE_RUN_DIR": str(tmp_path), "CHRONICLE_LAUNCH_DIR": str(tmp_path), "PYTHONPATH": str(STARTUP_DIR)}
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=tmp_path, env={**os.environ, **own},
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 AWAITED = "transformers.trainer_callback"
+MOST_OPENED = 5000  # paths; the processes that print no step keep them
 said = []
 
 
@@ -116,6 +117,8 @@ def note_opened():
     Most configuration is read before the script reaches the guard, so only this file is early enough. A path that was opened
     for writing is marked: what a launch writes itself is no configuration of it.
     """
+    if not hasattr(sys, "addaudithook"):  # before Python 3.8
+        return
     sys._chronicle_opened = {}
 
     def opening(event, args):
@@ -123,12 +126,15 @@ def note_opened():
             return
         opened = sys._chronicle_opened
         path = args[0]
-        if opened is None or not isinstance(path, str) or path.endswith((".py", ".pyc", ".so")) or len(opened) > 20000:
+        if opened is None or not isinstance(path, str) or path.endswith((".py", ".pyc", ".so")) or len(opened) >= MOST_OPENED:
             return
-        mode, flags = args[1], args[2]
-        writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
-        path = os.path.abspath(path)
-        opened[path] = opened.get(path, False) or writes
+        try:
+            mode, flags = args[1], args[2]
+            writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
+            path = os.path.abspath(path)
+            opened[path] = opened.get(path, False) or writes
+        except Exception:  # noqa: BLE001 what a hook raises ends the script's own `open`
+            pass
 
     sys.addaudithook(opening)
 
