@@ -1,14 +1,14 @@
 """What step prints cost: CPU time of a guarded step with and without them, and with a print of every step.
 
 Equal models take turns in one process, block by block, so that a busy machine disturbs all alike. CPU time of the thread is
-compared, not wall time: torch works with one thread here.
+compared, not wall time: torch works with one thread here. The prints' own clock stands still while the others have their turn: they
+would take a step for longer than it is, and print too often.
 """
 
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from chronicle.replay.ring import read_ring, ring_path
 from chronicle.resume.prints import PRINTS_VARIABLE
 
 MODES = ("off", "", "every")
-BLOCKS, STEPS = 16, 10
+BLOCKS, SECONDS = 24, 0.5  # of steps in one block
 SIZES = ((64, 2, 2), (128, 4, 4), (256, 4, 8))  # width, layers, rows of 32
 
 
@@ -27,44 +27,54 @@ def measure(width: int, layers: int, rows: int) -> dict[str, float]:
     """Milliseconds of CPU a step without prints, the median ratios of blocks with them, and the share of printed steps."""
     spent: dict[str, list[float]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as directory:
-        loops = {mode: _loop(Path(directory) / (mode or "auto"), width, layers, rows, mode) for mode in MODES}
+        loops = {mode: Loop(Path(directory) / (mode or "auto"), width, layers, rows, mode) for mode in MODES}
+        steps = max(10, int(SECONDS / (loops["off"].take(20) / 20)))
         for loop in loops.values():
-            for _ in range(2 * STEPS):
-                loop()
+            loop.take(steps)
+        before = loops[""].num_prints()
         for block in range(BLOCKS):
             for mode in MODES[block % 3 :] + MODES[: block % 3]:
-                begun = time.thread_time()
-                for _ in range(STEPS):
-                    loops[mode]()
-                spent[mode].append(time.thread_time() - begun)
-        for loop in loops.values():
-            loop.run.session.prints.finish()  # type: ignore[attr-defined]
-        printed = len(read_ring(ring_path(Path(directory) / "auto" / "launch", 0)).prints)
-    ratios = {mode: statistics.median(a / b for a, b in zip(spent[mode], spent["off"], strict=True)) for mode in MODES}
+                spent[mode].append(loops[mode].take(steps))
+        printed = loops[""].num_prints() - before
+    ratios = {mode: [a / b for a, b in zip(spent[mode], spent["off"], strict=True)] for mode in MODES}
+    low, _, high = statistics.quantiles(ratios[""], n=4)
     return {
-        "step": 1e3 * statistics.median(spent["off"]) / STEPS,
-        "auto": ratios[""],
-        "every": ratios["every"],
-        "printed": printed / ((BLOCKS + 2) * STEPS),
+        "step": 1e3 * statistics.median(spent["off"]) / steps,
+        "auto": statistics.median(ratios[""]),
+        "low": low,
+        "high": high,
+        "every": statistics.median(ratios["every"]),
+        "printed": printed / (BLOCKS * steps),
     }
 
 
-def _loop(directory: Path, width: int, layers: int, rows: int, mode: str) -> Callable[[], None]:
-    torch.manual_seed(0)
-    model = transformer(width, layers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    os.environ |= {"CHRONICLE_LAUNCH_DIR": str(directory / "launch"), PRINTS_VARIABLE: mode}
-    run = attached(directory, model, optimizer)
-    del os.environ["CHRONICLE_LAUNCH_DIR"], os.environ[PRINTS_VARIABLE]
-    x = torch.randn(rows, 32, width)
+class Loop:
+    """A guarded training of its own, with a clock that goes only while it trains."""
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+    def __init__(self, directory: Path, width: int, layers: int, rows: int, mode: str) -> None:
+        torch.manual_seed(0)
+        self.model = transformer(width, layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.directory, self.x, self.spent, self.begun = directory / "launch", torch.randn(rows, 32, width), 0.0, 0.0
+        os.environ |= {"CHRONICLE_LAUNCH_DIR": str(self.directory), PRINTS_VARIABLE: mode}
+        self.run = attached(directory, self.model, self.optimizer)
+        del os.environ["CHRONICLE_LAUNCH_DIR"], os.environ[PRINTS_VARIABLE]
+        self.run.session.prints._clock = lambda: self.spent + time.perf_counter() - self.begun
 
-    step.run = run  # type: ignore[attr-defined]  # kept alive with the loop
-    return step
+    def take(self, steps: int) -> float:
+        """So many steps; seconds of CPU that they took."""
+        self.begun, cpu = time.perf_counter(), time.thread_time()
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.model(self.x).square().mean().backward()
+            self.optimizer.step()
+        self.spent += time.perf_counter() - self.begun
+        return time.thread_time() - cpu
+
+    def num_prints(self) -> int:
+        """How many steps have a print."""
+        self.run.session.prints.finish()
+        return len(read_ring(ring_path(self.directory, 0)).prints)
 
 
 def show() -> None:
@@ -75,6 +85,6 @@ def show() -> None:
         found = measure(width, layers, rows)
         print(
             f"  width {width:4} × {layers} layers  {found['step']:7.2f} ms  as it is {found['auto']:.4f} "
-            f"({found['printed']:.0%} of the steps)  every step {found['every']:.4f}",
+            f"[{found['low']:.4f}–{found['high']:.4f}] ({found['printed']:.1%} of the steps)  every step {found['every']:.4f}",
             flush=True,
         )
