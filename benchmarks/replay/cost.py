@@ -1,8 +1,8 @@
 """What step prints cost: CPU time of a guarded step with and without them, and with a print of every step.
 
 Equal models take turns in one process, block by block, so that a busy machine disturbs all alike. CPU time of the thread is
-compared, not wall time: torch works with one thread here. The prints' own clock stands still while the others have their turn: they
-would take a step for longer than it is, and print too often.
+compared, not wall time: torch works with one thread here. The prints' own clock stands still while the others have their turn:
+they would take a step for longer than it is, and print too often.
 """
 
 import os
