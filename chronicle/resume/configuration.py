@@ -21,7 +21,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -331,12 +331,11 @@ def _config(name: str, thing: Any, seen: dict[int, Any]) -> dict[str, Any]:
     if thing is None or id(thing) in seen:
         return {}
     seen[id(thing)] = thing
-    values = _contents(thing)
-    if values is None:
+    flat = _quietly(lambda: dict(_flat(_contents(thing) or {})))
+    if not flat:
         return {}
-    flat = dict(_flat(values))
     firm = not any(name in OF_A_RUN or role_of(name) is Role.LR for name in (key.rpartition(".")[2] for key in flat))
-    return {name: [flat, firm]} if flat else {}
+    return {name: [flat, firm]}
 
 
 def _contents(thing: Any) -> Mapping[str, Any] | None:
@@ -367,7 +366,17 @@ def _flat(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterat
 
 
 def plain_value(thing: Any, depth: int = 0) -> Any:
-    """A value as JSON stores it; `SKIPPED` for objects, tensors, paths and whatever else is no plain configuration."""
+    """A value as JSON stores it; `SKIPPED` for objects, tensors, paths and whatever else is no plain configuration.
+
+    Also for what cannot be read: a foreign class may forbid its `len`, an iteration or a comparison.
+    """
+    try:
+        return _plain_value(thing, depth)
+    except Exception:  # noqa: BLE001 methods of foreign code
+        return SKIPPED
+
+
+def _plain_value(thing: Any, depth: int) -> Any:
     if thing is None or isinstance(thing, (bool, int)):
         return thing.value if isinstance(thing, enum.Enum) else thing
     if isinstance(thing, float):
@@ -396,9 +405,10 @@ def _text(text: str) -> Any:
     return text if len(text) <= MAX_TEXT else f"{text[:40]}… ({len(text)} characters, {short_digest(text)})"
 
 
-def _items(things: Sequence[Any], depth: int) -> Any:
+def _items(things: Iterable[Any], depth: int) -> Any:
     if depth > 3:
         return SKIPPED
+    things = [one for one in things]  # noqa: C416 `list` asks for the length, which e3nn's tuples forbid
     if len(things) > 8 * MAX_ITEMS:
         return SKIPPED  # data, not configuration
     values = [plain_value(item, depth + 1) for item in things]

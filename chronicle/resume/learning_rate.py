@@ -76,9 +76,9 @@ def raw_scheduler(scheduler: Any) -> Any:
 
 
 def raw_optimizer(optimizer: Any) -> Any:
-    """The torch optimizer behind Accelerate's and DeepSpeed's wrappers."""
+    """The torch optimizer behind the wrappers of Accelerate, DeepSpeed and Opacus, which hand every step on to it."""
     for _ in range(5):
-        inner = getattr(optimizer, "optimizer", None)
+        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "original_optimizer", None)
         if inner is None or not hasattr(inner, "param_groups"):
             return optimizer
         optimizer = inner

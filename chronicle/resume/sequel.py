@@ -24,7 +24,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.trained import check_trained
 
-__all__ = ["AS_FIRST_PASS", "Sequel"]
+__all__ = ["AS_FIRST_PASS", "SPLIT", "Sequel"]
 
 VERSION = 1
 NUM_KEPT = 64  # files of one launch and rank
@@ -35,7 +35,8 @@ AS_FIRST_PASS = "so it was in the first pass, right before the step that followe
 OTHER_LAYERS = "this training trains other layers from time to time"
 A_HABIT = "this training changes it between a save and its next step; the launch that saved ended before that step"
 # What a habit excuses: never an LR, a count or a position, which a lost state would change as well.
-HABITS = ("frozen parameters", "training mode", "parameter groups", "accumulation", "micro batch", "batch size", "global batch")
+SPLIT = ("accumulation", "micro batch", "batch size", "global batch")
+HABITS = ("frozen parameters", "training mode", "parameter groups", *SPLIT)
 
 
 class Sequel:

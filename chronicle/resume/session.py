@@ -50,7 +50,7 @@ from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import StepPrints, is_captured
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
-from chronicle.resume.sequel import AS_FIRST_PASS, Sequel
+from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
 from chronicle.resume.signs import EarlySigns, record_signs
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
@@ -366,7 +366,8 @@ class GuardSession:
         if generators:
             self.generators_restored()
         with self.contained("load"):
-            self.loads.say_pending(trains=bool(self._observe().optimizers))
+            if not self._training:
+                self.loads.say_pending(trains=bool(self._observe().optimizers))
 
     def generators_restored(self) -> None:
         """The framework has restored the random generators, and nothing has drawn from them yet: compare them."""
@@ -374,9 +375,15 @@ class GuardSession:
             self._judge_load("random generators", lambda: self.loads.check_generators(self._observe().topology))
 
     def _judge_load(self, name: str, checks: Callable[[], list[Check]]) -> None:
-        """Refuse what differs where the framework trains from here; else keep it for an optimizer step, if one follows."""
+        """Refuse what differs where the framework trains from here; else keep it for an optimizer step, if one follows.
+
+        How a batch is split may be set until that step (Lightning's plan for the accumulation acts as an epoch begins).
+        """
         found = run_checks(name, checks)
         if self._training:
+            later = [check for check in found if not check.ok and check.name in SPLIT]
+            self.loads.defer(later)
+            found = [check for check in found if check not in later]
             self.verdicts.decide(found, "after load", self.start.loaded_from)
         else:
             for check in found:

@@ -148,6 +148,40 @@ def test_fit_again_and_test_of_an_older_checkpoint_are_quiet(tmp_path: Path, run
     assert [one["name"] for one in found[1]["noted"]] == ["resume"]
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_accumulation_that_changes_as_planned_is_no_difference(tmp_path: Path, run_dir: Path, first: int) -> None:
+    """The launch ends right at its save, so that nothing but the plan says what its next step would have been."""
+    for epochs in (2, 3):
+        _with_plan(tmp_path, run_dir, {0: 1, first: 2}, max_epochs=epochs, every_n_epochs=1)
+    assert [one["verdict"] for one in verdicts(run_dir)][-1] != "refused"
+
+
+def test_accumulation_that_lightning_forgets_in_the_middle_of_an_epoch_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    """Lightning 2.6 sets the planned value only where an epoch begins, and trains the rest of this one without it."""
+    _with_plan(tmp_path, run_dir, {0: 1, 1: 2}, max_steps=5, every_n_train_steps=5)
+    with pytest.raises(ResumeRefused, match="accumulation: expected 2, found 1"):
+        _with_plan(tmp_path, run_dir, {0: 1, 1: 2}, max_steps=8, every_n_train_steps=5)
+
+
+def _with_plan(
+    folder: Path, run_dir: Path, plan: dict[int, int], *, max_epochs: int = -1, max_steps: int = -1, **every: int
+) -> None:
+    """Four batches an epoch; the newest checkpoint is resumed."""
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+
+    torch.manual_seed(0)
+    last = folder / "last.ckpt"
+    callbacks = [
+        ChronicleCallback(run_dir), GradientAccumulationScheduler(dict(plan)), ModelCheckpoint(folder, save_last=True, **every)
+    ]  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=max_epochs, max_steps=max_steps, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_train_batches=4, callbacks=callbacks,
+    )  # fmt: skip
+    trainer.fit(Regression(), rows(), ckpt_path=str(last) if last.exists() else None, weights_only=False)
+    callbacks[0].session.sealer.finish()
+
+
 def test_second_fit_from_a_wrong_state_is_refused(tmp_path: Path, run_dir: Path) -> None:
     module = Regression()
     trainer = trainer_of(tmp_path, run_dir, 1)

@@ -55,6 +55,29 @@ def adafactor(parameters: Any) -> Any:
     return pytest.importorskip("transformers.optimization").Adafactor(parameters)
 
 
+class PrivateOptimizer(torch.optim.Optimizer):
+    """Like Opacus' `DPOptimizer`: no constructor of torch, and every step is the inner optimizer's."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.original_optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    param_groups = property(lambda self: self.original_optimizer.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.original_optimizer.state)  # type: ignore[assignment]
+    defaults = property(lambda self: self.original_optimizer.defaults)  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> Any:
+        return self.original_optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.original_optimizer.load_state_dict(state_dict)
+
+
 def launch(run_dir: Path, make: Any, scheduler: Any = None, *, load: Path | None = None, save: Path | None = None) -> Any:
     """Four steps of a small model; saves after the second."""
     torch.manual_seed(0)
@@ -87,10 +110,11 @@ def verdict(run_dir: Path) -> dict[str, Any]:
         (adafactor, None, []),
         (lambda p: torch.optim.SGD(p, lr=1, momentum=0.9), None, []),
         (lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)), None, []),
+        (PrivateOptimizer, None, []),
         (torch.optim.AdamW, EpochScheduler, ["learning rates of the next steps"]),
         (torch.optim.AdamW, ClosureScheduler, ["learning rates of the next steps"]),
     ],
-    ids=["Adafactor", "int", "tensor", "step(epoch)", "closure"],
+    ids=["Adafactor", "int", "tensor", "Opacus", "step(epoch)", "closure"],
 )
 def test_strange_but_healthy_scripts_resume(run_dir: Path, tmp_path: Path, make: Any, scheduler: Any, unknown: Any) -> None:
     """An LR of None, a whole number, a tensor; schedulers that nobody can step: trained on, and what is unknown is said."""

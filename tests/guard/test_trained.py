@@ -18,7 +18,7 @@ from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.configuration import model_record
+from chronicle.resume.configuration import flat_values, model_record
 from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import Shapes, dataset_record, order_record
 from chronicle.resume.fingerprint import LiveState
@@ -481,6 +481,31 @@ def test_a_function_that_is_bound_to_a_module_breaks_no_record() -> None:
     model = network()
     model[1].act = functools.partial(torch.nn.functional.linear, nn.Linear(2, 2), bias=None)
     assert json.dumps(model_record([model]))
+
+
+class Irreps(tuple[int, ...]):
+    """As in e3nn: a tuple that forbids its length."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Forbidding:
+    """Answers nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_a_value_that_cannot_be_read_breaks_no_record() -> None:
+    """e3nn: the record of every save failed. What can be read is still compared."""
+    models = []
+    for size in (8, 16):
+        models.append(network())
+        models[-1][1].irreps, models[-1][1].odd, models[-1][1].config = Irreps((size, 0)), {"a": Forbidding()}, Forbidding()
+        models[-1].append(torch.jit.script(nn.Linear(2, 2)))
+    one, other = (model_record([model]) for model in models)
+    assert json.dumps(one) != json.dumps(other) and "1.irreps" in flat_values(one)
 
 
 @pytest.mark.parametrize("own", [True, False])

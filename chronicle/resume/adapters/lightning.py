@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
@@ -87,6 +87,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
 
     def _describe(self, session: GuardSession) -> Memory:
         memory = session.describe()
+        memory = replace(memory, topology={**memory.topology, **_planned_split(self._trainer, memory.topology)})
         self._honours, self._spoilt = memory.honours, memory.spoilt
         own = memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
@@ -205,6 +206,22 @@ def _batch_size(trainer: Any) -> dict[str, int]:
     if not isinstance(size, int):
         return {}
     return {"batch_size": size, "global_batch": size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)}
+
+
+def _planned_split(trainer: Any, topology: Mapping[str, Any]) -> dict[str, int]:
+    """The accumulation that `GradientAccumulationScheduler` sets for the step after this save; {} without such a plan.
+
+    It sets the Trainer's value when an epoch begins, so a save at the end of an epoch finds the old one. A resume in the middle
+    of an epoch begins without it (Lightning 2.6): the steps until the next epoch then really take fewer batches.
+    """
+    plans = [one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]
+    if not plans:
+        return {}
+    ends = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and trainer.state.status == "running"
+    epoch = int(trainer.current_epoch) + bool(ends)
+    now, planned = int(trainer.accumulate_grad_batches), int(plans[-1].get_accumulate_grad_batches(epoch))
+    size = topology.get("global_batch")
+    return {"accumulation": planned, **({"global_batch": size // now * planned} if isinstance(size, int) else {})}
 
 
 def _bind(config: Any) -> BoundScheduler:
