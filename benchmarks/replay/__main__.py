@@ -1,15 +1,15 @@
-"""`python -m benchmarks.replay [cost|causes|accelerated|cells|kills|bisects]`: prints the tables of `docs/replay.md`."""
+"""`python -m benchmarks.replay PART`: prints the tables of `docs/replay.md`; all of them without a part."""
 
 import argparse
 import sys
 
-from benchmarks.replay import accelerated, causes, cells, cost, kills, searches
+from benchmarks.replay import accelerated, causes, cells, cost, kills, searches, trainer
 
 
 def main() -> int:
     """Run what was asked for, everything by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
-    parser.add_argument("part", nargs="?", choices=("cost", "causes", "accelerated", "cells", "kills", "bisects"))
+    parser.add_argument("part", nargs="?", choices=("cost", "causes", "accelerated", "trainer", "cells", "kills", "bisects"))
     parser.add_argument("--only", default="", help="causes whose name holds these words")
     parser.add_argument("--plays", type=int, default=50, help="bisects, kills")
     parser.add_argument("--seconds", type=float, default=7200, help="after which no cell is begun")
@@ -19,6 +19,7 @@ def main() -> int:
         cost.show()
     wrong = causes.show(causes.causes(), asked.only) if asked.part in (None, "causes") else 0
     wrong += causes.show(accelerated.causes(), asked.only) if asked.part in (None, "accelerated") else 0
+    wrong += causes.show(trainer.causes(), asked.only) if asked.part in (None, "trainer") else 0
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     return wrong + (searches.show(asked.plays, asked.seed) if asked.part in (None, "bisects") else 0)

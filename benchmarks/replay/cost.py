@@ -2,11 +2,12 @@
 
 Equal models take turns in one process, block by block, so that a busy machine disturbs all alike. CPU time of the thread is
 compared, not wall time: torch works with one thread here. The prints' own clock stands still while the others have their turn:
-they would take a step for longer than it is, and print too often.
+they would take a step for longer than it is, and print too often. Then a replay, by the clock, beside the launch it repeats.
 """
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks.envelope.cost import transformer
 from benchmarks.envelope.flights import attached
+from benchmarks.replay.causes import in_chronicle, quiet
 from chronicle.replay.ring import read_ring, ring_path
 from chronicle.resume.prints import PRINTS_VARIABLE
 
@@ -77,8 +79,40 @@ class Loop:
         return len(read_ring(ring_path(self.directory, 0)).prints)
 
 
+WIDE = """
+import sys, torch, chronicle
+from benchmarks.envelope.cost import transformer
+torch.set_num_threads(1); torch.manual_seed(0)
+model = transformer(128, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+run = chronicle.attach(None, model, optimizer)
+x = torch.randn(4, 32, 128)
+for step in range(1, int(sys.argv[1]) + 1):
+    loss = model(x).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    run.log(step=step, loss=loss.item())
+"""
+
+
+def again(steps: int = 400) -> tuple[float, float, float, str]:
+    """Seconds of a launch of one step, of all steps, and of a replay of all; what the replay said."""
+    environ = quiet() | {"PYTHONPATH": os.getcwd()}
+    environ.pop(PRINTS_VARIABLE)
+    seconds = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name).resolve()
+        (directory / "wide.py").write_text(WIDE)
+        for number in (1, steps):
+            begun = time.perf_counter()
+            in_chronicle(directory, environ, "run", "--run", f"of-{number}", "--", sys.executable, "wide.py", str(number))
+            seconds.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        said = in_chronicle(directory, environ, "replay", "1", "--until", str(steps), "--run", f"of-{steps}", check=False)
+        return seconds[0], seconds[1], time.perf_counter() - begun, said.splitlines()[0]
+
+
 def show() -> None:
-    """Print the table."""
+    """Print the tables."""
     torch.set_num_threads(1)
     print("CPU of a step, prints as often as they may be, and of every step (ratios to none); share of steps that have one")
     for width, layers, rows in SIZES:
@@ -88,3 +122,7 @@ def show() -> None:
             f"[{found['low']:.4f}–{found['high']:.4f}] ({found['printed']:.1%} of the steps)  every step {found['every']:.4f}",
             flush=True,
         )
+    start, launch, replay, said = again()
+    own = launch - start
+    print(f"a replay of 400 steps: {replay:.1f} s; the launch {launch:.1f} s, of which its start {start:.1f} s", flush=True)
+    print(f"  less one start, {(replay - start) / own:.2f} times the steps' own {own:.1f} s ({said})")

@@ -28,9 +28,11 @@ from chronicle.metrics.readers import NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
+from chronicle.watch.live import LiveWatch
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
+from rollback.detect import Event, Tier
 from rollback.transaction.cleanup import point_elsewhere
 
 __all__ = ["Spec", "main"]
@@ -115,7 +117,12 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
             force=f"a {spec.purpose} in a sandbox, of {spec.part}",
             recorded={"purpose": spec.purpose, "part": spec.part},
         )
-        end = launch(request, live_watch=lambda paths, number, *_, **__: Played(paths.launch_dir(number), spec))
+
+        def watch(paths: RunPaths, number: int, *words: Any, **options: Any) -> "Played":
+            detector = LiveWatch(paths, number, *words, **options) if spec.scan else None
+            return Played(paths.launch_dir(number), spec, detector)
+
+        end = launch(request, live_watch=watch)
     except (ChronicleError, OSError) as problem:
         _say_end(result, {"refused": getattr(problem, "message", str(problem)), "remedy": getattr(problem, "remedy", None)})
         return 1
@@ -247,13 +254,18 @@ class Enough:
 
 
 class Played:
-    """A live watch that asks for a stop once every rank has a print of the last step."""
+    """A live watch that asks for a stop once every rank has a print of the last step, or the detector calls for a rollback.
 
-    def __init__(self, launch_dir: Path, spec: Spec) -> None:
-        self._launch_dir, self._spec = launch_dir, spec
+    A fork that went bad has said what it can say: its other steps would be wasted.
+    """
 
-    def poll(self) -> Iterable[Enough]:
+    def __init__(self, launch_dir: Path, spec: Spec, detector: LiveWatch | None = None) -> None:
+        self._launch_dir, self._spec, self._detector = launch_dir, spec, detector
+
+    def poll(self) -> Iterable[Enough | Event]:
         """One event when it is done."""
+        if self._detector is not None and (bad := [one for one in self._detector.poll() if one.tier is Tier.PROPOSE]):
+            return bad
         try:
             rings = rings_of(self._launch_dir) if self._spec.ranks or self._spec.steps else {}
         except ChronicleError:

@@ -2,9 +2,9 @@
 
 Each way is a checkpoint and the options of a rollback: as asked, go on without one, half the LR, an older checkpoint, other
 data. All are run to the same step, so that they have seen as many tokens, and the losses of the last half of the tried steps
-are compared. A way whose loss is not a number, that the detector warns of, or that ends by itself comes last. Two means that
-lie within two standard errors of their difference are not told apart. What was found is an entry in the journal, and a line
-of the plan.
+are compared. A way whose loss is not a number, that the detector warns of, or that ends by itself comes last; where the
+detector would propose a rollback, the fork is ended. Two means that lie within two standard errors of their difference are not
+told apart. What was found is an entry in the journal, and a line of the plan.
 """
 
 import hashlib
@@ -166,7 +166,7 @@ def _weigh(forked: Forked, until: int, after: int) -> tuple[float | None, float 
     if wrong is not None:
         return None, None, f"the loss is {wrong[1]} at step {wrong[0]}"
     if not losses or forked.last_step is None or forked.last_step < until:
-        return None, None, f"it ended at step {forked.last_step} ({forked.why_ended})"
+        return None, None, f"it ended at step {forked.last_step} ({forked.warned or forked.why_ended})"
     mean, error = _mean_and_error(losses)
     return mean, error, forked.warned
 
