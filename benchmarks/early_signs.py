@@ -324,8 +324,12 @@ def main() -> None:
         seeds = range(given.first, given.first + given.seeds)
         causes = (*(() if given.healthy else CAUSES), *dict.fromkeys(TWIN.values()))
         wanted = [Run(cause, seed, given.steps) for seed in seeds for cause in causes]
+        runs = []
         with ProcessPoolExecutor(given.processes) as pool:
-            runs = list(pool.map(play, wanted))
+            for run in pool.map(play, wanted):
+                runs.append(run)
+                named = [f"{rule.channel} at {at}" for rule in RULES if (at := first_sign(run, rule))]
+                print(f"{len(runs)} of {len(wanted)}: {run['cause']} {run['seed']}: {named or 'no sign'}", flush=True)
     if given.json:
         given.json.write_text("".join(json.dumps(run) + "\n" for run in runs))
     print("\n".join(report(runs, given.steps)))

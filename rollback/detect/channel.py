@@ -23,20 +23,23 @@ from itertools import pairwise
 from rollback.detect.channel_events import (
     ChannelState,
     abandon_events,
+    abandon_provisional,
+    carry_over,
     close_non_finite,
     confirm_non_finite,
+    end_provisional,
     feed_drop,
     feed_non_finite,
     feed_open,
+    feed_provisional,
     feed_restarted,
     non_finite_event,
     open_event,
 )
 from rollback.detect.events import Status
 from rollback.detect.excursion import ChannelEvent
-from rollback.detect.noise import calibrate_inflation
+from rollback.detect.noise import IQR_TO_SIGMA, MAD_TO_SIGMA, calibrate_inflation
 
-IQR_TO_SIGMA, MAD_TO_SIGMA = 0.7413, 1.4826  # of a Gaussian
 Changed = list[ChannelEvent] | None  # the events that a point opened or changed, mostly none
 
 
@@ -60,8 +63,11 @@ class Channel(ChannelState):
             self.quantum = 0.0 if config.log else self.grid.quantum(raw)
         if not self.sorted:
             self.warm.append((row, step, value))
+            if self.carried:
+                changed = feed_provisional(self, row, step, value, changed)
             if len(self.warm) >= config.warm_points:
-                self._start()
+                ended = self._start()
+                changed = [*(changed or ()), *ended] or None
             return changed
         level = self.level
         sudden, z, sigma = self._feed_local(value)
@@ -71,11 +77,14 @@ class Channel(ChannelState):
             changed = feed_drop(self, row, step, value, level, changed)
         return self._feed_slow(row, step, value, sudden, z, sigma, changed)
 
-    def begin_segment(self, row: int, step: int, *, new_interval: bool, rewound: bool) -> list[ChannelEvent]:
+    def begin_segment(
+        self, row: int, step: int, *, new_interval: bool, rewound: bool, denser: float = 1.0
+    ) -> list[ChannelEvent]:
         """A launch begins with the next point, or the log interval changed; the latter starts new baselines.
 
-        Where the steps go back, an open event ends with them, and the next point is judged by the levels that were
-        known at its step when it was logged before. Returns the events that this closed.
+        `denser` is the old interval over the new one. Until the new baselines are known, the old ones judge
+        (`feed_provisional`). Where the steps go back, an open event ends with them, and the next point is judged by the levels
+        that were known at its step when it was logged before. Returns the events that this closed.
         """
         if not new_interval:
             self.restart_row = row
@@ -83,6 +92,8 @@ class Channel(ChannelState):
             return abandon_events(self, row, step) if rewound else []
         closed = abandon_events(self, row, step) if self.config.log and self.excursion is not None else []
         if self.excursion is None:
+            closed += abandon_provisional(self)
+            carry_over(self, denser)
             self.sorted, self.warm, self.cusum, self.pairs, self.hot, self.age = [], [], 0.0, 0, 0, 0
             self.order.clear()
             self.lagged.clear()
@@ -97,7 +108,7 @@ class Channel(ChannelState):
         done = [excursion.event] if excursion is not None and excursion.finish() else []
         for event in self.respikes:
             event.status = Status.PARTIAL
-        return [*done, *self.respikes]
+        return [*done, *self.respikes, *abandon_provisional(self)]
 
     def _in_decades(self, raw: float) -> float:
         config = self.config
@@ -319,10 +330,15 @@ class Channel(ChannelState):
 
     # --- Start, wander, descent
 
-    def _start(self) -> None:
-        """Leave warm-up: run the fast level through the first points and take its residuals as the window."""
+    def _start(self) -> list[ChannelEvent]:
+        """Leave warm-up: run the fast level through the first points and take its residuals as the window.
+
+        Points that were called high are no part of it, while there are as many others. Returns the event that told them.
+        """
         config = self.config
-        values = [item[2] for item in self.warm]
+        values = [item[2] for item in self.warm if item[0] not in self.told]
+        if len(values) < len(self.warm) // 2:
+            values = [item[2] for item in self.warm]
         gain = 2.0 / (config.fast_points + 1)
         head = sorted(values[:5])
         self.level = head[len(head) // 2]
@@ -342,7 +358,9 @@ class Channel(ChannelState):
         self.set_inflation(config.first_inflation)
         self.blocks, self.block_sum, self.block_size = 0, 0.0, 0
         self.buffer.extend((row, step, 0.0, value) for row, step, value in self.warm)
-        self.warm = []
+        told = end_provisional(self)
+        self.warm, self.told = [], []
+        return told
 
     def _end_block(self) -> None:
         """Measure the long-run variance by second differences of block means, which do not see a linear trend."""

@@ -9,23 +9,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Self
 
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Status
 from rollback.detect.excursion import ChannelEvent, Excursion, find_onset
-from rollback.detect.noise import GridSense, find_wander
+from rollback.detect.noise import IQR_TO_SIGMA, GridSense, find_wander
 
 SCALARS = (
     "rows", "age", "last_step", "level", "middle", "slow", "scale", "inflation", "root", "widening", "cusum", "cusum_row",
     "tail_u", "tail_beta", "lone", "pairs", "hot", "cold", "marginal", "wander", "next_calibration", "healthy",
     "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
     "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
-    "strayed", "strayed_row", "odd", "odd_points", "odd_run", "odd_row", "odd_top", "high",
+    "strayed", "strayed_row", "odd", "odd_points", "odd_run", "odd_row", "odd_top", "high", "carried", "carried_level",
+    "carried_root",
 )  # fmt: skip
 PARTS = (
     "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
-    "respikes", "sorted", "warm",
+    "respikes", "sorted", "told", "warm",
 )  # fmt: skip
 
 
@@ -37,6 +39,8 @@ CALM_POINTS, CALM_LEAST, CALM_SIGMAS = 8, 7, 3.0  # a respike is over when 7 of 
 PLATEAU_FIRST, PLATEAU_LATER = 0.06, 0.02  # gains of the level at which an open event has settled
 PRESENT_POINTS = 96  # points whose median is the level after an event
 RESTARTED_POINTS, DESCENT_POINTS = 48, 256  # points looked at after a restart; points that `before` measured the fall over
+CARRIED_POINTS = 3  # at another log interval, that say how large its noise is
+APART_TO_SIGMA = 0.954  # the median distance of two draws of a Gaussian
 INSTANT_REFERENCE = 33  # points before a sudden alarm whose median is its reference
 
 Item = tuple[int, int, float, float]  # row, step, deviation in noise units, value
@@ -79,6 +83,8 @@ class ChannelState:
         self.strayed, self.strayed_row = 0.0, 0  # the highest slow rise that recovered by itself, and when
         self.odd, self.odd_points, self.odd_run, self.odd_row, self.odd_top = 0.0, 0.0, 0, -(10**9), 0.0  # see `_is_usual`
         self.high = 0.0  # by how much the last point rose, where that would be a major spike
+        self.carried, self.carried_level, self.carried_root = 0.0, 0.0, 1.0  # of another log interval: `carry_over`
+        self.told: list[int] = []  # rows that these called high
         self.order: deque[float] = deque()
         self.sorted: list[float] = []
         self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // config.lag_every))
@@ -107,6 +113,7 @@ class ChannelState:
         record["name"] = self.name
         record["before"] = None if self.before is None else list(self.before)
         record["warm"] = [list(item) for item in self.warm]
+        record["told"] = list(self.told)
         record["history"] = [list(item) for item in self.history]
         record["residuals"] = list(self.residuals)
         record["order"], record["lagged"] = list(self.order), list(self.lagged)
@@ -125,6 +132,7 @@ class ChannelState:
             setattr(channel, name, record[name])
         channel.before = None if record["before"] is None else (record["before"][0], record["before"][1])
         channel.warm = [(row, step, value) for row, step, value in record["warm"]]
+        channel.told = list(record["told"])
         channel.order = deque(record["order"])
         channel.sorted = sorted(channel.order)
         channel.lagged.extend(record["lagged"])
@@ -139,6 +147,112 @@ class ChannelState:
             event = by_id[record["excursion"]["event"]]
             channel.excursion = Excursion.from_json(config, event, record["excursion"])
         return channel
+
+
+# --- A changed log interval: the first points are judged by what was known before it
+
+
+def carry_over(channel: ChannelState, denser: float) -> None:
+    """Keep noise and level for the first points at another interval; `denser` is the old interval over the new one.
+
+    The mean of n steps has the noise σ / √n where the steps are independent, a single step σ: the larger one counts, until
+    three points at the new interval say how far apart they lie themselves.
+    """
+    config, ordered = channel.config, channel.sorted
+    if config.log or config.falling:
+        return
+    if ordered:
+        size = len(ordered)
+        local = (ordered[(3 * size) >> 2] - ordered[size >> 2]) * IQR_TO_SIGMA
+        channel.carried_level = channel.level
+        channel.carried = max(local, channel.scale, config.floor_fraction * abs(channel.level))
+        channel.carried_root = 1.0
+    channel.carried_root *= math.sqrt(max(1.0, denser))
+    channel.told = []
+
+
+def feed_provisional(
+    channel: ChannelState, row: int, step: int, value: float, changed: list[ChannelEvent] | None
+) -> list[ChannelEvent] | None:
+    """Tell a major rise, a fifth of the level, among the first points at an interval, and when it is over.
+
+    The level is the last point that was not told.
+    """
+    config = channel.config
+    quiet = [item[2] for item in channel.warm[:-1] if item[0] not in channel.told]
+    level = quiet[-1] if quiet else channel.carried_level
+    unit = channel.carried * channel.carried_root
+    if channel.carried_root > 1.0 and len(quiet) >= CARRIED_POINTS:
+        apart = sorted(abs(later - earlier) for earlier, later in pairwise(quiet))[(len(quiet) - 1) // 2] / APART_TO_SIGMA
+        unit = min(unit, max(channel.carried, apart * (1.0 + config.few_points / len(quiet))))
+    rise, least = value - level, config.high_fraction * abs(level)
+    event = provisional_event(channel)
+    if rise < max(least, _threshold(channel) * unit):
+        if event is None or event.status is not Status.OPEN:
+            return changed
+        event.status, event.recovered_row, event.recovered_step = Status.RECOVERED, row, step
+        return [*(changed or ()), event]
+    channel.told.append(row)
+    if event is None:
+        event = ChannelEvent(
+            id=channel.take_id(), channel=channel.name, shape="instant", alarm_row=row, alarm_step=step, onset_row=row,
+            onset_step=step, onset_low_row=row, onset_low_step=step, sigma=unit,
+            level=sorted(quiet)[len(quiet) // 2] if len(quiet) >= CARRIED_POINTS else level,
+            wander=max(_own_wander(channel, row), least / config.wanders) / unit, provisional=True, young=True,
+            after_restart=row - channel.restart_row <= config.restart_points,
+        )  # fmt: skip
+        channel.events.append(event)
+    if event.excess is None or value - event.level > event.excess:
+        event.excess, event.sigmas = value - event.level, (value - event.level) / event.sigma
+        event.peak_row, event.peak_step = row, step
+    event.status, event.recovered_row, event.recovered_step = Status.OPEN, None, None
+    return [*(changed or ()), event]
+
+
+def provisional_event(channel: ChannelState) -> ChannelEvent | None:
+    """Return the event that was told by what was known before the log interval changed, while its points warm up."""
+    return next((event for event in channel.events if event.provisional), None) if channel.carried else None
+
+
+def end_provisional(channel: ChannelState) -> list[ChannelEvent]:
+    """Judge the provisional event by the noise of its own interval, which is known now; an open one is followed on.
+
+    It stays provisional where no point of the new interval was as low as before: what is logged may have changed with it.
+    """
+    event = provisional_event(channel)
+    first = channel.warm[0][0]
+    channel.carried = 0.0
+    if event is None:
+        return []
+    event.confirmed = event.onset_row > first and (event.excess or 0.0) >= _threshold(channel) * channel.scale
+    if event.status is Status.OPEN:
+        channel.excursion = Excursion(channel.config, event, event.level, event.sigma)
+        for row, step, value in channel.warm:
+            if row >= event.onset_row:
+                channel.excursion.feed(row, step, value)
+        channel.last_hot = channel.warm[-1][0]
+    else:
+        event.closed = True
+        channel.events.remove(event)
+    return [event]
+
+
+def abandon_provisional(channel: ChannelState) -> list[ChannelEvent]:
+    """Close the provisional event: no further point of its interval will come."""
+    event = provisional_event(channel)
+    if event is None:
+        return []
+    if event.status is Status.OPEN:
+        event.status = Status.PARTIAL
+    event.closed = True
+    channel.events.remove(event)
+    return [event]
+
+
+def _threshold(channel: ChannelState) -> float:
+    """The robust z from which a point is sudden, by the tail of the run's own noise."""
+    config = channel.config
+    return min(max(channel.tail_u + config.tail_log_odds * channel.tail_beta, config.local_min), config.local_max)
 
 
 # --- Lifecycle of events

@@ -23,7 +23,7 @@ from rollback.detect.channel import Channel
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import ChannelEvent
-from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, mixture_sentence, source_sentence, view_sources
+from rollback.detect.fusion import MARKS, MIX_POINTS, MIXTURE, Fusion, mixture_sentence, source_sentence, view_sources
 from rollback.detect.stream import CONFIRM, ORDINARY, REPEATED, Placement, Stream
 from rollback.detect.watches import (
     BLOCK_POINTS,
@@ -36,7 +36,7 @@ from rollback.detect.watches import (
     ScaleWatch,
 )
 
-STATE_VERSION = 10
+STATE_VERSION = 11
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
@@ -257,8 +257,9 @@ class Detector:
             self._rewound = placement.rewound_from is not None
         for name, channel in (*self._channels.items(), *self._evidence.items()):
             items = channel.begin_segment(
-                row, step, new_interval=placement.new_interval, rewound=placement.rewound_from is not None
-            )
+                row, step, new_interval=placement.new_interval, rewound=placement.rewound_from is not None,
+                denser=placement.denser,
+            )  # fmt: skip
             self._fuse(self._roles[name], items, row, step, launch, changed)
         if placement.rewound_from is not None:
             self._fusion.forget_after(step)
@@ -420,6 +421,7 @@ class Detector:
                 kind, evidence = Kind.MIX_SHIFT, {**evidence, sentence: None}
         if not evidence and kind is event.kind:
             return event
+        evidence |= dict.fromkeys(line for line in event.evidence if line in MARKS)
         tier = Tier.WARN if kind is Kind.MIX_SHIFT and event.tier is Tier.PROPOSE else event.tier
         return self._fusion.change(event.id, evidence=tuple(evidence), kind=kind, tier=tier)
 

@@ -73,6 +73,8 @@ class ChannelEvent:
     respike: bool = False
     local: bool = False  # judged against the fast level: its unit is the noise of one point
     after_restart: bool = False
+    provisional: bool = False  # told by the noise of another log interval
+    confirmed: bool = False  # by that of its own
     young: bool = False  # it began before the channel's level was known
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +99,8 @@ class Excursion:
         self.unit = unit  # noise of one point, already widened for correlation
         self.spread = math.sqrt(math.sqrt(event.inflation))  # standard error of a mean of n: spread / sqrt(n), in units
         self.point = 1.0 if event.local else 1.0 / self.spread  # noise of one point, in units
-        level = 0.0 if config.log else config.level_fraction * abs(reference)
+        share = config.high_fraction / 2.0 if event.provisional else config.level_fraction  # its reference is a few points
+        level = 0.0 if config.log else share * abs(reference)
         self.margin = max(config.equivalence * self.spread, level / unit)
         self.own = config.wanders * event.wander  # a rise must be larger than that to be proposed soon
         self.top = max(8.0, 1.5 * self.own)  # one point counts as at most so far above

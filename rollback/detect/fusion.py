@@ -24,6 +24,8 @@ CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
 LONE_ROWS = 2
 ORDER = "the noise grew and the lower values stand: the order of the data changed"
+PROVISIONAL = "provisional: the log interval has just changed, and its noise is not known yet"
+MARKS = (ORDER, PROVISIONAL)  # sentences that come and go with what they say
 UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_NORM_ROWS = 200
@@ -122,11 +124,13 @@ class Fusion:
         number = group.number
         assert number is not None
         event = self._describe(group, number, interval, launch)
+        marks = (ORDER,) * (event.kind is Kind.DATA_ORDER) + (PROVISIONAL,) * _is_provisional(group.leader)
         if number == len(self.events):
+            event = replace(event, evidence=marks)
             self.events.append(event)
             return event
         known = self.events[number]
-        event = replace(event, evidence=known.evidence or ((ORDER,) if event.kind is Kind.DATA_ORDER else ()))
+        event = replace(event, evidence=(*(line for line in known.evidence if line not in MARKS), *marks))
         self.events[number] = event
         return event if event != known else None
 
@@ -263,7 +267,7 @@ class Fusion:
 
     def _is_reinit(self, leader: ChannelEvent) -> bool:
         """Whether the loss is back near its first value; without a restart it must also stay there."""
-        if self.first_loss is None or leader.excess is None or leader.shape != "instant":
+        if self.first_loss is None or leader.excess is None or leader.shape != "instant" or _is_provisional(leader):
             return False
         descent = self.first_loss - leader.level
         if descent <= 20.0 * leader.sigma or leader.excess <= REINIT_SHARE * descent:
@@ -278,6 +282,8 @@ class Fusion:
         leader, tier = group.leader, Tier.NOTICE
         if group.role is Role.LOSS:
             tier = self._loss_tier(group, number)
+            if _is_provisional(leader) and tier is Tier.PROPOSE:
+                tier = Tier.WARN
         elif group.role in OBJECTIVES:
             tier = _objective_tier(leader)
         elif group.role is not Role.SPEED and (leader.unresolved or leader.persistent):
@@ -332,6 +338,11 @@ class Fusion:
         if norm_exploded or ((stayed or leader.status is Status.DIVERGING) and not (leader.local and not _is_unusual(leader))):
             return Tier.WARN
         return Tier.NOTICE
+
+
+def _is_provisional(leader: ChannelEvent) -> bool:
+    """Whether only the noise of another log interval tells this event: what is logged may have changed with it."""
+    return leader.provisional and not leader.confirmed
 
 
 def _is_unusual(leader: ChannelEvent) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+IQR_TO_SIGMA, MAD_TO_SIGMA = 0.7413, 1.4826  # of a Gaussian
 BF16_BITS = 7
 FP16_BITS = 10
 FP16_SHARE = 1 / 8  # of the distance between two bf16 numbers

@@ -2,7 +2,8 @@
 
 A segment starts where a launch begins or where the step goes back; what follows may be a resume bump. A change of the
 log interval (AlgoPerf's PyTorch runs log the first 100 steps one by one, then every 500th) starts new baselines. It is
-known by its third point; the two before are unsettled, because a gap in the log begins like a longer interval.
+known by its third point; the two before are unsettled, because a gap in the log begins like a longer interval, and a line that
+is logged beside the others like a shorter one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Placement:
     segment_start: bool = False
     rewound_from: int | None = None
     new_interval: bool = False
-    unsettled: bool = False  # farther from the last point than usual: a gap, or the first of another interval
+    denser: float = 1.0  # the old interval over the new one, where it changed
+    unsettled: bool = False  # not as far from the last point as usual: a gap, a line beside, or the first of another interval
     repeated: bool = False
     another_run: bool = False  # the steps begin again where the log began: a second run in the same log
     interleaved: bool = False  # two writers are recognised with this point
@@ -84,10 +86,11 @@ class Stream:
         if delta == self.interval and not started:
             self.candidate_count = 0
             return ORDINARY
+        before = self.interval
         changed = self._follow_interval(float(delta))
-        if not changed and not started and self.candidate_count and delta > self.interval:
+        if not changed and not started and self.candidate_count:
             return UNSETTLED
-        return Placement(segment_start=started, new_interval=changed)
+        return Placement(segment_start=started, new_interval=changed, denser=before / self.interval if changed else 1.0)
 
     def _go_back(self, step: int, last: int) -> Placement:
         """Handle a step back: the first of a series is a rewind, the sixth shows that two writers share the log."""

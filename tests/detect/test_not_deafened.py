@@ -1,8 +1,12 @@
 """A run that spikes must not go deaf: what is learnt from an event, and how soon a new log interval is judged."""
 
+import json
 import random
 
-from rollback.detect import Detector, Event, Kind, Tier
+import pytest
+
+from rollback.detect import Detector, Event, Kind, Status, Tier
+from rollback.detect.fusion import PROVISIONAL
 
 
 def fold(points: list[tuple[int, dict[str, float | None]]]) -> Detector:
@@ -33,6 +37,45 @@ def test_a_longer_log_interval_is_no_event_and_is_judged_after_a_dozen_points() 
     assert seen >= 10
 
 
+def denser(dice: random.Random, spike: int | None = None, lasts: int = 2) -> list[tuple[int, dict[str, float | None]]]:
+    """Every hundredth step, as the mean since the line before, and from the eightieth line on every step."""
+    points: list[tuple[int, dict[str, float | None]]] = []
+    for row in range(300):
+        step = 100 * row if row < 80 else 7900 + row - 79
+        loss = 2.0 * (1.0 + 0.5 * 0.9**row + dice.gauss(0.0, 0.002 if row < 80 else 0.02))
+        points.append((step, {"loss": loss + 2.0 * (spike is not None and 0 <= row - spike < lasts)}))
+    return points
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_the_first_points_of_another_interval_are_judged_by_what_was_known(place: int) -> None:
+    """They were judged by nothing. What is told there is a notice, and provisional until the new noise is known."""
+    for make, change in ((two_intervals, 100), (denser, 80)):
+        assert not fold(make(random.Random(place))).events
+        detector, told = Detector(), []
+        for step, values in make(random.Random(place), spike=change + place):
+            told += detector.feed(step, values)
+        (event,) = detector.events
+        assert (event.kind, event.tier, event.status) == (Kind.INSTANT_SPIKE, Tier.NOTICE, Status.RECOVERED)
+        assert event.onset_row == change + place
+        assert told[0].evidence == (PROVISIONAL,) or place == 7  # with the eighth point the noise is known
+    assert event.evidence == ((PROVISIONAL,) if place == 0 else ())  # nothing at this interval was lower before it
+
+
+def test_a_level_that_rises_with_the_log_interval_is_never_proposed() -> None:
+    """What is logged may have changed with it: a mean for a sum, another split."""
+    detector = fold(denser(random.Random(1), spike=80, lasts=1000))
+    detector.finish()
+    (event,) = detector.events
+    assert (event.tier, event.status, event.evidence) == (Tier.WARN, Status.DIVERGING, (PROVISIONAL,))
+
+
+def test_a_provisional_event_ends_with_the_log() -> None:
+    detector = fold(denser(random.Random(1), spike=84)[:85])
+    detector.finish()
+    assert [event.status for event in detector.events] == [Status.PARTIAL]
+
+
 def test_a_gap_in_the_log_is_no_new_interval() -> None:
     """Lines that were lost: the points after them wait for the next one, and are judged by the old level."""
     dice = random.Random(3)
@@ -43,14 +86,15 @@ def test_a_gap_in_the_log_is_no_new_interval() -> None:
 
 
 def test_a_state_saved_between_the_points_of_a_gap_gives_the_same_events() -> None:
-    points = two_intervals(random.Random(1), spike=112)
-    whole = fold(points).events
-    for stop in (100, 101, 102, 103):
-        first = fold(points[:stop])
-        second = Detector.from_json(first.to_json())
-        for step, values in points[stop:]:
-            second.feed(step, values)
-        assert second.events == whole
+    for spike in (104, 112):
+        points = two_intervals(random.Random(1), spike=spike)
+        whole = fold(points).events
+        for stop in range(100, 112):
+            first = fold(points[:stop])
+            second = Detector.from_json(json.loads(json.dumps(first.to_json())))
+            for step, values in points[stop:]:
+                second.feed(step, values)
+            assert second.events == whole
 
 
 def spikes_of(count: int, length: int) -> tuple[Detector, tuple[Event, ...]]:
