@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -308,10 +308,18 @@ def play_all(
         with ThreadPoolExecutor(len(pairs)) as pool:
             playing = [pool.submit(lambda kind, cluster: Job(kind, cluster, base / kind, made, seed).play(times), kind, cluster)
                        for kind, cluster in pairs]  # fmt: skip
+            for one in as_completed(playing):  # each as it ends: a play of them all takes 20 minutes and may be cut
+                print(line(one.result()), flush=True)
             return [one.result() for one in playing]
     finally:
         for cluster in clusters:
             cluster.down()
+
+
+def line(row: dict[str, Any]) -> str:
+    """One kind's row of the table."""
+    return (f"{row['kind']:<20}{row['times']:>6}{row['went_on']:>9}{row['cut_saves']:>11}{len(row['wrong_resumes']):>15}"
+            f"{len(row['false_causes']):>14}{'yes' if row['completed'] else 'no':>10}  {row['seconds']}")  # fmt: skip
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -321,8 +329,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         f"{'finished':>10}  s each"
     )
     for row in rows:
-        print(f"{row['kind']:<20}{row['times']:>6}{row['went_on']:>9}{row['cut_saves']:>11}{len(row['wrong_resumes']):>15}"
-              f"{len(row['false_causes']):>14}{'yes' if row['completed'] else 'no':>10}  {row['seconds']}")  # fmt: skip
+        print(line(row))
     for row in rows:
         if row["why"]:
             print(f"{row['kind']}: {row['why']}")

@@ -9,7 +9,7 @@ from chronicle.journal import read_journal
 from chronicle.journal.costs import Costs, compute_costs
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind
-from chronicle.metrics.log import read_metrics
+from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
 
 __all__ = ["costs"]
@@ -25,17 +25,23 @@ def costs(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     paths = need_run(settings_from(run, logs)).paths
     journal = read_journal(paths)
     evidence = read_evidence(paths, journal)
-    series = {one.launch: _read_times(paths, one.launch) for one in evidence.launches}
+    series, attempts = {}, {}
+    for one in evidence.launches:
+        timed = _read_times(paths, one.launch)
+        series[one.launch] = [(step, time) for _, step, time in timed]
+        attempts[one.launch] = [attempt for attempt, _, _ in timed]
     alive = _is_alive(journal.entries)
     found = compute_costs(
-        journal.entries, series, now=time.time() if alive else None, samples_per_step=_samples_per_step(evidence)
+        journal.entries, series, attempts, now=time.time() if alive else None, samples_per_step=_samples_per_step(evidence)
     )
     return CommandResult(text="\n".join(_rows(found)), data={"run": paths.run, **found.to_json()})
 
 
-def _read_times(paths: RunPaths, launch: int) -> list[tuple[int, float]]:
+def _read_times(paths: RunPaths, launch: int) -> list[tuple[int, int, float]]:
+    """(attempt, step, time) of each logged step."""
     try:
-        return [(one.step, one.time) for one in read_metrics(paths.metrics_path(launch)) if one.time is not None]
+        points = read_attempts(paths.metrics_path(launch))
+        return [(attempt, one.step, one.time) for attempt, one in points if one.time is not None]
     except OSError:
         return []
 

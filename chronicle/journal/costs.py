@@ -6,6 +6,7 @@ recorded is None and is shown as unknown, not as 0.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -28,7 +29,7 @@ from chronicle.journal.events import (
     events_of,
     is_more_telling,
 )
-from chronicle.journal.lineage import Lineage, compute_lineage
+from chronicle.journal.lineage import FIRST_STEP, Lineage, compute_lineage
 
 __all__ = [
     "Cause",
@@ -266,18 +267,23 @@ class Costs:
 def compute_costs(
     entries: Sequence[Entry],
     series: Mapping[int, Sequence[tuple[int, float]]],
+    attempts: Mapping[int, Sequence[int]] | None = None,
     *,
     now: float | None = None,
     samples_per_step: float | None = None,
 ) -> Costs:
-    """The costs of a run from its journal and its logged (step, time) pairs by launch. `now`: the end of a run still alive."""
+    """The costs of a run from its journal and its logged (step, time) pairs by launch. `now`: the end of a run still alive.
+
+    `attempts`: for each pair of a launch the start of its ranks that wrote it, as the log carries it.
+    """
     entries = merge_nodes(drop_preflights(entries))
+    attempts = _attempts_of(entries, series, attempts or {})
     observed = {number: (points[0][0], max(step for step, _ in points)) for number, points in series.items() if points}
     lineage = compute_lineage(entries, observed)
-    step_seconds = {number: _seconds_by_step(points) for number, points in series.items()}
+    step_seconds = {number: _seconds_by_step(points, attempts.get(number, ())) for number, points in series.items()}
     wall = _wall(entries, series, now)
     productive = _productive(lineage, step_seconds)
-    lost = tuple(_lost_work(entries, lineage, step_seconds, series))
+    lost = (*_lost_work(entries, lineage, step_seconds), *_lost_in_attempts(entries, series, attempts))
     interruptions = tuple(interruptions_of(entries, series))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
@@ -301,11 +307,30 @@ def compute_costs(
     )
 
 
-def _seconds_by_step(points: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Seconds of each step. A log that writes every tenth step shares the time among the ten; the first point has none."""
+def _attempts_of(
+    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], carried: Mapping[int, Sequence[int]]
+) -> Mapping[int, Sequence[int]]:
+    """The attempt of each logged step, of launches that had several: as the log says, else by when each attempt began."""
+    began: dict[int, list[float]] = {}
+    for entry, attempt in events_of(entries, LaunchAttempt):
+        if entry.launch is not None:
+            began.setdefault(entry.launch, []).append(attempt.began or seconds_of(entry.ts))
+    known = {number: whose for number, whose in carried.items() if any(whose)}
+    return known | {
+        number: [bisect_right(sorted(moments), time) for _, time in series.get(number, ())]
+        for number, moments in began.items()
+        if number not in known
+    }
+
+
+def _seconds_by_step(points: Sequence[tuple[int, float]], attempts: Sequence[int] = ()) -> dict[int, float]:
+    """Seconds of each step. A log that writes every tenth step shares the time among the ten; the first point has none.
+
+    Nor has the first of an attempt: before it the ranks were started again.
+    """
     seconds: dict[int, float] = {}
-    for (before, start), (after, end) in pairwise(points):
-        if after > before and end >= start:
+    for place, ((before, start), (after, end)) in enumerate(pairwise(points)):
+        if after > before and end >= start and (not attempts or attempts[place] == attempts[place + 1]):
             seconds.update(dict.fromkeys(range(before + 1, after + 1), (end - start) / (after - before)))
     return seconds
 
@@ -325,7 +350,6 @@ def _lost_work(
     entries: Sequence[Entry],
     lineage: Lineage,
     step_seconds: Mapping[int, Mapping[int, float]],
-    series: Mapping[int, Sequence[tuple[int, float]]],
 ) -> Iterable[LostWork]:
     receipts = {entry.id: receipt for entry, receipt in events_of(entries, RollbackReceipt)}
     after_rollback: set[int | None] = set()
@@ -343,7 +367,6 @@ def _lost_work(
         )
         after_rollback.add(_next_launch(entries, mark.entry_id))
     yield from _lost_in_crashes(entries, lineage, step_seconds)
-    yield from _lost_in_attempts(entries, series)
 
 
 def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
@@ -379,28 +402,36 @@ def _lost_in_crashes(
 
 
 def _lost_in_attempts(
-    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]
+    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], attempts: Mapping[int, Sequence[int]]
 ) -> Iterable[LostWork]:
     """Steps done again because the launcher started its ranks again within a launch, below the last logged step."""
-    for entry, attempt in events_of(entries, LaunchAttempt):
-        points = series.get(entry.launch or 0, ())
-        back = [place for place in range(1, len(points)) if points[place][0] <= points[place - 1][0]]
-        moment = attempt.began or seconds_of(entry.ts)
-        place = next((place for place in back if points[place][1] >= moment > points[place - 1][1]), None)
-        if place is None:
-            continue  # it went on where the last attempt was, or logged nothing since
-        before, after = points[:place], points[place:]
-        spacing = after[1][0] - after[0][0] if len(after) > 1 else 1
-        last, start = before[-1][0], after[0][0] - max(1, spacing)
-        yield LostWork(
-            cause=END_CAUSES.get(attempt.cause, Cause.CRASH),
-            from_launch=entry.launch,
-            from_step=last,
-            to_step=start,
-            steps=last - start,
-            seconds=_span_seconds(_seconds_by_step(before), start, last),
-            entry=entry.id,
-        )
+    ends = {(entry.launch, event.attempt): (entry, event) for entry, event in events_of(entries, LaunchAttempt)}
+    resumed = {
+        (entry.launch, event.attempt): entry.step
+        for entry, event in events_of(entries, GuardVerdict)
+        if event.attempt is not None and event.moment in ("", FIRST_STEP)
+    }
+    for number, whose in attempts.items():
+        points = series.get(number, ())
+        places = [0, *(place for place in range(1, len(whose)) if whose[place] != whose[place - 1]), len(whose)]
+        for first, place, end in zip(places, places[1:], places[2:], strict=False):
+            before, after = points[first:place], points[place:end]
+            spacing = after[1][0] - after[0][0] if len(after) > 1 else 1
+            said = resumed.get((number, whose[place]))
+            last = max(step for step, _ in before)
+            start = after[0][0] - max(1, spacing) if said is None else said
+            if start >= last:
+                continue  # it went on where the attempt before it was
+            entry, event = ends.get((number, whose[place - 1] + 1)) or ends.get((number, whose[place])) or (None, None)
+            yield LostWork(
+                cause=END_CAUSES.get(event.cause, Cause.CRASH) if event is not None else Cause.UNKNOWN,
+                from_launch=number,
+                from_step=last,
+                to_step=start,
+                steps=last - start,
+                seconds=_span_seconds(_seconds_by_step(points[:place], whose[:place]), start, last),
+                entry=entry.id if entry is not None else "",
+            )
 
 
 def _span_seconds(seconds: Mapping[int, float], after: int, last: int) -> float | None:

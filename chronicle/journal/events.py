@@ -519,6 +519,7 @@ class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
     fresh_start: bool = False
     carried: tuple[Mapping[str, Any], ...] = ()
     start_step: int | None = None
+    attempt: int | None = None  # how often torchrun had started the ranks again; None for the first time
 
 
 class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):

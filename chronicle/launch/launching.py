@@ -68,7 +68,7 @@ from chronicle.launch.live_metrics import (
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
-from chronicle.launch.pulse import make_pulses_dir, remove_pulses_dir
+from chronicle.launch.pulse import make_pulses_dir, read_attempts_begun, remove_pulses_dir
 from chronicle.launch.ranks import FirstFailure, RankDeath, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
@@ -85,7 +85,7 @@ from chronicle.launch.record import (
 from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, share_number
 from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
-from chronicle.metrics.log import read_metrics
+from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import FILE_SOURCE, plain_settings
 from rollback.disk.durable import mount_points
@@ -160,10 +160,18 @@ class Launch:
         self._peers = None if node is None else Peers(request.paths.launch_dir(number), node[1], request.grace_seconds)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
-        self._ranks = RankWatch(self._selector, clock=time.monotonic, on_attempt=self._note_attempt, named=self._named)
-        self._printed = PrintedMetrics(
-            request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain
+        self._pulses = make_pulses_dir()
+        self._ranks = RankWatch(
+            self._selector,
+            clock=time.monotonic,
+            on_attempt=self._note_attempt,
+            named=self._named,
+            begun=functools.partial(read_attempts_begun, self._pulses),
         )
+        self._printed = PrintedMetrics(
+            request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain,
+            on_step_back=self._ranks.hear,
+        )  # fmt: skip
         self._channels = Channels(
             request.paths.launch_dir(number),
             self._selector,
@@ -183,7 +191,6 @@ class Launch:
         self._code = read_code(request.cwd, with_patch=keeps_code)
         self._packages = read_packages(request.command, request.environ)
         self._start = describe_launch(request.command, request.cwd, request.environ, self._code, self._packages)
-        self._pulses = make_pulses_dir()
         self._peer_ranks: Mapping[int, tuple[str, tuple[int, float, float]]] = {}
         self._next_peers = 0.0
         self._stall = self._make_stall_watch()
@@ -405,6 +412,8 @@ class Launch:
         self._oom_kills = now
         began = self._clock() - seconds_ago
         self._attempts.append((attempt, began))
+        self._channels.read_waiting()  # what the attempt before printed
+        self._printed.begin_attempt(attempt)
         host = self._start["host"]
         event = LaunchAttempt(
             host=host, attempt=attempt, began=round(began, 3), cause=ending.cause.value, because=ending.because
@@ -414,20 +423,19 @@ class Launch:
         self._channels.say(f"the launcher starts its ranks again (attempt {attempt}): {ending.because}")
 
     def _intervals(self) -> list[dict[str, int]]:
-        """The logged steps of each attempt; [] for a single one."""
-        if not self._attempts:
-            return []
-        moments = [0.0, *(when for _, when in self._attempts), float("inf")]
-        steps: list[list[int]] = [[] for _ in moments[1:]]
+        """The logged steps of each attempt: by the marks of their writer; by their times where it makes none."""
         try:
-            for point in read_metrics(self._request.paths.metrics_path(self._number)):
-                if point.time is not None:
-                    steps[bisect_right(moments, point.time) - 1].append(point.step)
+            points = list(read_attempts(self._request.paths.metrics_path(self._number)))
         except OSError:
             return []
-        return [
-            {"attempt": number, "first_step": own[0], "last_step": max(own)} for number, own in enumerate(steps) if own
-        ]
+        steps: dict[int, list[int]] = {}
+        moments = [when for _, when in self._attempts]
+        marked = any(attempt for attempt, _ in points)
+        for attempt, point in points:
+            if marked or point.time is not None:
+                number = attempt if marked else bisect_right(moments, point.time or 0.0)
+                steps.setdefault(number, []).append(point.step)
+        return [{"attempt": number, "first_step": own[0], "last_step": max(own)} for number, own in steps.items()]
 
     def _written_to(self) -> list[Path]:
         """Where the launch writes: its run directory, the checkpoints, disks below its directory, what its command names."""

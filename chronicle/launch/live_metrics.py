@@ -15,6 +15,7 @@ import re
 import selectors
 import shutil
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -46,14 +47,15 @@ class _Step(NamedTuple):
     step: int
     time: float
     values: Mapping[str, float]
+    attempt: int = 0
 
 
 class PrintedMetrics:
     """Turns printed lines into `metrics.jsonl`. Call `write_due` once a second and `finish` after the last output.
 
     Lines are held back for ten seconds, so that the trainer's own file can appear first. A line without a step is ignored.
-    Steps only grow within a launch: a line repeated by another rank is dropped, and when the step counter restarts
-    (once an epoch) parsing stops with a message.
+    Steps only grow within an attempt of a launch: a line repeated by another rank is dropped, and when the step counter
+    restarts (once an epoch) parsing stops with a message.
     """
 
     def __init__(
@@ -63,7 +65,14 @@ class PrintedMetrics:
         clock: Callable[[], float],
         say: Callable[[str], None],
         complain: Callable[[str], None],
+        on_step_back: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_step_back` is called when a printed step is no new one: where the ranks were started again, it says so here."""
+        self._on_step_back = on_step_back
+        self._arrived: deque[tuple[int, bytes]] = deque()  # what is read while a line is looked at waits for its turn
+        self._is_taking = False
+        self._attempt = 0  # of the ranks that print
+        self._marked = 0  # the one whose mark was written last
         self._path = path
         self._clock = clock
         self._say = say
@@ -90,10 +99,29 @@ class PrintedMetrics:
         if self._deaf:
             self.seen += 1
             return
+        self._arrived.append((source, data))
+        if self._is_taking:
+            return
+        self._is_taking = True
+        try:
+            while self._arrived:
+                self._take(*self._arrived.popleft())
+        finally:
+            self._is_taking = False
+
+    def _take(self, source: int, data: bytes) -> None:
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
         for line in lines:
             if line[:1] in BLOCK_STARTS or any(mark in line for mark in MARKS):
                 self._take_line(source, line)
+
+    def begin_attempt(self, number: int) -> None:
+        """The launcher has started the ranks again: what they print from here on may go back."""
+        if self._open is not None:
+            self._held.append(self._open)
+            self._open = None
+        self._attempt, self._last, self._repeats = number, -1, 0
+        self._readers.clear()
 
     def write_due(self) -> None:
         """Write points that were held long enough, unless the trainer has its own file."""
@@ -114,18 +142,21 @@ class PrintedMetrics:
         self._stop()
 
     def _take_line(self, source: int, line: bytes) -> None:
-        reader = self._readers.setdefault(source, PrintedLines(counted=-1))
-        point = reader.parse(line.decode("utf-8", "replace") + "\n")
+        point = self._parse(source, line)
         if point is None or point.step < 0:
             return
         self.seen += 1
+        if point.step < self._last:
+            before = self._attempt
+            self._on_step_back()
+            point = point if self._attempt == before else self._parse(source, line) or point
         if self._open is not None and point.step == self._open.step:
             new = {name: value for name, value in point.values.items() if name not in self._open.values}
             self._open = self._open._replace(values={**self._open.values, **new})
         elif point.step > self._last:
             if self._open is not None:
                 self._held.append(self._open)
-            self._open = _Step(point.step, self._clock(), point.values)
+            self._open = _Step(point.step, self._clock(), point.values, self._attempt)
             self._last, self._repeats = point.step, 0
         else:
             self._repeats += 1
@@ -135,6 +166,10 @@ class PrintedMetrics:
                     self._say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
                               "metrics; print the number of completed optimizer steps")  # fmt: skip
 
+    def _parse(self, source: int, line: bytes) -> Point | None:
+        reader = self._readers.setdefault(source, PrintedLines(counted=-1))
+        return reader.parse(line.decode("utf-8", "replace") + "\n")
+
     def _write(self) -> None:
         if self._has_another_writer():
             self._deaf = self._off = True
@@ -142,9 +177,12 @@ class PrintedMetrics:
             return
         try:
             if self._writer is None:
-                self._writer = MetricsWriter(self._path, clock=self._clock)
+                self._writer = MetricsWriter(self._path, clock=self._clock, attempt=0)
                 self._say("the trainer writes no metrics.jsonl: loss and LR are read from its printed lines")
             for held in self._held:
+                if held.attempt != self._marked:
+                    self._marked = held.attempt
+                    self._writer.begin_attempt(held.attempt)
                 self._writer.write(held.step, held.values, time=held.time)
             self._size = os.stat(self._path).st_size
         except OSError as error:

@@ -2,6 +2,7 @@
 
     <pid>-<start ticks>-<signal>-<e|f>.stacks   every Python process, at its start: "this signal prints my stacks here"
     <pid>-<start ticks>.pulse                   a guarded rank: 64 bytes, rewritten at each step and forward pass
+    <restart count>-<rank>.attempt              a rank that torchrun started: "<pid> <start ticks>", once an attempt
 
 The first half runs inside the trainer: standard library only, no system call for each step. The directory lies in `/dev/shm`:
 a page of a network file system could block the trainer that writes to it. A process is named by (pid, start time), so that a
@@ -25,11 +26,13 @@ from chronicle.launch.processes import Process, read_process, send_signal
 __all__ = [
     "PULSES_VARIABLE",
     "Announcement",
+    "AttemptBegun",
     "Pulse",
     "PulseWriter",
     "ask_for_stacks",
     "make_pulses_dir",
     "read_announcements",
+    "read_attempts_begun",
     "read_pulses",
     "remove_pulses_dir",
 ]
@@ -187,6 +190,29 @@ def read_announcements(directory: Path) -> dict[int, Announcement]:
         except ValueError:
             continue
     return found
+
+
+class AttemptBegun(NamedTuple):
+    """A rank's word, at its start, of how often torchrun has started it again. It stays when the rank has ended."""
+
+    attempt: int
+    rank: int
+    pid: int
+    start_ticks: int
+
+
+def read_attempts_begun(directory: Path | None) -> list[AttemptBegun]:
+    """What the ranks of this machine said, in order of the attempt and its processes' starts."""
+    found = []
+    for name in () if directory is None else _names(directory, ".attempt"):
+        assert directory is not None
+        try:
+            count, rank = map(int, name.removesuffix(".attempt").split("-"))
+            pid, ticks = map(int, (directory / name).read_bytes().split())
+        except (OSError, ValueError):
+            continue  # it is written at this very moment
+        found.append(AttemptBegun(count, rank, pid, ticks))
+    return sorted(found, key=lambda one: (one.attempt, one.start_ticks))
 
 
 def _names(directory: Path, ending: str) -> list[str]:

@@ -15,11 +15,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chronicle.launch.processes import Process, read_environment, read_exit_code, walk_children
+from chronicle.launch.pulse import AttemptBegun
+from chronicle.metrics.log import ATTEMPT_VARIABLE
 
 __all__ = [
     "OUTPUT_VARIABLE",
@@ -119,7 +121,6 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
 # --- In the supervisor: which process is which rank
 
 
-RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torchrun --max-restarts: how often it has started its workers again
 ONE_LOOK_SECONDS = 0.05
 SETTLING_SECONDS = 120.0  # after a rank's end its launcher may start the group again
 
@@ -156,11 +157,14 @@ class RankWatch:
         clock: Callable[[], float],
         on_attempt: Callable[[int, RankDeath | None, float], None] = lambda attempt, death, seconds: None,
         named: Callable[[], Sequence[FirstFailure]] = tuple,
+        begun: Callable[[], Sequence[AttemptBegun]] = tuple,
     ) -> None:
         """`on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`.
 
         `named()`: the failures that the launcher has named until now, one for each attempt that failed on this machine.
+        `begun()`: what the ranks said at their start, in order of the attempts.
         """
+        self._begun = begun
         self._selector = selector
         self._clock = clock
         self._on_attempt = on_attempt
@@ -195,6 +199,7 @@ class RankWatch:
     def look(self) -> list[tuple[int, int]]:
         """Find ranks by their environment; return the living process tree as (pid, start ticks)."""
         tree = walk_children(os.getpid())
+        self.hear()
         for process in tree:
             if process.key in self._known or not process.alive:
                 continue
@@ -214,26 +219,39 @@ class RankWatch:
             self._known.add(process.key)
         return [process.key for process in tree if process.alive]
 
+    def hear(self) -> None:
+        """Take note of the attempts that ranks of this machine announced at their start, also of those that are over."""
+        begun = self._begun()
+        for one in begun:
+            if one.attempt > (self._attempt or 0):
+                self._begin(one.attempt, one.start_ticks, {other.pid for other in begun if other.attempt >= one.attempt})
+
     def _note_attempt(self, environment: Mapping[str, str], process: Process) -> None:
-        """A restart count above the known one begins another attempt; deaths from then on are that attempt's own."""
-        count = environment.get(RESTART_VARIABLE, "")
-        if not count.isdigit():
-            return
+        """A rank that announced nothing: its environment has the restart count."""
+        count = environment.get(ATTEMPT_VARIABLE, "")
+        if count.isdigit():
+            self._begin(int(count), process.start_ticks, {process.pid})
+
+    def _begin(self, count: int, start_ticks: int, own: Collection[int]) -> None:
+        """A restart count above the known one begins another attempt; deaths of its `own` processes are no earlier one's."""
         if self._attempt is None:
             self._attempt = 0  # an attempt that was over before we looked counts too
-        if self._attempt < int(count):
-            self.collect()  # its ranks have ended before these were started; on a busy machine nobody has told us yet
-        while self._attempt < int(count):
+        if self._attempt >= count:
+            return
+        self.collect()  # its ranks have ended before these were started; on a busy machine nobody has told us yet
+        later = [death for death in self.deaths if death.pid in own]
+        self.deaths = [death for death in self.deaths if death.pid not in own]
+        while self._attempt < count:
             self._attempt += 1
             self._noted_at = self._clock()
-            age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
-            death = self.first_death()
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+            death = self.first_death(but=own)
             self._on_attempt(self._attempt, death, max(0.0, age))
             self._told |= set() if death is None else {death.pid}
             self._found.clear()
-            self.deaths = [death for death in self.deaths if death.pid == process.pid]
-            if self._attempt == int(count):
-                self._told |= {one.pid for one in self._named()} - {death.pid for death in self.deaths}
+            self.deaths = []
+        self.deaths = later
+        self._told |= {one.pid for one in self._named()} - set(own)
 
     @property
     def unsettled(self) -> bool:
@@ -245,16 +263,17 @@ class RankWatch:
         """Whether every rank of this machine has been seen; False where nothing says how many there are."""
         return 0 < self._expected <= len(self._found)
 
-    def first_death(self) -> RankDeath | None:
+    def first_death(self, but: Collection[int] = ()) -> RankDeath | None:
         """Return the rank of the present attempt that ended first; None when none has ended, or when that is not known.
 
-        Where it was ended by TERM, or its code is not known, the rank counts that the launcher names, by its pid.
+        Where it was ended by TERM, or its code is not known, the rank counts that the launcher names, by its pid. Words about
+        the processes `but`, which belong to a later attempt, do not count.
         """
         first = self._first_seen()
         if first is not None and first.code not in (None, -signal.SIGTERM):
             return first
         seen = {death.pid: death for death in self.deaths}
-        named = [one for one in self._named() if one.pid not in self._told]
+        named = [one for one in self._named() if one.pid not in self._told and one.pid not in but]
         for one in named:
             if one.pid in seen:
                 return replace(seen[one.pid], code=one.code)

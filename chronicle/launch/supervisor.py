@@ -267,6 +267,7 @@ class Supervisor:
             self._group.remove()
         self._reap()
         self._ranks.collect()
+        self._ranks.hear()  # an attempt may have begun and ended since the last look
         return report
 
     def _pump(self) -> None:

@@ -4,6 +4,9 @@ A line is `{"step":12,"t":1700000000.1,"loss":2.1,"lr":0.003}`; `t` is seconds s
 (loss in nats). Appending is a single `os.write` on an `O_APPEND` descriptor without fsync: the last seconds may be lost
 in a power cut, and training does not wait for a disk (DESIGN §5.1). JSON has no NaN: non-finite values are the strings
 `"NaN"`, `"Infinity"`, `"-Infinity"`, so that `jq` reads the lines. Logs of other tools: `readers`.
+
+Where torchrun has started its ranks again, the writer of the new ones puts a line `{"attempt":1,"t":1700000000.1}` before its
+first: the rows below it are that attempt's own. No reader takes it for a step.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from chronicle.paths import RunPaths
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESERVED = frozenset(("step", "t"))
+ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torchrun --max-restarts: how often it has started its ranks again
 heard: list[Callable[[int, Mapping[str, float]], None]] = []  # called with every line that this process writes; never raise
 
 
@@ -46,9 +50,10 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = clock.time, aloud: bool = True
-    ) -> None:
-        """`aloud`: those in `heard` are told of each line."""
+        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = clock.time, aloud: bool = True,
+        attempt: int | None = None,
+    ) -> None:  # fmt: skip
+        """`aloud`: those in `heard` are told of each line. `attempt`: whose rows they are; None: this process's own."""
         self.path = Path(path)
         self._clock, self._aloud = clock, aloud
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +62,12 @@ class MetricsWriter:
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
+        if number := attempt_of(os.environ) if attempt is None else attempt:
+            self.begin_attempt(number)
+
+    def begin_attempt(self, number: int) -> None:
+        """The rows from here on are those of the ranks' start with this number."""
+        os.write(self._fd, f'{{"attempt":{number:d},"t":{self._clock():.6f}}}\n'.encode())
 
     def write(self, step: int, values: Mapping[str, float], *, time: float | None = None) -> None:
         """Append one line; a value of None means "not recorded" and is left out."""
@@ -91,6 +102,12 @@ class MetricsWriter:
             raise ValueError(f"channel name `{name}` is reserved: expected another name")
         self._keys[name] = f",{json.dumps(name)}:"
         return self._keys[name]
+
+
+def attempt_of(environ: Mapping[str, str]) -> int:
+    """How often the launcher has started this process's group again; 0 for the first time, and where nothing says so."""
+    count = environ.get(ATTEMPT_VARIABLE, "")
+    return int(count) if count.isdecimal() else 0
 
 
 def number_of(value: Any) -> float | None:
@@ -143,13 +160,32 @@ def _numbers(record: dict[str, Any]) -> dict[str, float]:
 
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[Point]:
     """Yield the points of a `metrics.jsonl` in file order; lines that cannot be read are skipped."""
-    row = 0
+    return (point for _, point in read_attempts(path))
+
+
+def read_attempts(path: str | os.PathLike[str]) -> Iterator[tuple[int, Point]]:
+    """Yield the points in file order, each with the attempt that wrote it; 0 where nothing says so."""
+    row = attempt = 0
     with open(path, "rb") as lines:
         for line in lines:
             point = parse_line(line, row)
             if point is not None:
                 row += 1
-                yield point
+                yield attempt, point
+            elif line.startswith(ATTEMPT_MARK):
+                attempt = _marked(line, attempt)
+
+
+ATTEMPT_MARK = b'{"attempt":'
+
+
+def _marked(line: bytes, before: int) -> int:
+    """The number that a mark carries; that of the rows before it where the line is cut."""
+    try:
+        number = json.loads(line)["attempt"]
+    except (ValueError, TypeError, KeyError):
+        return before
+    return number if type(number) is int else before
 
 
 def logged_pace(paths: RunPaths, launch: int | None) -> tuple[int | None, float | None]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from chronicle.errors import UsageProblem
 from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, number_in, read_head
-from chronicle.metrics.log import Point, parse_line, read_metrics
+from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
 from chronicle.metrics.records import (
     JsonLines,
@@ -253,7 +253,8 @@ def _is_json_line(head: bytes) -> bool:
 
 def _is_ours(head: bytes) -> bool:
     """Whether the lines are those of our own writer; other JSON lines go to the reader that knows more names."""
-    first = head.lstrip().split(b"\n", 1)[0]
+    lines = head.lstrip().split(b"\n", 2)
+    first = lines[1] if lines[0].startswith(ATTEMPT_MARK) and len(lines) > 1 else lines[0]
     point = parse_line(first)
     return first.startswith(b'{"step":') and point is not None and b'"t":' in first
 

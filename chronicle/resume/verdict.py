@@ -8,6 +8,7 @@ gathers at most a kilobyte from every other.
 """
 
 import json
+import os
 import re
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardVerdict
+from chronicle.metrics.log import attempt_of
 from chronicle.resume.checks.check import Check, Outcome, ResumeRefused, attempt, failed, format_refusal, not_compared
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.faults import Faults
@@ -197,6 +199,7 @@ class Verdicts:
             accepted=dict(expectation.accepted) if expectation else {},
             fresh_start=self._options.fresh_start,
             carried=tuple(asdict(one) for one in self._start.carried),
+            attempt=attempt_of(os.environ) or None,
         )
         step = self._start.start_step
         if step is None and expectation and expectation.memory:

@@ -6,6 +6,9 @@ to the user's own `sitecustomize`, and is done. When a Trainer begins to train, 
 
 It notes which files are opened until the first step is printed, so that a replay can say which of them has changed.
 
+Under torchrun it says which start of the ranks this process belongs to (`announce_attempt`): it may be over before anybody
+looks.
+
 It also announces a signal at which the process prints the stacks of its threads (`announce_stacks`), for a rank that hangs.
 
 Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
@@ -103,6 +106,23 @@ def announce_stacks(forked=False):
         pass
 
 
+def announce_attempt():
+    """A file `<restart count>-<rank>.attempt` with this process's pid and start time. The first Python of a rank writes it."""
+    directory, rank = os.environ.get("CHRONICLE_PULSES"), os.environ.get("RANK", "")
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    if not directory or not (count.isdigit() and rank.isdigit()):
+        return
+    try:
+        with open("/proc/self/stat", "rb") as stat:
+            ticks = stat.read().rpartition(b")")[2].split()[19]
+        path = os.path.join(directory, count + "-" + rank + ".attempt")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(file, str(os.getpid()).encode() + b" " + ticks)
+        os.close(file)
+    except OSError:
+        pass  # it was said already, or there is nowhere to say it
+
+
 def announce_child():
     """A forked process prints to a file of its own."""
     announce_stacks(forked=True)
@@ -159,6 +179,7 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     else:
         sys.meta_path.insert(0, TrainerAwaited())
     announce_stacks()
+    announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
         note_opened()
 give_way()
