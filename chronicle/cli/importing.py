@@ -1,7 +1,7 @@
 """`chronicle import`: old runs out of logs, journals and other trackers' stores; a store of several runs becomes several."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -184,7 +184,7 @@ def _from_server(
 def _scan_imported(paths: RunPaths, *, is_fresh: bool) -> tuple[list[str], list[dict[str, Any]]]:
     """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan.
 
-    Loud events of fresh points become incidents, so that graph, picture and page mark them.
+    Events of fresh points become incidents, as of a run that is watched, so that graph, picture and page mark them.
     """
     from chronicle.metrics.readers import NothingToWatch
     from chronicle.watch.scan import describe_event, scan_run
@@ -199,14 +199,14 @@ def _scan_imported(paths: RunPaths, *, is_fresh: bool) -> tuple[list[str], list[
     loud = [event for event in scan.events if event.tier is not Tier.NOTICE]
     quiet = len(scan.events) - len(loud)
     if is_fresh:
-        _mark(paths, loud)
+        _mark(paths, scan.events)
     lines = [
         f"scanned: {len(scan.events)} events" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")
     ]
     return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
 
 
-def _mark(paths: RunPaths, events: "list[Event]") -> None:
+def _mark(paths: RunPaths, events: "Sequence[Event]") -> None:
     """Record events as incidents, but for one whose step the tracker's own alert names, and one that is recorded."""
     from chronicle.journal import JournalWriter, compute_lineage, read_journal
     from chronicle.journal.events import Incident, events_of

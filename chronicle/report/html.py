@@ -16,6 +16,7 @@ from chronicle.report.page_data import build_page_data, drawn
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.learning import MOST_WINDOWS
+from chronicle.story.matters import incident_title
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
 from chronicle.story.series import LaunchSeries, ParentSeries
 
@@ -61,11 +62,17 @@ def _row(chapter: Chapter) -> list[object]:
         Raw(f'<span class="when">{html_text(format_when(entry.ts))}</span>'),
         entry.launch,
         entry.step,
-        chapter.title,
+        _title(chapter),
         chapter.action,
         chapter.to,
         chapter.outcome,
     ]
+
+
+def _title(chapter: Chapter) -> str:
+    """The chapter's title; that of an incident in words, unless a person has given it another one."""
+    entry = chapter.entry
+    return incident_title(entry) if entry.kind == EntryKind.INCIDENT and chapter.title == entry.title else chapter.title
 
 
 def _chapter(chapter: Chapter) -> str:
@@ -73,7 +80,7 @@ def _chapter(chapter: Chapter) -> str:
     launch = "" if entry.launch is None else f"launch {entry.launch}"
     step = "" if entry.step is None else f"step {entry.step}"
     line = " · ".join(word for word in (launch, step, format_when(entry.ts), entry.kind, entry.id) if word)
-    parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(chapter.title)}</h3>']
+    parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(_title(chapter))}</h3>']
     parts.append(f'<p class="soft">{html_text(line)}</p>')
     rows = list(_batch_rows(chapter)) if entry.kind == EntryKind.GUARD_FIRST_BATCH else []
     parts += [*(rows or _words("", words.text)), *_words("Seen", words.symptom)]
@@ -155,27 +162,31 @@ def page_header(story: Story) -> str:
         return '<p class="soft">No launches yet.</p>' + _problems(story)
     facts = [("step", f"{head.step:,}"), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
     line = story.ledger.line(head.launch)
-    if line is not None:
+    is_changed = line is not None and line.factor != 1
+    if line is not None and is_changed:
         facts.append(("of the first LR", format_factor(line.factor)))
     lost = sum(launch.span.abandoned_steps for launch in story.launches)
-    facts += [("launches", f"{len(story.launches):,}"), ("steps abandoned", f"{lost:,}")]
+    facts.append(("launches", f"{len(story.launches):,}"))
+    facts += [("steps abandoned", f"{lost:,}")] if lost else []
     facts.append(("open incidents", f"{len(story.open_matters):,}"))
     lead = f'<p class="lead">Launch {last.number} {html_text(last.outcome)}'
-    lead += f", {html_text(format_when(last.ended or last.started))}." if last.ended or last.started else "."
+    when = (last.ended or last.started) if story.is_dated else ""
+    lead += f", {html_text(format_when(when))}." if when else "." if story.is_dated else "; its log has no times."
     lead += f' <b class="warn">{html_text(_worst(story))}</b></p>' if story.open_matters else "</p>"
     shown = ((html_text(name), html_text(value)) for name, value in facts)
     items = "".join(f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in shown)
     factors = [format_factor(factor) for factor in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
     doubt = f" · lineage {html_text(story.lineage.doubt)}" if story.lineage.doubt else ""
-    ledger = f'<p class="soft">LR ledger: {html_text(path or "unknown")}{doubt}</p>'
+    told = f'<p class="soft">LR ledger: {html_text(path or "unknown")}{doubt}</p>'
+    ledger = told if doubt or is_changed or len(factors) != 1 else ""
     return f'{lead}<ul class="facts">{items}</ul>{ledger}' + _problems(story)
 
 
 def _worst(story: Story) -> str:
     """The newest open incident in one line."""
     count = len(story.open_matters)
-    title = story.open_matters[-1].entry.title or "an incident"
+    title = incident_title(story.open_matters[-1].entry) or "an incident"
     return f"Open: {title}" + (f", and {count - 1} more" if count > 1 else "")
 
 
@@ -210,17 +221,30 @@ def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
     if any(x["inferred"] for x in data["launches"]):
         heads.append("parent")
         rows = [[*row, _origin(x)] for row, x in zip(rows, data["launches"], strict=True)]
-    words = (
-        '<p class="soft">Top: LR. Middle: loss by launch. Bottom: which launch continues which. '
-        "Grey: abandoned. Dashed: target of a rollback. Dotted: restart."
-    )
+    words = f'<p class="soft">{_caption(data)}'
     if data["parent"]:
         words += f" Grey line before the first launch: the parent. This run {html_text(data['parent']['words'])}."
     if data["every"] > 1:
         words += f" The graph shows one of {data['every']} launches; the table has all {len(rows)}."
     label = f"learning rate, loss and tree of {len(rows)} launches"
     listed = folded(html_table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
-    yield section("lineage", "Lineage", f"{words}</p>", plot("plot-lineage", label), listed)
+    yield section("lineage", "The life of the run", f"{words}</p>", plot("plot-lineage", label), listed)
+
+
+def _caption(data: Mapping[str, Any]) -> str:
+    """What is drawn, and only that."""
+    panels = [word for word, is_drawn in (("LR", data["lr"]), ("loss by launch", data["loss"])) if is_drawn]
+    tiers = [row["tier"] for row in data["incidents"] if row["onset"] is not None]
+    marks = (
+        ("Grey: abandoned", any((x["last"] or 0) > (x["keptTo"] or 0) for x in data["launches"])),
+        ("Dashed: target of a rollback", data["rollbacks"]),
+        ("Dotted: restart", data["restarts"]),
+        ("Red triangle: incident", any(tier != "notice" for tier in tiers)),
+        ("Hollow triangle: notice", "notice" in tiers),
+        ("Violet: hardware", data["hardware"]),
+    )
+    drawn_here = ", ".join([*panels, "which launch continues which"])
+    return ". ".join([f"From the top: {drawn_here}", *(words for words, is_there in marks if is_there)]) + "."
 
 
 def _origin(launch: Mapping[str, Any]) -> str:
@@ -232,13 +256,13 @@ def _origin(launch: Mapping[str, Any]) -> str:
 def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
     if not data["incidents"]:
         return
-    keys = ("kind", "tier", "launch", "low", "onset", "outcome")
+    keys = ("words", "launch", "low", "onset", "detail")
     rows = [
         [Raw(f'<a href="#{html_text(x["id"])}">{html_text(x["title"])}</a>'), *(x[key] for key in keys)]
         for x in data["incidents"]
     ]
-    heads = ["incident", "kind", "tier", "launch", "earliest onset", "onset", "outcome"]
-    listed = folded(html_table(heads, rows, numeric=(3, 4, 5)), "incidents as a table")
+    heads = ["incident", "how it stands", "launch", "earliest onset", "onset", "seen beside it"]
+    listed = folded(html_table(heads, rows, numeric=(2, 3, 4)), "incidents as a table")
     words = (
         '<p class="soft">Red: onset, with a band back to its lower bound. '
         "Ticks: checkpoints. Dashed: target of the rollback.</p>"

@@ -19,7 +19,8 @@ from rollback.channels import Role, find_channel, role_of
 
 __all__ = ["PALETTE", "draw_lineage"]
 
-PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#c2545b", "#4f7d2a", "#5a6f9e")
+# Of launches: neither red (an incident) nor violet (hardware) nor grey (abandoned); neighbours differ in lightness too
+PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#8c6239", "#4aa3c7", "#7d8a1f", "#20738f", "#b58f1b", "#5b7f4a", "#3f5f8a")
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
 BEFORE = "#7c828b"  # the parent run's curve: grey, and darker than what was abandoned
 BUCKETS = 900

@@ -12,6 +12,11 @@ function drawNow(element) {
   element.dataset.drawn = "yes";
   plots.get(element)();
 }
+// Tab goes to what is drawn: the plots that follow the focus are, so that it passes none by.
+document.addEventListener("focusin", ({ target }) => {
+  const next = [...plots.keys()].filter((one) => !one.dataset.drawn && target.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING);
+  for (const one of next.slice(0, 2)) drawNow(one);
+});
 function add(element, draw) {
   if (!element) return;
   plots.set(element, () => draw(element));
@@ -51,12 +56,26 @@ function fillIn(fold) {
   while (fold.children.length > 1) fold.lastChild.remove();
   fold.append(holder);
 }
-function box(parent, title) {
+function box(parent, title, words = "", anchor = "") {
   const holder = document.createElement("div"), heading = document.createElement("h3"), plot = document.createElement("div");
   holder.className = "card";
-  heading.textContent = title;
+  if (anchor) {
+    const link = document.createElement("a");
+    link.href = `#${anchor}`;
+    link.textContent = title;
+    heading.append(link);
+  } else heading.textContent = title;
   plot.className = "plot";
-  holder.append(heading, plot);
+  plot.dataset.title = title;
+  plot.dataset.name = `${title} ${anchor}`;
+  holder.append(heading);
+  if (words) {
+    const line = document.createElement("p");
+    line.className = "soft";
+    line.textContent = words;
+    holder.append(line);
+  }
+  holder.append(plot);
   parent.append(holder);
   numbers(plot);
   return plot;
@@ -73,7 +92,7 @@ function build() { // of what is in <main> now
   if (data.progress.s.length) add(byId("plot-progress"), progress);
   if (data.clocks.some((c) => c.time[0].length)) add(byId("plot-staircase"), staircase);
   const cards = byId("cards");
-  if (cards) for (const c of data.cards) add(box(cards, c.title), (element) => card(element, c));
+  if (cards) for (const c of data.cards) add(box(cards, c.title, [`launch ${c.launch}`, c.words, c.detail].filter(Boolean).join(" · "), c.id), (element) => card(element, c));
   const sources = byId("sources");
   if (sources) for (const name of data.groups.sources) add(box(sources, name), (element) => channel(element, name, { height: 220, bare: true }));
   const health = byId("health");
@@ -96,8 +115,10 @@ function build() { // of what is in <main> now
       chooser.append(option);
     }
     const known = [data.loss, data.lr]; // what a rollback itself changes is no news
-    const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => !known.includes(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
-    const usual = jumped ? jumped.channel : data.channels.find((n) => n !== data.loss && n !== data.lr) || data.channels[0];
+    const counts = /(^|[/_.])(epochs?|steps?|iterations?|samples|tokens|time)$/; // only ever rise: no news either
+    const news = (name) => !known.includes(name) && !counts.test(name);
+    const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => news(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
+    const usual = jumped ? jumped.channel : data.channels.find(news) || data.channels[0];
     chooser.value = data.channels.includes(state.channel) ? state.channel : usual;
     add(byId("plot-channel"), (element) => channel(element, chooser.value));
     chooser.addEventListener("change", () => { state.channel = chooser.value; state.zoom.delete("plot-channel"); redraw(); });
@@ -109,8 +130,8 @@ function build() { // of what is in <main> now
       addPanel(fresh).focus();
     });
   }
-  const machine = byId("machine");
-  if (machine) for (const name of data.groups.machine) add(box(machine, name), (element) => channel(element, name, { height: 200, bare: true }));
+  const machines = byId("machine");
+  if (machines) for (const name of data.groups.machine) add(box(machines, name), (element) => machine(element, name));
   const find = byId("find");
   if (find) {
     find.value = state.find || "";

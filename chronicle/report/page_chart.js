@@ -55,6 +55,7 @@ const SYMBOLS = {
   diamond: (x, y, r) => `M${x} ${y - r}L${x + r} ${y}L${x} ${y + r}L${x - r} ${y}Z`,
   x: (x, y, r) => `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`,
 };
+const SIGNS = { "triangle-down": "▼▽", diamond: "◆◇", x: "✕✕" }; // of a mark in the legend, filled and open
 let made = 0;
 const resized = new ResizeObserver((seen) => { // a plot is as wide as its place; its zoom stays
   for (const { target } of seen) if (target.layout && Math.abs(target.clientWidth - target.drawnWidth) > 4) chart(target, target.data, target.layout);
@@ -83,7 +84,7 @@ function chart(element, traces, layout) {
     const [from, to] = layout[name].domain || [0, 1];
     Object.assign(layout[name], { start: bottom - from * inner, stop: bottom - to * inner });
   }
-  const svg = node("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": element.getAttribute("aria-label") || element.previousElementSibling?.textContent || "plot" });
+  const svg = node("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": element.getAttribute("aria-label") || element.dataset.title || element.previousElementSibling?.textContent || "plot" });
   const clip = `c${++made}`, defs = node("defs", {}, svg);
   const text = (words, at) => { node("text", at, svg).textContent = plainText(words); };
   for (const name of names) {
@@ -152,8 +153,10 @@ function chart(element, traces, layout) {
   tip.className = "tip";
   tip.hidden = true;
   const keep = element.querySelector("svg.chart")?.contains(document.activeElement);
+  const pressed = [...element.querySelectorAll(".legend button")].indexOf(document.activeElement);
   element.replaceChildren(svg, tip, ...legend(element, traces, hidden));
-  if (keep) svg.focus();
+  if (keep) svg.focus({ preventScroll: true });
+  if (pressed >= 0) element.querySelectorAll(".legend button")[pressed]?.focus({ preventScroll: true });
   const again = () => chart(element, traces, layout);
   const zoom = (ranges) => { // {axis name: range}; an empty object goes back to all
     const known = zooms(element);
@@ -180,7 +183,12 @@ function legend(element, traces, hidden) {
     const button = document.createElement("button"), swatch = document.createElement("i");
     button.type = "button";
     button.setAttribute("aria-pressed", String(!hidden.has(group)));
-    if (t.marker?.open) swatch.className = "ring";
+    const sign = t.mode === "markers" && SIGNS[t.marker?.symbol];
+    if (sign) {
+      swatch.className = "sign";
+      swatch.textContent = sign[t.marker.open ? 1 : 0];
+      swatch.style.color = t.marker.color;
+    } else if (t.marker?.open) swatch.className = "ring";
     else swatch.style.background = t.line?.color || t.marker?.color || "currentColor";
     button.append(swatch, plainText(t.name));
     button.addEventListener("click", () => {

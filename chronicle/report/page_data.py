@@ -20,7 +20,7 @@ from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import Progress, ResumeWindow, resume_windows, tell_progress, would_have_resumed_at
-from chronicle.story.matters import Matter, event_of
+from chronicle.story.matters import Matter, event_of, incident_detail, incident_title
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import (
     MACHINE_CHANNELS,
@@ -50,7 +50,7 @@ __all__ = [
     "short",
 ]
 
-CARDS = 24
+CARDS, FEW_CARDS = 24, 6  # notices have a card only where there are fewer than so many others
 CARD_BUCKETS = 120
 POINTS = 8_000  # of one channel over all launches: finer than a screen, fast as SVG; 40 channels are below 5 MB
 MANY, MANY_POINTS = 200, 2_000  # with that many launches most points are single, and a dot costs as much as a line
@@ -74,7 +74,7 @@ SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
 DRAWN: Mapping[str, Sequence[str]] = {
     "launches": ("number", "start", "last", "keptTo", "parent", "inferred", "stood", "lr", "why", "outcome", "colour"),
     "rollbacks": ("launch", "to"),
-    "incidents": ("launch", "onset", "title"),
+    "incidents": ("launch", "onset", "title", "tier"),
 }
 
 
@@ -82,12 +82,14 @@ DRAWN: Mapping[str, Sequence[str]] = {
 
 
 def incident_cards(story: Story, series: Sequence[LaunchSeries]) -> list[dict[str, Any]]:
-    """At most `CARDS` incidents, the most serious and newest ones."""
-    order = {"propose": 0, "warn": 1}
+    """At most `CARDS` incidents, the most serious and newest ones; notices only as far as there are few others."""
+    order = {"propose": 0, "warn": 1, "notice": 3}
     newest_first = story.matters[::-1]
-    loud = sorted(newest_first, key=lambda matter: order.get(event_of(matter.entry).tier, 2))
+    ordered = sorted(newest_first, key=lambda matter: order.get(event_of(matter.entry).tier, 2))
+    loud = [matter for matter in ordered if event_of(matter.entry).tier != "notice"]
+    chosen = ordered[: max(min(len(loud), CARDS), FEW_CARDS)]
     by_launch = {s.launch: s.channels for s in series}
-    cards = (_card(story, matter, by_launch.get(matter.entry.launch or -1, {})) for matter in loud[:CARDS])
+    cards = (_card(story, matter, by_launch.get(matter.entry.launch or -1, {})) for matter in chosen)
     return [card for card in cards if card is not None]
 
 
@@ -117,7 +119,9 @@ def incident_row(matter: Matter) -> dict[str, Any]:
     event, entry = event_of(matter.entry), matter.entry
     return {
         "id": anchor_of(matter.first_id),
-        "title": plain(entry.title),
+        "title": plain(incident_title(entry)),
+        "words": plain(matter.words),
+        "detail": plain(incident_detail(entry)),
         "launch": entry.launch,
         "onset": matter.onset,
         "low": event.onset_low_step,
@@ -256,7 +260,7 @@ def _launch(story: Story, launch: LaunchStory) -> dict[str, Any]:
         "why": "" if launch.lr is None else plain(launch.lr.reason),
         "outcome": plain(launch.outcome),
         "guard": plain(launch.verdict or ("no guard" if launch.resumed else "")),
-        "started": plain(launch.started),
+        "started": plain(launch.started) if story.is_dated else "",
         "colour": PALETTE[(launch.number - 1) % len(PALETTE)],
     }
 
@@ -319,7 +323,7 @@ def _restarts(story: Story) -> list[dict[str, Any]]:
     return [
         {"step": launch.span.start_step, "launch": launch.number}
         for launch in story.launches
-        if launch.resumed and launch.span.start_step not in targets
+        if launch.resumed and launch.span.start_step not in targets and not (launch.imported and launch.span.parent is None)
     ]
 
 

@@ -29,7 +29,7 @@ function apart(marks, x, look) { // of many marks that look alike those that a s
   });
 }
 // A plot keeps its zoom: the ranges that the reader chose are known by the plot's name and set again when it is drawn anew.
-const nameOf = (element) => element.id || `${element.closest("[id]")?.id}/${element.previousElementSibling?.textContent}`;
+const nameOf = (element) => element.id || `${element.closest("[id]")?.id}/${element.dataset.name || element.previousElementSibling?.textContent}`;
 function react(element, traces, extra) {
   const out = { ...extra }, zoom = state.zoom.get(nameOf(element));
   for (const key of Object.keys(out)) if (/^[xy]axis\d*$/.test(key)) out[key] = { ...out[key] };

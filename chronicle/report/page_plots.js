@@ -59,7 +59,7 @@ function marks() {
   for (const r of data.rollbacks) rule(owner(r), r.to, css("--ink"), "dash");
   for (const r of data.restarts) rule(r.launch, r.step, grey(), "dot");
   for (const h of data.hardware) rule(owner(h), h.step, VIOLET, "solid");
-  for (const i of data.incidents) if (i.onset !== null) rule(i.launch, i.onset, ALARM, "solid", 0.6);
+  for (const i of data.incidents) if (i.onset !== null && i.tier !== "notice") rule(i.launch, i.onset, ALARM, "solid", 0.6);
   return apart(shapes, (s) => s.x0, (s) => s.line.color);
 }
 
@@ -72,9 +72,9 @@ function heldOut(name) { // evaluation beside training: open circles
 }
 
 function lineage(element) {
-  const loss = data.loss, n = Math.max(2, data.launches.length);
+  const loss = data.loss, n = Math.max(1, data.launches.length), rate = (data.curves[data.lr] || []).length > 0; // without one: no panel of it
   const traces = [
-    ...lines(data.lr, { xaxis: "x", yaxis: "y3" }),
+    ...(rate ? lines(data.lr, { xaxis: "x", yaxis: "y3" }) : []),
     ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
     ...data.evals.flatMap(heldOut),
   ];
@@ -101,23 +101,25 @@ function lineage(element) {
     });
   });
   const pin = (name, found, marker) => {
+    if (!found.length) return;
     const shown = apart(found, (m) => m.x, () => name);
     traces.push({
       type: "scatter", mode: "markers", name, x: shown.map((m) => m.x), y: shown.map(() => 1), xaxis: "x", yaxis: "y4",
       marker, text: shown.map((m) => escape(m.title)), hoverinfo: "text", cliponaxis: false,
     });
   };
-  const incidents = data.incidents.filter((i) => i.onset !== null).map((i) => ({ x: place(i.launch, i.onset), title: i.title }));
-  pin("incident", incidents, { symbol: "triangle-down", size: 10, color: ALARM });
+  const seen = (quiet) => data.incidents.filter((i) => i.onset !== null && (i.tier === "notice") === quiet).map((i) => ({ x: place(i.launch, i.onset), title: i.title }));
+  pin("notice", seen(true), { symbol: "triangle-down", size: 8, color: css("--soft"), open: true });
+  pin("incident", seen(false), { symbol: "triangle-down", size: 10, color: ALARM });
   pin("hardware", data.hardware.map((h) => ({ x: place(owner(h), h.step), title: h.title })), { symbol: "diamond", size: 9, color: VIOLET });
-  const tree = Math.min(0.4, 0.1 + 0.018 * n);
+  const tree = loss || rate ? Math.min(0.4, 0.045 + 0.03 * n) : 0.92, top = rate ? 0.76 : 1, middle = loss ? tree + 0.04 : tree;
   react(element, traces, {
-    height: 640 + 12 * Math.min(n, 40),
+    height: (loss ? 480 : 150) + (rate ? 160 : 0) + 12 * Math.min(n, 40), margin: { t: 16 },
     xaxis: { title: { text: AXES[state.axis] }, anchor: "y" },
     yaxis: { domain: [0, tree], range: [n - 0.4, -0.6], tickvals: data.launches.map((_, i) => i).slice(0, 40), ticktext: data.launches.map((l) => `${l.number} ${l.lr}`).slice(0, 40) },
-    yaxis2: { domain: [tree + 0.04, 0.76], title: { text: escape(loss || "") }, type: kindOf(loss), range: rangeOf(loss) },
-    yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges[data.lr], exponentformat: "e" },
-    yaxis4: { domain: [tree + 0.04, 0.76], overlaying: "y2", range: [0, 1], visible: false, fixedrange: true },
+    ...(loss ? { yaxis2: { domain: [middle, top], title: { text: escape(loss) }, type: kindOf(loss), range: rangeOf(loss) } } : {}),
+    ...(rate ? { yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges[data.lr] } } : {}),
+    yaxis4: { domain: [middle, top], range: [0, 1], visible: false },
     shapes: marks(),
   });
 }
@@ -125,9 +127,15 @@ function lineage(element) {
 function channel(element, name, extra = {}) {
   react(element, lines(name, {}), {
     height: extra.height || 260, xaxis: { title: { text: AXES[state.axis] } },
-    yaxis: { title: { text: extra.bare ? "" : escape(name) }, type: extra.log ? "log" : kindOf(name), range: extra.log ? undefined : rangeOf(name) },
+    yaxis: { title: { text: extra.bare ? "" : escape(name) }, type: extra.log ? "log" : kindOf(name), range: extra.range || (extra.log ? undefined : rangeOf(name)) },
     shapes: extra.bare ? [] : marks(),
   });
+}
+
+function machine(element, name) { // from zero, a share up to 100: half a point of use is no mountain
+  const values = (data.curves[name] || []).flatMap((c) => [...(c.kept?.v || []), ...(c.gone?.v || [])]);
+  const [low, high] = extent([values], false), fits = low >= 0 && (!name.endsWith("%") || high <= 100);
+  channel(element, name, { height: 200, bare: true, range: fits && state.log !== true ? [0, name.endsWith("%") ? 100 : 1.1 * high || 1] : undefined });
 }
 
 function resumes(element) {
@@ -140,8 +148,9 @@ function resumes(element) {
 }
 
 function card(element, c) {
-  const shapes = [{ type: "line", x0: c.onset, x1: c.onset, yref: "paper", y0: 0, y1: 1, line: { color: ALARM, width: 1.4 } }];
-  if (c.low !== null && c.low < c.onset) shapes.push({ type: "rect", x0: c.low, x1: c.onset, yref: "paper", y0: 0, y1: 1, fillcolor: ALARM, opacity: 0.15, line: { width: 0 } });
+  const colour = c.tier === "notice" ? css("--soft") : ALARM;
+  const shapes = [{ type: "line", x0: c.onset, x1: c.onset, yref: "paper", y0: 0, y1: 1, line: { color: colour, width: 1.4 } }];
+  if (c.low !== null && c.low < c.onset) shapes.push({ type: "rect", x0: c.low, x1: c.onset, yref: "paper", y0: 0, y1: 1, fillcolor: colour, opacity: 0.15, line: { width: 0 } });
   for (const s of c.checkpoints) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 0.08, line: { color: css("--soft"), width: 2 } });
   for (const s of c.chosen) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 1, line: { color: css("--ink"), width: 1.2, dash: "dash" } });
   react(element, [{ type: "scatter", mode: "lines", x: c.curve.s, y: c.curve.v, line: { color: launches.get(c.launch).colour, width: 1.2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],

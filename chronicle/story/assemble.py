@@ -245,6 +245,12 @@ class Story:
         return self.launches[-1] if self.launches else None
 
     @property
+    def is_dated(self) -> bool:
+        """Whether it is known when the launches ran: of a log without times there is only the date of the import."""
+        last, head = self.last_launch, self.headline
+        return last is None or not last.imported or head.measured_step is None or head.time is not None
+
+    @property
     def last_checkpoint(self) -> SavedCheckpoint | None:
         """The newest checkpoint of the lineage."""
         kept = [saved for launch in self.launches for saved in launch.checkpoints if saved.kept]

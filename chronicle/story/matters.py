@@ -20,6 +20,8 @@ __all__ = [
     "collect_interventions",
     "collect_matters",
     "event_of",
+    "incident_detail",
+    "incident_title",
     "open_proposal",
 ]
 
@@ -27,6 +29,28 @@ MATTERS = frozenset((EntryKind.INCIDENT, EntryKind.CLOSE))
 INTERVENTIONS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.CLOSE))
 PROPOSALS = frozenset((EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.CLOSE))
 RECOVERED = frozenset(("recovered", "closed"))
+KINDS = {  # a kind of the detector and of the guard -> words, with the place of the channels
+    "instant-spike": "Spike of {}",
+    "gradual-divergence": "Divergence of {}",
+    "level-shift": "Higher level of {}",
+    "level-drop": "Lower level of {}",
+    "resume-bump": "Bump of {} after a resume",
+    "resume-drop": "Drop of {} after a resume",
+    "restart-rewind": "Steps taken again after a restart: {}",
+    "reinit": "{} as of fresh weights",
+    "nan": "No number: {}",
+    "lr-bug": "Wrong LR: {}",
+    "lr-mismatch": "Another LR than expected: {}",
+    "interleaved-writers": "Two launches write one log: {}",
+    "mix-shift": "Another mix of data: {}",
+    "data-order": "Data in another order: {}",
+    "too-good": "{} falls too fast",
+    "plateau": "Plateau of {}",
+    "weights-not-finite": "Weights that are no numbers: {}",
+    "replicas-differ": "Replicas that differ: {}",
+}
+STANDINGS = {"partial": "recovered in part", "recovered": "recovered by itself"}
+TIERS = {"propose": "a rollback is proposed", "warn": "warning", "notice": "notice"}
 OUTCOMES_DONE = frozenset(("worked", "failed", "partly", "interrupted", "inconclusive", "superseded"))
 
 
@@ -60,6 +84,13 @@ class Matter:
             return self.outcome or self.status
         return f"answered by the rollback to {self.answer.to_step}"
 
+    @property
+    def words(self) -> str:
+        """How serious it is and how it stands: `warning · recovered by itself`."""
+        event = event_of(self.entry)
+        parts = (TIERS.get(event.tier, event.tier), STANDINGS.get(self.standing, self.standing))
+        return " · ".join(part for part in parts if part)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
@@ -89,6 +120,24 @@ def event_of(entry: Entry) -> Incident:
     """What the detector recorded in an incident; older journals nest it in `event`."""
     incident = Incident.of(entry)
     return incident if incident.event is None else Incident.view(incident.event)
+
+
+def incident_title(entry: Entry) -> str:
+    """What happened and since which step, in words where the detector wrote its own title: `Spike of loss from step 120`."""
+    event = event_of(entry)
+    made = entry.title.removeprefix(f"{event.tier}: ").startswith(f"{event.kind} on ")
+    if not made or event.kind not in KINDS or event.onset_step is None:
+        return entry.title
+    first, more = event.channels[:1], len(event.channels) - 1
+    what = "".join(first) + (f" and {more} more" if more > 0 else "") or "the log"
+    return f"{KINDS[event.kind].format(what)} from step {event.onset_step:,}"
+
+
+def incident_detail(entry: Entry) -> str:
+    """What the detector saw beside it: the first line of its evidence, or nothing."""
+    seen = entry.data.get("evidence")
+    first = seen[0] if isinstance(seen, Sequence) and not isinstance(seen, str) and seen else ""
+    return first if isinstance(first, str) else ""
 
 
 def collect_matters(entries: Iterable[Entry]) -> tuple[Matter, ...]:

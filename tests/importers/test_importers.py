@@ -63,14 +63,16 @@ def test_importing_twice_changes_nothing(tmp_path: Path, chronicle: Cli) -> None
 
 @needs_data
 def test_what_is_found_at_an_import_is_marked_once(tmp_path: Path, chronicle: Cli) -> None:
-    """So that graph, picture and page show it; the second import writes nothing."""
+    """So that graph, picture and page show it, a notice too; the second import writes nothing."""
     noise = random.Random(0)
-    log = "".join(f"{step},{max(0, step - 400) * 0.1 + noise.gauss(2, 0.02)}\n" for step in range(1, 501))
+    losses = {step: max(0, step - 400) * 0.1 + noise.gauss(2, 0.02) for step in range(1, 501)} | {250: 2.3}
+    log = "".join(f"{step},{loss}\n" for step, loss in losses.items())
     (tmp_path / "log.csv").write_text("step,loss\n" + log)
     for _ in range(2):
         chronicle("import", "log.csv", "--run", "spiky", cwd=tmp_path)
         entries = read_journal(RunPaths(tmp_path / "logs" / "spiky")).entries
-        (found,) = [entry for entry in entries if entry.kind == "incident"]
+        quiet, found = [entry for entry in entries if entry.kind == "incident"]
+        assert (quiet.step, quiet.data["tier"]) == (250, "notice")
         assert 395 < found.step < 410 and found.launch == 1
     assert "gradual-divergence on loss since step 40" in chronicle("log", "--graph", "--run", "spiky", cwd=tmp_path).out
 

@@ -14,6 +14,7 @@ from typing import Any
 from tests.report.chromium import BROWSER
 
 PATIENCE_SECONDS = 120.0
+KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
 class Refused(AssertionError):
@@ -50,11 +51,13 @@ class Tab:
             time.sleep(0.05)
         raise AssertionError(f"never true within {PATIENCE_SECONDS:g} s: {script}")
 
-    def key(self, name: str) -> None:
-        """Press and release."""
-        text = {"text": name} if len(name) == 1 else {}
-        self.ask("Input.dispatchKeyEvent", type="keyDown", key=name, **text)
-        self.ask("Input.dispatchKeyEvent", type="keyUp", key=name)
+    def key(self, name: str, *, shift: bool = False) -> None:
+        """Press and release; Tab, Enter, Escape and the arrows do what they do in a window."""
+        text = {"text": name} if len(name) == 1 else {"text": "\r"} if name == "Enter" else {}
+        code = {"windowsVirtualKeyCode": KEY_CODES[name], "code": name} if name in KEY_CODES else {}
+        held = {"modifiers": 8} if shift else {}
+        self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", key=name, **text, **code, **held)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", key=name, **code, **held)
 
     def mouse(self, kind: str, x: float, y: float, *, down: bool = False) -> None:
         held = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {"button": "left" if down else "none"}

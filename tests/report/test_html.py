@@ -277,6 +277,62 @@ def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> 
         assert tab.console == []
 
 
+@pytest.mark.slow
+@pytest.mark.sample
+@needs_browser
+def test_by_keyboard_alone_every_control_is_reached_and_notices_are_marked_quietly(tmp_path: Path) -> None:
+    """At 390 px, on a page whose run logged no LR: there is no panel of it. Tab passes no plot by, Enter keeps the focus."""
+    run = StoryRun(tmp_path, "walked")
+    run.start(1, 0)
+    run.metrics(1, {s: {"loss": 2 + math.sin(s), "norm": 1.0, "gpu/0 %": 50.0} for s in range(1, 201)})
+    for number, (tier, step) in enumerate((("notice", 60), ("warn", 120)), start=1):
+        event = {"id": number, "kind": "instant-spike", "tier": tier, "status": "recovered", "onset_step": step}
+        event |= {"channels": ["loss"]}
+        title = f"{'warn: ' if tier == 'warn' else ''}instant-spike on loss since step {step}, recovered"
+        run.add("incident", launch=1, step=step, title=title, data=event)
+    run.end(1, 200)
+    page = page_of(run, tmp_path / "walked.html")
+    here = """(() => {
+      const at = document.activeElement, look = (one) => getComputedStyle(one);
+      const ring = (one) => parseFloat(look(one).outlineWidth) > 0 && look(one).outlineStyle !== "none";
+      if (!at || at === document.body) return "end";
+      at.dataset.walked = "yes";
+      const shown = at.matches(".choice input") ? at.nextElementSibling : at, place = shown.getBoundingClientRect();
+      const isSeen = place.bottom > 0 && place.top < innerHeight && place.right <= innerWidth;
+      return ring(shown) && isSeen ? "fine" : shown.outerHTML.slice(0, 200);
+    })()"""
+    missed = """[...document.querySelectorAll("a[href], button, select, input, summary, svg.chart")].filter((one) =>
+      !one.dataset.walked && !one.disabled && !(one.type === "radio" && !one.checked)
+      && (one.tagName === "SUMMARY" || !one.closest("details:not([open])"))).map((one) => one.outerHTML.slice(0, 99))"""
+    with browser(tmp_path / "profile") as running:
+        tab = running.open("about:blank")
+        tab.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=False)
+        tab.ask("Page.navigate", url=page.as_uri())
+        plot = "document.getElementById('plot-lineage')"
+        tab.until(f"{plot}?.data && {plot}.querySelector('.legend button') && true")
+        assert tab.value(f"Object.keys({plot}.layout).filter((one) => /^y/.test(one))") == ["yaxis", "yaxis2", "yaxis4"]
+        names = f"{plot}.data.filter((one) => one.mode === 'markers')"
+        names += ".map((one) => [one.name, one.x, one.text[0], Boolean(one.marker.open)])"
+        assert tab.value(names) == [
+            ["notice", [60], "Spike of loss from step 60", True], ["incident", [120], "Spike of loss from step 120", False],
+        ]  # fmt: skip
+        assert tab.value(f"{plot}.layout.shapes.filter((one) => one.line.dash === 'solid').length") == 1  # the warning's
+        stops = []
+        while len(stops) < 200 and "end" not in stops:
+            tab.key("Tab")
+            stops.append(tab.value(here))
+        assert {*stops} == {"fine", "end"} and tab.value(missed) == []
+        tab.value(f"{plot}.querySelector('.legend button').focus()")
+        tab.key("Enter")
+        assert tab.value(f"document.activeElement === {plot}.querySelector('.legend button[aria-pressed=\"false\"]')")
+        tab.value("document.getElementById('log').focus()")
+        tab.key("Tab", shift=True)
+        assert tab.value("document.activeElement.name") == "axis"
+        tab.key("ArrowRight")
+        tab.until(f"{plot}.layout.xaxis.title.text !== 'step'")
+        assert tab.console == []
+
+
 def test_a_panel_that_does_not_fit_its_form_is_left_out_and_its_words_stay(tmp_path: Path) -> None:
     for number, changes in enumerate(({"v": 2}, {"curves": "x" * 9}, {"curves": [{"x": [1], "mean": ["a", 2]}, 7]})):
         run = StoryRun(tmp_path / str(number))
