@@ -258,10 +258,10 @@ def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> 
         assert tab.until(f"({plot}.layout.xaxis.range[1] > {zoomed[1]}) && {plot}.layout.xaxis.range") == full
         told = f"[...{plot}.querySelectorAll('.tip:not([hidden])')].map((e) => e.textContent).join()"
         seen = ""
-        for part in range(1, 40):  # from the top down: the curve is somewhere
+        for part in range(1, 40):  # from the top down: the curve is somewhere, below the mark of the hardware
             tab.mouse("mouseMoved", left + width / 2, top + height * part / 40)
             time.sleep(0.15)
-            seen = seen or tab.value(told)
+            seen += tab.value(told)
         assert re.search(r"launch \d.*step \d+", seen), seen
         x, y = tab.value(
             f"(() => {{ const toggle = {plot}.querySelector('.legend button'); toggle.scrollIntoView({{ block: 'center' }});"
