@@ -240,6 +240,7 @@ def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> 
         tab = running.open(rich_page.as_uri())
         plot = "document.getElementById('plot-lineage')"
         tab.until(f"{plot}?.querySelector('.legend button') && true")
+        tab.value(f"{plot}.scrollIntoView()")  # whole: no mouse moves below the window
         where = f"const r = {plot}.querySelector('svg').getBoundingClientRect(), {{ xaxis, yaxis2 }} = {plot}.layout; "
         where += "return [r.left + xaxis.start, r.top + yaxis2.stop, xaxis.stop - xaxis.start, yaxis2.start - yaxis2.stop];"
         left, top, width, height = tab.value(f"(() => {{ {where} }})()")
