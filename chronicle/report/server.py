@@ -47,6 +47,18 @@ STREAMS = 32  # open event streams; further ones get 503
 MOST_BYTES = 10_000  # of one event with points: of more points every nth is sent
 MOST_READ = 4 << 20  # of a log between two looks; beyond it the page asks for the state
 COOKIE = "chronicle_{port}"  # two servers of one machine share their cookies
+ASKED = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>chronicle: a token is needed</title><link rel="icon" href="data:,">
+<style>:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 30em; margin: 18vh auto; padding: 0 24px; }
+input, button { font: inherit; padding: 4px 10px; }</style></head>
+<body><h1>chronicle</h1><p>@@</p>
+<form><label>token <input type="password" name="token" autofocus required autocomplete="current-password"></label>
+<button>enter</button></form>
+</body></html>
+"""
 SHORTEST_TOKEN = 16  # characters
 OTLP_SECONDS = 15.0
 OTLP_PATH = "/v1/metrics"
@@ -354,6 +366,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Referrer-Policy", "no-referrer")
             self.send_header("Content-Length", "0")
             self.end_headers()
+            return False
+        if "text/html" in self.headers.get("Accept", ""):  # a person, who is asked
+            wrong = "That is not the token." if "token" in parse_qs(asked.query) else "These runs are behind a token."
+            self._send(HTTPStatus.UNAUTHORIZED, ASKED.replace("@@", wrong).encode(), "text/html; charset=utf-8")
             return False
         needed = b"a token is needed: ?token=... once, or Authorization: Bearer\n"
         self._send(HTTPStatus.UNAUTHORIZED, needed, "text/plain; charset=utf-8")

@@ -349,6 +349,8 @@ def test_behind_a_token_nothing_is_told_without_it(story: StoryRun) -> None:
         refused = [ask(server, path, cookie=f"chronicle_{server.server_address[1]}=x") for path in paths]
         refused += [ask(server, "/", "HEAD"), ask(server, "/", authorization=f"Bearer x{token}")]
         assert {one.status for one in refused} == {401} and not any(b"toy" in one.body for one in refused)
+        asked = ask(server, "/", accept="text/html,*/*")
+        assert asked.status == 401 and b'name="token"' in asked.body and b"toy" not in asked.body  # a browser gets a form
         assert ask(server, "/metrics", authorization=f"Bearer {token}").status == 200
         entered = ask(server, f"//elsewhere/?token={token}")
         assert entered.status == 303 and entered.headers["Location"] == "/elsewhere/"
