@@ -28,6 +28,7 @@ from rollback.detect.channel_events import (
     close_non_finite,
     confirm_non_finite,
     end_provisional,
+    end_returned,
     feed_drop,
     feed_non_finite,
     feed_open,
@@ -107,7 +108,7 @@ class Channel(ChannelState):
         excursion = self.excursion
         done = [excursion.event] if excursion is not None and excursion.finish() else []
         for event in self.respikes:
-            event.status = Status.PARTIAL
+            event.status = Status.DIVERGING if excursion is not None and excursion.event.unresolved else Status.PARTIAL
         return [*done, *self.respikes, *abandon_provisional(self)]
 
     def _in_decades(self, raw: float) -> float:
@@ -271,8 +272,14 @@ class Channel(ChannelState):
             reference = lagged[0]
         deviation = (value - reference) / unit
         self.buffer.append((row, step, deviation, value))
-        if self.excursion is not None:
-            return feed_open(self, row, step, value, sudden, z, sigma, changed)
+        if (excursion := self.excursion) is not None:
+            if not excursion.back or excursion.event.lasting:
+                return feed_open(self, row, step, value, sudden, z, sigma, changed)
+            height = self._feed_cusum(row, deviation)
+            if self.cusum < height and not (sudden and row - self.last_hot > config.sudden_points):
+                return feed_open(self, row, step, value, sudden, z, sigma, changed)
+            changed = end_returned(self, row, changed)
+            return open_event(self, row, step, value, sudden, z, sigma, reference, unit, changed)
         plain = (value - reference) / scale
         if self.age > config.sure_points:
             self.residuals.append(plain)

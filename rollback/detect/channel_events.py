@@ -329,7 +329,7 @@ def open_event(
     channel.events.append(event)
     channel.excursion = Excursion(channel.config, event, reference, unit)
     channel.excursion.feed(row, step, value)
-    channel.last_hot = row
+    channel.last_hot, channel.cusum = row, 0.0
     return [*(changed or ()), event]
 
 
@@ -380,9 +380,10 @@ def feed_open(
             result.append(lasting)
     if channel.respikes:
         result.extend(follow_respikes(channel, row, step, value))
-    relapse = feed_relapse(channel, row, step, value, excursion)
-    if relapse is not None:
-        result.append(relapse)
+    if not excursion.event.unresolved:  # else it is known as a divergence, and a slow second rise is part of it
+        relapse = feed_relapse(channel, row, step, value, excursion)
+        if relapse is not None:
+            result.append(relapse)
     if excursion.feed(row, step, value):
         result.append(excursion.event)
     if excursion.event.closed:
@@ -446,7 +447,8 @@ def follow_respikes(channel: ChannelState, row: int, step: int, value: float) ->
         if row - event.alarm_row >= CALM_POINTS and calm >= CALM_LEAST:
             event.status, event.recovered_row, event.recovered_step = Status.RECOVERED, row, step
         elif row - event.alarm_row >= (RESPIKE_MOST if event.shape == "instant" else SECOND_RISE_MOST):
-            event.status = Status.PARTIAL
+            diverges = channel.excursion is not None and channel.excursion.event.unresolved
+            event.status = Status.DIVERGING if diverges else Status.PARTIAL  # with what it stands on
         else:
             continue
         event.closed = True
@@ -474,6 +476,16 @@ def close_event(channel: ChannelState, row: int, *, recovered: bool) -> None:
     channel.middle = channel.slow = present
     channel.lagged.clear()
     channel.relapse = 0.0
+
+
+def end_returned(channel: ChannelState, row: int, changed: list[ChannelEvent] | None) -> list[ChannelEvent]:
+    """Close a sudden event whose loss was back before another rise began, which this point tells: that is its own event."""
+    excursion, cusum = channel.excursion, channel.cusum
+    assert excursion is not None
+    excursion.end_before(channel.cusum_row if cusum > 0.0 else row)
+    close_event(channel, row, recovered=True)
+    channel.cusum, channel.last_end = cusum, (excursion.event.recovered_row or row - 1) + 1
+    return [*(changed or ()), excursion.event]
 
 
 def abandon_events(channel: ChannelState, row: int, step: int) -> list[ChannelEvent]:

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rollback.detect.config import ChannelConfig
@@ -30,6 +31,7 @@ SCATTER_SKEW = 2.0  # spikes on a raised middle are a run that is ill: in anothe
 SCATTER_STILL = 1.75  # times these two once it was seen: the lower values must have risen with the mean
 SCATTER_GROWTH = 1.15  # of the noise: less is the run's usual noise
 BACK, AGAIN, RETURNS = 1.5, 4.0, 3  # of one point's noise; so often high again: batches of several sorts, not one spike
+BACK_POINTS, BACK_HIGH, BACK_MEAN = 12, 3.0, 0.5  # points after a sudden rise, all but one below; their mean
 CLIP = 4.0  # one point counts as at most so far below the reference
 
 
@@ -92,7 +94,7 @@ class ChannelEvent:
 class Excursion:
     """Follow one open event; `feed` returns True when something about it changed."""
 
-    __slots__ = ("config", "count", "event", "margin", "own", "point", "recent", "reference", "spread", "top", "unit")
+    __slots__ = ("back", "config", "count", "event", "margin", "own", "point", "recent", "reference", "spread", "top", "unit")
 
     def __init__(self, config: ChannelConfig, event: ChannelEvent, reference: float, unit: float) -> None:
         self.config, self.event, self.reference = config, event, reference
@@ -105,6 +107,7 @@ class Excursion:
         self.own = config.wanders * event.wander  # a rise must be larger than that to be proposed soon
         self.top = max(8.0, 1.5 * self.own)  # one point counts as at most so far above
         self.count = 0
+        self.back = False  # a sudden rise is over as far as a few points can tell: what rises now is another event
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=WINDOWS[-1])
 
     def feed(self, row: int, step: int, value: float) -> bool:
@@ -118,8 +121,19 @@ class Excursion:
             exploded = event.decades and (event.excess or 0.0) < EXPLODED_DECADES <= value - self.reference
             event.excess, event.peak_row, event.peak_step = value - self.reference, row, step
             event.sigmas = residual
+        elif not self.back and event.shape == "instant" and self.count > BACK_POINTS:
+            last = [item[2] for item in islice(reversed(self.recent), BACK_POINTS)]
+            calm = sum(z < BACK_HIGH * self.point for z in last) >= BACK_POINTS - 1
+            self.back = calm and math.fsum(last) / BACK_POINTS < max(self.margin, BACK_MEAN * self.spread)
         judged = self.count % CHECK_EVERY == 0 and self.judge()
         return judged or exploded
+
+    def end_before(self, row: int) -> None:
+        """The rise was over before this row, at which another event begins."""
+        while self.recent[-1][0] >= row and len(self.recent) > 1:
+            self.recent.pop()
+        self.event.status, self.event.closed = Status.RECOVERED, True
+        self.event.recovered_row, self.event.recovered_step = self._return_point()
 
     def judge(self) -> bool:
         """Apply the equivalence test and the milestones to the points so far; True when the event changed."""
@@ -263,7 +277,7 @@ class Excursion:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; the event is named by its number."""
         return {
-            "event": self.event.id, "reference": self.reference, "unit": self.unit, "count": self.count,
+            "event": self.event.id, "reference": self.reference, "unit": self.unit, "count": self.count, "back": self.back,
             "recent": [list(item) for item in self.recent],
         }  # fmt: skip
 
@@ -271,7 +285,7 @@ class Excursion:
     def from_json(cls, config: ChannelConfig, event: ChannelEvent, record: dict[str, Any]) -> Excursion:
         """Rebuild an excursion around its event."""
         excursion = cls(config, event, record["reference"], record["unit"])
-        excursion.count = record["count"]
+        excursion.count, excursion.back = record["count"], record["back"]
         excursion.recent.extend((row, step, value) for row, step, value in record["recent"])
         return excursion
 

@@ -5,8 +5,10 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 import rollback.detect.channel
-from rollback.detect import Detector, Event, Tier
+from rollback.detect import Detector, Event, Status, Tier
 
 
 def fold(losses: Sequence[float]) -> tuple[Event, ...]:
@@ -97,3 +99,36 @@ def test_fold_of_a_channel_holds_no_number_with_a_meaning() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
     }  # fmt: skip
     assert found <= {0, 1, 2, 3, -1, 0b110, 0b111}  # quartiles, spans, the last three points
+
+
+def spike_then(rise: float, gap: int, *, length: int = 2, seed: int = 1) -> tuple[Event, ...]:
+    """A descent with a spike at row 300 and, `gap` points later, a level that stays; `rise` in noise units."""
+    dice = random.Random(seed)
+    detector = Detector()
+    for row in range(560):
+        loss = 2.0 + 3.0 / (1.0 + row / 10) + dice.gauss(0.0, 0.02)
+        detector.feed(row, {"loss": loss + 0.8 * (0 <= row - 300 < length) + 0.02 * rise * (row >= 300 + gap)})
+    detector.finish()
+    return detector.events
+
+
+@pytest.mark.parametrize("gap", [20, 26, 32])
+def test_a_rise_soon_after_a_spike_that_was_over_is_an_event_of_its_own(gap: int) -> None:
+    """They were one event with the spike's onset, and a notice "partial" beside it."""
+    for seed in range(4):
+        spike, shift = spike_then(20.0, gap, seed=seed)
+        assert (spike.onset_row, spike.recovered_row, spike.status) == (300, 302, Status.RECOVERED)
+        assert (shift.onset_row, shift.cluster) == (300 + gap, spike.cluster)  # a target lies before both
+
+
+def test_a_spike_that_leaves_a_raised_level_is_one_event() -> None:
+    dice = random.Random(3)
+    events = fold([2.0 + dice.gauss(0.0, 0.02) + 0.8 * (300 <= row < 303) + 0.04 * (row >= 303) for row in range(460)])
+    assert [(event.onset_row, event.recovered_row) for event in events] == [(300, None)]
+
+
+def test_a_divergence_is_told_once() -> None:
+    """A ramp of 700 points drew three further events of the same rise."""
+    dice = random.Random(2)
+    events = fold([2.0 + dice.gauss(0.0, 0.02) + 0.0004 * max(0, row - 800) for row in range(1500)])
+    assert len([event for event in events if event.alarm_row < 1500]) == 1
