@@ -1,4 +1,4 @@
-"""A small training over several nodes: `train.py` under `srun`; the standard library only, so that a start costs little.
+"""A small training over several nodes, under `srun` or in pods; the standard library only, so that a start costs little.
 
 Every step the nodes wait for each other over TCP. The first node saves every `SAVE_EVERY` steps (a real torch file, written in
 two halves), and once more where a signal tells it to stop. `truth.jsonl` gets what really happened. An argument is another
@@ -12,9 +12,10 @@ import socket
 import sys
 import time
 
-NODE, COUNT = int(os.environ.get("SLURM_NODEID", 0)), int(os.environ.get("SLURM_NNODES", 1))
+NODE = int(os.environ.get("SLURM_NODEID") or os.environ.get("JOB_COMPLETION_INDEX") or 0)
+COUNT = int(os.environ.get("SLURM_NNODES") or os.environ.get("PET_NNODES") or 1)
 JOB, LAUNCH = os.environ.get("SLURM_JOB_ID", "0"), int(os.environ["CHRONICLE_LAUNCH"])
-PORT = 20000 + int(JOB) % 1000
+PORT = int(os.environ.get("TRAIN_PORT") or 20000 + int(JOB) % 1000)
 SAVE_EVERY, STEP_SECONDS, SAVE_SECONDS = 10, 0.2, float(os.environ.get("SAVE_SECONDS", "2"))
 CHECKPOINTS = sys.argv[1] if len(sys.argv) > 1 else "checkpoints"
 TRUTH = f"truth-{os.environ['SLURM_ARRAY_TASK_ID']}.jsonl" if "SLURM_ARRAY_TASK_ID" in os.environ else "truth.jsonl"

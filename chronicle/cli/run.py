@@ -29,6 +29,7 @@ from chronicle.settings import Settings
 if TYPE_CHECKING:
     from chronicle.launch.keeper import Killed
     from chronicle.launch.launching import LaunchRequest, LaunchResult
+    from chronicle.launch.nodes import Node
     from chronicle.launch.restarts import HandedOver, Policy
     from chronicle.watch.autopilot import Ended
 
@@ -58,7 +59,7 @@ def run_launcher(
         bool, typer.Option("--autopilot", help="Apply proposed rollbacks and launch again, within budgets.")
     ] = False,
     node: Annotated[
-        bool, typer.Option("--node", help="This is one of several nodes of one launch (under `srun`).")
+        bool, typer.Option("--node", help="This is one of several nodes of one launch (`srun`, or pods of one Job).")
     ] = False,
     sbatch: Annotated[
         int | None, typer.Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
@@ -137,7 +138,7 @@ def run_launcher(
         stop_on_proposal=autopilot or on_propose == "stop",
         force=force,
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
-        node=_node_identity() if node else None,
+        node=_node(policy) if node else None,
     )
     live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
     one = functools.partial(launch, live_watch=live_watch)
@@ -197,7 +198,7 @@ def _kept(
     from chronicle.launch.keeper import Killed, keep_supervised
     from chronicle.launch.restarts import chain_of, stand_down
 
-    chain = chain_of(request.environ)
+    chain = chain_of(request.environ, request.node)
 
     def work(killed: Killed | None) -> int:
         if killed is not None and settings.paths.journal_dir.is_dir():
@@ -233,19 +234,23 @@ def _unattended(
     chain: str,
     killed: "Killed | None",
 ) -> "LaunchResult":
-    """Launch with what to resume from, and again as the policy says; of several nodes each once, `chronicle again` decides."""
-    from chronicle.launch.restarts import hand_over_to_nodes, keep_going
+    """Launch with what to resume from, and again as the policy says; of SLURM's nodes each once, `chronicle again` decides."""
+    from chronicle.launch.restarts import hand_over_to_nodes, keep_going, keep_pods_going
 
     first = True
 
-    def begin(handed: "HandedOver") -> "LaunchResult":
+    def begin(handed: "HandedOver", part: "Node | None" = request.node) -> "LaunchResult":
         nonlocal first
         if not first:
             check()  # of the host: disk, ports and strays may have changed
         first = False
         recorded = {**request.recorded, "chain": chain, "handed": handed.to_json()}
-        return launch(replace(request, recorded=recorded, environ={**request.environ, **handed.environment()}))
+        return launch(replace(request, recorded=recorded, environ={**request.environ, **handed.environment()}, node=part))
 
+    if request.node is not None and request.node.in_rounds:
+        return keep_pods_going(
+            settings, request.node, chain, policy, lambda part, handed: begin(handed, part), request.grace_seconds, _say
+        )
     if request.node is not None:
         return begin(hand_over_to_nodes(settings, request.node, chain, policy, _say))
     return keep_going(settings, chain, policy, begin, _say, killed=killed)
@@ -269,13 +274,13 @@ def _environment(accept_change: str | None, skipped: tuple[str, ...], settings: 
     return environ
 
 
-def _node_identity() -> tuple[str, int]:
-    from chronicle.launch.slurm import node_identity
+def _node(policy: "Policy | None") -> "Node":
+    from chronicle.launch.nodes import find_node
 
-    identity = node_identity(os.environ)
-    if identity is None:
-        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task per node")
-    return identity
+    node = find_node(os.environ)
+    if node.in_rounds and policy is None:
+        raise UsageProblem("--node in a pod needs --restarts N: no script outside the pods starts them together again")
+    return node
 
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:

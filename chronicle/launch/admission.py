@@ -27,7 +27,7 @@ from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.containment import TOKEN_VARIABLE, ControlGroup, EndReport, end_processes, open_group
 from chronicle.launch.ending import LostSupervisor, judge_lost
 from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, lease_path, read_heartbeats
-from chronicle.launch.pods import ask_pod, is_free
+from chronicle.launch.pods import PodWord, ask_pod, is_free
 from chronicle.launch.processes import (
     Process,
     list_processes,
@@ -56,6 +56,7 @@ __all__ = [
     "ensure_node_in_use",
     "ensure_startable",
     "find_alive",
+    "find_alive_elsewhere",
     "find_excluded",
     "hold_admission",
     "list_launches",
@@ -86,6 +87,7 @@ class LaunchFacts:
     job: JobStart | None = None  # the start of a SLURM job that it belonged to
     started: float | None = None  # seconds since the epoch, by its own clock
     lease: bool = False  # its supervisor holds a lock while it lives
+    pod: str | None = None  # its name where it was one of several; None: the host's, "" not known
 
     def supervisor_alive(self, boot_id: str) -> bool:
         """Return whether its supervisor runs on this machine: same boot, pid and start time."""
@@ -145,10 +147,17 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             job=start_of(start.environment),
             started=moments.get((number, host)),
             lease=start.lease,
+            pod=_pod_of(start.environment),
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), start in starts.items()
     ]
+
+
+def _pod_of(environment: Mapping[str, Any]) -> str | None:
+    """In an Indexed Job the host's name is not the pod's: it stays when the pod is replaced."""
+    name = environment.get("CHRONICLE_POD")
+    return str(name) if name else "" if environment.get("JOB_COMPLETION_INDEX") else None
 
 
 def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[LiveProcess]:
@@ -369,8 +378,13 @@ def is_gone(paths: RunPaths, facts: LaunchFacts, *, now: float) -> bool:
         return True
     if facts.lease and facts.boot_id == read_boot_id() and is_free(lease_path(paths.heartbeats_dir, facts.host)):
         return True
-    word = ask_pod(facts.host, os.environ)
+    word = _ask_pod_of(facts)
     return word is not None and word.over
+
+
+def _ask_pod_of(facts: LaunchFacts) -> PodWord | None:
+    name = facts.host if facts.pod is None else facts.pod
+    return ask_pod(name, os.environ) if name else None
 
 
 def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, here: bool) -> LostSupervisor:
@@ -382,11 +396,11 @@ def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, he
         restarted = word is not None and word.restarts > facts.job.restart
         state = state or (word.state if word is not None and not restarted else None)
         node = ask_node(facts.host)
-    pod = None if here else ask_pod(facts.host, os.environ)
+    pod = _ask_pod_of(facts) if facts.pod or not here else None
     return LostSupervisor(
         pod="" if pod is None else pod.reason,
         host=facts.host,
-        other_boot=here and bool(facts.boot_id) and facts.boot_id != boot,
+        other_boot=here and facts.pod is None and bool(facts.boot_id) and facts.boot_id != boot,
         oom_kills=None if group is None else group.oom_kills(),
         job=None if facts.job is None else facts.job.job,
         scheduler=state,
@@ -408,16 +422,23 @@ def _refuse_alive_here(run: str, alive: Sequence[LiveProcess]) -> None:
     raise LaunchRefused(f"processes of run `{run}` are alive here: {listed}{more}", hint)
 
 
-def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], now: float) -> None:
+def find_alive_elsewhere(paths: RunPaths, launches: Iterable[LaunchFacts], now: float) -> list[tuple[LaunchFacts, float]]:
+    """Unended launches of other hosts with a young heartbeat, and its age in seconds; without those known to be gone."""
     beats = {(beat.launch, beat.host): beat for beat in read_heartbeats(paths.heartbeats_dir)}
+    found = []
     for facts in launches:
         beat = beats.get((facts.number, facts.host))
         if facts.ended or facts.host == host_name() or beat is None or beat.age(now) >= FRESH_SECONDS:
             continue
-        if is_gone(paths, facts, now=now):
-            continue  # that word outranks a heartbeat that nobody could take back
+        if not is_gone(paths, facts, now=now):  # that word outranks a heartbeat that nobody could take back
+            found.append((facts, beat.age(now)))
+    return found
+
+
+def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], now: float) -> None:
+    for facts, age in find_alive_elsewhere(paths, launches, now):
         raise LaunchRefused(
-            f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {beat.age(now):.0f} s old",
+            f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {age:.0f} s old",
             f'wait until the heartbeat is {FRESH_SECONDS:.0f} s old, or pass `--force "why it is not alive"`',
         )
 

@@ -65,6 +65,7 @@ from chronicle.launch.live_metrics import (
     last_point,
     read_start_step,
 )
+from chronicle.launch.nodes import Node, Peers, has_passed, share_number
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
@@ -82,7 +83,7 @@ from chronicle.launch.record import (
     reported_failure,
     title_of_end,
 )
-from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, share_number
+from chronicle.launch.slurm import ask_job, job_of
 from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.metrics.log import read_attempts
@@ -115,7 +116,7 @@ class LaunchRequest:
     overrode: tuple[str, ...] = ()  # that damage
     recorded: Mapping[str, Any] = field(default_factory=dict)  # further fields of `launch.start`
     rotate_bytes: int = ROTATE_BYTES
-    node: NodeIdentity | None = None  # set when this is one of several nodes of a launch
+    node: Node | None = None  # set when this is one of several nodes of a launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,10 @@ class Launch:
         self._start_step: int | None = None
         self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
         node = request.node
-        self._peers = None if node is None else Peers(request.paths.launch_dir(number), node[1], request.grace_seconds)
+        self._peers = None
+        if node is not None:
+            where, is_past = request.paths.launch_dir(number), functools.partial(has_passed, request.paths, node)
+            self._peers = Peers(where, node.number, request.grace_seconds, is_past=is_past)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
         self._pulses = make_pulses_dir()

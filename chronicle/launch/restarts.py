@@ -41,10 +41,11 @@ from chronicle.journal.events import (
 )
 from chronicle.journal.place import anchors_of
 from chronicle.latest import Latest, PassedOver, Why, find_latest, find_remnants, set_aside
-from chronicle.launch.admission import close_lost_launches, hold_admission
+from chronicle.launch.admission import close_lost_launches, find_alive_elsewhere, hold_admission, list_launches
 from chronicle.launch.keeper import Killed
+from chronicle.launch.nodes import Node, Peers, Rounds, shared_number
 from chronicle.launch.provenance import host_name
-from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, shared_number, start_of
+from chronicle.launch.slurm import ask_job, job_of, start_of
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
@@ -68,6 +69,7 @@ __all__ = [
     "hand_over",
     "hand_over_to_nodes",
     "keep_going",
+    "keep_pods_going",
     "policy_of",
     "requeued_before_a_launch",
     "requeued_in_vain",
@@ -110,7 +112,8 @@ RULES: Mapping[EndCause, Rule] = {
     EndCause.STOPPED: Rule(Verdict.STOP, None, "somebody wanted it to end"),
     EndCause.PROPOSAL: Rule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
 }
-REQUEUED = Rule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since")  # `scontrol requeue`: a TERM, and then another start
+# `scontrol requeue`, or a pod of several that was evicted: a TERM, and then another start
+REQUEUED = Rule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since, or its pod is replaced")
 DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
 DEFAULT_CRASHES = 3
 TOLD_TO_END = 143  # a trainer that saves on TERM and returns 0 has not finished, and a Kubernetes Job must not take it for that
@@ -182,8 +185,13 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
 # --- what the journal says of a chain
 
 
-def chain_of(environ: Mapping[str, str]) -> str:
-    """The chain that a launch started here belongs to: the SLURM job, else this `chronicle run` alone."""
+PODS = "pods-"  # chains of launches over several pods
+
+
+def chain_of(environ: Mapping[str, str], node: Node | None = None) -> str:
+    """The chain that a launch started here belongs to: the job of SLURM or of several pods, else this `chronicle run` alone."""
+    if node is not None and node.in_rounds:
+        return f"{PODS}{node.key}"
     job = job_of(environ)
     return f"slurm-{job}" if job is not None else f"run-{secrets.token_hex(8)}"
 
@@ -235,7 +243,8 @@ def settle_launch(
 ) -> Settled | None:
     """Decide about the last launch of the chain and record it; the recorded decision if there is one; None without a launch.
 
-    Launches whose supervisor is gone get their end first. Raises `ChronicleError` where the journal cannot be read or written.
+    Several pods decide while they live: one that was told to end is replaced, or its job is over and nobody decides. Launches
+    whose supervisor is gone get their end first. Raises `ChronicleError` where the journal cannot be read or written.
     """
     paths = settings.paths
     with hold_admission(paths), JournalWriter(paths) as writer:
@@ -255,7 +264,7 @@ def settle_launch(
     newest, progress, room = None, None, False
     if causes[-1][0] is EndCause.DISK_FULL:
         room = _wait_for_room(settings, entries, say)
-    requeued = causes[-1][0] is EndCause.STOPPED and _requeued_since(entries, launch)
+    requeued = causes[-1][0] is EndCause.STOPPED and (chain.startswith(PODS) or _requeued_since(entries, launch))
     if requeued or RULES[causes[-1][0]].verdict in (Verdict.HERE, Verdict.NEW_JOB):
         newest = _newest_step(settings, entries, say)
         progress = newest > found.handed[-1]
@@ -497,13 +506,13 @@ WAIT_SECONDS = 3600.0  # reading a checkpoint of many TB takes its time
 
 
 def hand_over_to_nodes(
-    settings: Settings, node: NodeIdentity, chain: str, policy: Policy, say: Callable[[str], None]
+    settings: Settings, node: Node, chain: str, policy: Policy, say: Callable[[str], None]
 ) -> HandedOver:
     """What this node's part of a launch resumes from. The first node decides and looks, the others wait for its word.
 
     Raises `NotResumable` on every node where the first one says so.
     """
-    key, number = node
+    key, number = node.key, node.number
     shared = settings.paths.launches_dir / f".handed-{key}"
     if number == 0:
         shared.parent.mkdir(parents=True, exist_ok=True)
@@ -527,6 +536,107 @@ def hand_over_to_nodes(
             raise NotResumable(f"the first node of this launch says: {told['refused']}", LOOK)
         return HandedOver(str(told.get("path") or ""), told.get("step"))
     raise NotResumable(f"the first node of this launch has not said in {WAIT_SECONDS / 60:.0f} min where to resume from", LOOK)
+
+
+# --- several pods: nobody stands above them, so the first one decides after each launch, and all go on by themselves
+
+PARTS_SECONDS = 240.0  # beyond the grace: the others end their parts, or their heartbeats grow old
+REPLACED_CODES = (0, 137, 138, 143)  # of a pod that its Job replaces, or takes for finished
+
+
+def keep_pods_going(
+    settings: Settings,
+    node: Node,
+    chain: str,
+    policy: Policy,
+    launch: Callable[[Node, HandedOver], LaunchResult],
+    grace_seconds: float,
+    say: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> LaunchResult:
+    """Take part in one launch after the other; returns how the last one ended here.
+
+    A pod that is told to end ends, and its Job replaces it. Where the policy says stop, every pod ends with 78.
+    """
+    rounds, end = Rounds(settings.paths, node), None
+    _stand_in(settings, rounds, node, grace_seconds, say)
+    while True:
+        if node.number == 0:
+            _wait_for_parts(settings, grace_seconds, sleep)
+            number = rounds.handed() + 1
+        else:
+            number = _wait_for_round(settings, rounds, end, sleep)
+            if number == 0 and end is not None:
+                return end
+        rounds.join(number)
+        part = rounds.part(number)
+        end = launch(part, hand_over_to_nodes(settings, part, chain, policy, say))
+        if end.data.get("stopped_by") == "signal":
+            return replace(end, exit_code=end.exit_code or TOLD_TO_END)
+        if node.number == 0 and (stopped := _decide_for_pods(settings, rounds, end, chain, policy, grace_seconds, say, sleep)):
+            return stopped
+
+
+def _stand_in(settings: Settings, rounds: Rounds, node: Node, grace_seconds: float, say: Callable[[str], None]) -> None:
+    """Where another pod was this node: write the end that it could not write, and tell the others that it is gone."""
+    paths, before = settings.paths, rounds.joined()
+    launch = rounds.launch_of(before) if before else None
+    if launch is None:
+        return
+    with hold_admission(paths), JournalWriter(paths) as writer:
+        close_lost_launches(paths, read_journal(paths), writer)
+    peers = Peers(paths.launch_dir(launch), node.number, grace_seconds)
+    said = dict(peers.told_by(node.number)) or {"host": host_name(), "cause": EndCause.UNKNOWN.value}
+    if said.get("cause") != EndCause.FINISHED:
+        say(f"this pod stands in for one that took part in launch {launch}")
+        peers.tell({"because": "its pod was replaced", **said, "replaced": True})
+
+
+def _wait_for_parts(settings: Settings, grace_seconds: float, sleep: Callable[[float], None]) -> None:
+    """Wait until no other pod is in an earlier launch; the start is refused where one stays."""
+    deadline = time.monotonic() + grace_seconds + PARTS_SECONDS
+    while settings.paths.journal_dir.is_dir() and time.monotonic() < deadline:
+        launches = list_launches(read_journal(settings.paths).entries)
+        if not find_alive_elsewhere(settings.paths, launches, time.time()):
+            return
+        sleep(1.0)
+
+
+def _wait_for_round(
+    settings: Settings, rounds: Rounds, end: LaunchResult | None, sleep: Callable[[float], None]
+) -> int:
+    """The round that the first node hands over next; 0 where this part has finished, and the first node's too."""
+    while (number := rounds.handed()) <= rounds.joined():
+        if end is not None and end.exit_code == 0:
+            first = Peers(settings.paths.launch_dir(end.launch), 0, 0.0).told_by(0)
+            if first.get("cause") == EndCause.FINISHED:
+                return 0
+        sleep(0.5)
+    return number
+
+
+def _decide_for_pods(
+    settings: Settings, rounds: Rounds, end: LaunchResult, chain: str, policy: Policy, grace_seconds: float,
+    say: Callable[[str], None], sleep: Callable[[float], None],
+) -> LaunchResult | None:  # fmt: skip
+    """On the first node, after a launch: None to go on, else how this pod ends. Where the policy stops, the others are told."""
+    _wait_for_parts(settings, grace_seconds, sleep)
+    settled = settle_launch(settings, chain, policy, say)
+    known = settled is not None and settled.launch == end.launch
+    verdict = settled.decision.verdict if settled is not None and known else Verdict.STOP
+    reason = settled.decision.reason if settled is not None and known else "its entries could not be written"
+    if verdict is Verdict.FINISHED:
+        return end
+    if verdict is Verdict.STOP:
+        refused = settings.paths.launches_dir / f".handed-{rounds.part(rounds.handed() + 1).key}"
+        write_atomic(refused, json.dumps({"refused": reason}), durable=False)
+        say(f"{verdict.value}: {reason}")
+        return replace(end, exit_code=NotResumable.exit_code if end.exit_code in REPLACED_CODES else end.exit_code)
+    assert settled is not None
+    say(f"{_again(settled.decision)}: {reason}")
+    sleep(settled.decision.pause_seconds)
+    return None
 
 
 # --- the loop inside one job
@@ -617,12 +727,14 @@ def _ended_before(settled: Settled, killed: Killed) -> LaunchResult:
     return LaunchResult(launch=settled.launch, exit_code=code, data={})
 
 
-def stand_down(settings: Settings, node: NodeIdentity, grace_seconds: float, killed: Killed) -> int:
+def stand_down(settings: Settings, node: Node, grace_seconds: float, killed: Killed) -> int:
     """On one of several nodes whose supervisor was killed: write its end and tell the other nodes; the exit code.
 
-    The batch script decides about the launch when all nodes have ended.
+    The batch script decides about the launch when all nodes have ended; of pods the first one, and this one is replaced.
     """
-    paths, (key, number) = settings.paths, node
+    if node.in_rounds:
+        node = (rounds := Rounds(settings.paths, node)).part(rounds.joined())
+    paths, key, number = settings.paths, node.key, node.number
     with hold_admission(paths), JournalWriter(paths) as writer:
         close_lost_launches(paths, read_journal(paths), writer, killed)
     handed, host = paths.launches_dir / f".handed-{key}", host_name()

@@ -1,4 +1,4 @@
-"""SLURM: the batch script, the identity of a node in a job, and what the scheduler says about a job.
+"""SLURM: the batch script, and what the scheduler says about a job.
 
 The scheduler's word outranks what a process can see of itself: a TERM may be a preemption, a time limit or a person, and a
 node that is gone writes nothing at all. It is asked with `scontrol` (and `sacct` where accounting is on), with a time limit;
@@ -7,7 +7,6 @@ where it does not answer, that is said and nothing is concluded.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -15,19 +14,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from chronicle.journal.events import EndCause
-from chronicle.paths import RunPaths
-from rollback.disk.durable import write_atomic
 
 __all__ = [
     "JobStart",
     "JobWord",
-    "NodeIdentity",
     "NodeWord",
-    "Peers",
     "ask_job",
     "ask_node",
     "ask_past_state",
@@ -37,10 +29,7 @@ __all__ = [
     "format_sbatch",
     "is_over",
     "job_of",
-    "node_identity",
     "requeue_job",
-    "share_number",
-    "shared_number",
     "start_of",
 ]
 
@@ -50,7 +39,6 @@ OVER = frozenset(
 )  # states of a job that no process of it outlives (`man squeue`, JOB STATE CODES)
 UNKNOWN_JOB = "Invalid job id"
 FIELD = re.compile(r"(\w+)=(\S*)")
-NodeIdentity = tuple[str, int]  # (key shared by all nodes of the launch, number of this node)
 Ask = Callable[[Sequence[str]], "tuple[int, str] | None"]
 
 
@@ -228,98 +216,6 @@ def requeue_job(
         sleep(1.0)
         problem = exclude_from_job(job, excluded, known, ask=ask)
     return problem
-
-
-# --- Several nodes of one launch
-
-
-def node_identity(environ: Mapping[str, str]) -> NodeIdentity | None:
-    """Return launch key and node number from SLURM's variables; None outside a SLURM step."""
-    job, node = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID", "")
-    if not job or not node.isdigit():
-        return None
-    restart, step = environ.get("SLURM_RESTART_COUNT") or "0", environ.get("SLURM_STEP_ID") or "0"
-    return f"{job}.{restart}.{step}", int(node)
-
-
-def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
-    """Return one launch number for all nodes that share `key`: the first node links its number, the others read it.
-
-    `link` succeeds for exactly one caller, also on network file systems. A number that was not needed is released.
-    """
-    paths.launches_dir.mkdir(parents=True, exist_ok=True)
-    shared = paths.launches_dir / f".job-{key}"
-    known = shared_number(paths, key)
-    if known is not None:
-        return known
-    mine = take()
-    try:
-        write_atomic(shared, f"{mine}\n", durable=False, may_replace=False)
-        return mine
-    except FileExistsError:
-        paths.launch_dir(mine).rmdir()
-        number = _read_number(shared)
-        assert number is not None, f"`{shared}` was linked into place with its number in it"
-        return number
-
-
-def shared_number(paths: RunPaths, key: str) -> int | None:
-    """The launch number that the nodes of `key` share; None before one of them took it."""
-    return _read_number(paths.launches_dir / f".job-{key}")
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-LOOK_SECONDS = 5.0
-AFTER_FAILURE_SECONDS = 60.0
-
-
-class Peers:
-    """What the other nodes of one launch have said, by files in the launch's directory.
-
-    The batch script lets every node finish its save (`srun --kill-on-bad-exit=0 --wait=0`), so each supervisor ends its own
-    part some time after another one failed. A node whose peer crashed has a minute: its ranks fail by themselves in that
-    time, and their own last lines are worth more than a TERM. After a peer that was told to stop, this node was told too;
-    it gets its whole grace period first.
-    """
-
-    def __init__(
-        self, directory: Path, node: int, grace_seconds: float, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._directory, self._node, self._grace, self._clock = directory, node, grace_seconds, clock
-        self._next_look = 0.0
-        self._first_seen: dict[str, float] = {}
-        self.said = ""  # how the peer ended that ends this part too
-
-    def tell(self, data: Mapping[str, Any]) -> None:
-        """Say how this node's part ended. Raises `OSError`."""
-        said = {"host": data.get("host"), "exit_code": data.get("exit_code"), "stopped": data.get("stopped_by") == "signal"}
-        said |= {"cause": data.get("cause"), "because": data.get("because")}
-        write_atomic(self._directory / f".ended-node{self._node}.json", json.dumps(said), durable=False)
-
-    def have_failed(self) -> bool:
-        """Whether a peer ended badly so long ago that this part ends too."""
-        now = self._clock()
-        if now < self._next_look:
-            return False
-        self._next_look = now + LOOK_SECONDS
-        for path in sorted(self._directory.glob(".ended-node*.json")):
-            try:
-                said = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            if said.get("cause") == EndCause.FINISHED:
-                continue
-            since = self._first_seen.setdefault(path.name, now)
-            if now - since >= AFTER_FAILURE_SECONDS + (self._grace if said.get("stopped") else 0.0):
-                self.said = f"node {said.get('host')} ended: {said.get('cause')} ({said.get('because')})"
-                return True
-        return False
 
 
 # --- The batch script

@@ -11,10 +11,10 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.admission import close_lost_launches
 from chronicle.launch.keeper import Killed, keep_supervised
+from chronicle.launch.nodes import Peers, share_number
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.launch.restarts import stand_down
-from chronicle.launch.slurm import Peers, share_number
 from chronicle.settings import load_settings
 from tests.launch.driver import is_alive
 

@@ -1,6 +1,7 @@
 """Two nodes of one launch: hosts of their own by name and process table (namespaces), one file system between them."""
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -9,8 +10,14 @@ import time
 
 import pytest
 
+from benchmarks.pods.__main__ import Pods, why_not
+from benchmarks.slurm.__main__ import make_checkpoints
 from chronicle.cli.main import run as chronicle
+from chronicle.errors import UsageProblem
+from chronicle.launch.nodes import Node, Peers, Rounds, find_node, has_passed
+from chronicle.paths import RunPaths
 from chronicle.story import read_story
+from tests.launch.driver import free_port
 
 TRAINER = """
 import sys, time
@@ -79,14 +86,12 @@ def test_a_node_that_dies_is_named_by_ps_sweep_and_status(nodes, driver):
     assert "launch 1 on `node-1`" in driver.call("sweep").stderr
     outcome = read_story(driver.paths).launch(1).outcome
     assert outcome == "ended with code 0: finished, no end recorded on node-1"
-    driver.start([sys.executable, "-c", "pass"])
-    assert driver.wait() == 125
-    assert "seems alive on `node-1`" in driver.out.read_text()
     beat = driver.paths.heartbeats_dir / "node-1.json"
     beat.write_text(json.dumps(json.loads(beat.read_text()) | {"t": time.time() - 600}))
     assert "launch 1 on `node-1`: no recent sign of life, heartbeat 6" in driver.call("ps").stderr
     driver.start([sys.executable, "-c", "pass"])
     assert driver.wait() == 0
+    assert driver.entries("launch.end")[1].data["host"] == "node-1"  # written by the next start, which knows that it is gone
 
 
 STANDS = """
@@ -122,3 +127,75 @@ def test_a_node_that_waits_for_another_that_works_is_no_stall_and_two_that_stand
     else:
         driver.until(lambda: len(driver.entries("incident")) == 2, "both nodes to say so", seconds=180)
         assert {tuple(one.data["hosts"]) for one in driver.entries("incident")} == {("node-0",), ("node-1",)}
+
+
+# --- who a node is, and the launches of pods
+
+
+@pytest.mark.parametrize(
+    ("environ", "node"),
+    [
+        ({"SLURM_JOB_ID": "77", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2", "SLURM_STEP_ID": "0"}, Node("77.2.0", 3)),
+        ({"JOB_COMPLETION_INDEX": "1", "CHRONICLE_JOB": "0b1c-9"}, Node("0b1c-9", 1, in_rounds=True)),
+        ({"PET_NODE_RANK": "2", "RANK": "5", "CHRONICLE_JOB": "tr"}, Node("tr", 2, in_rounds=True)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "CHRONICLE_JOB": "tr"}, Node("tr", 1, in_rounds=True)),  # the Training Operator's
+    ],
+)
+def test_a_node_is_who_its_scheduler_says(environ, node):
+    assert find_node(environ) == node
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "nothing says which node of which job this is"),
+        ({"SLURM_JOB_ID": "77"}, "nothing says which node of which job this is"),
+        ({"CHRONICLE_JOB": "tr"}, "CHRONICLE_JOB is set, this node's number is not"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "this is node 1 (JOB_COMPLETION_INDEX), of which job is not known"),
+        ({"JOB_COMPLETION_INDEX": "one", "CHRONICLE_JOB": "tr"}, "JOB_COMPLETION_INDEX is `one`"),
+        ({"JOB_COMPLETION_INDEX": "1", "CHRONICLE_JOB": "a/b"}, "CHRONICLE_JOB is `a/b`"),
+    ],
+)
+def test_what_is_not_said_is_asked_for_and_not_guessed(environ, said):
+    with pytest.raises(UsageProblem) as problem:
+        find_node(environ)
+    assert said in problem.value.message and (problem.value.remedy or "expected" in problem.value.message)
+
+
+def test_a_round_is_joined_once_and_a_later_one_ends_it(tmp_path):
+    paths = RunPaths(tmp_path / "demo")
+    first, second = (Rounds(paths, Node("tr", number, in_rounds=True)) for number in (0, 1))
+    assert (first.handed(), second.joined()) == (0, 0)
+    second.join(9)
+    first.join(10)
+    (paths.launches_dir / ".handed-tr.10").write_text("{}")
+    (paths.launches_dir / ".handed-tr.2.44").write_text("{}")  # of another job, whose name is `tr.2`
+    assert (first.handed(), first.joined(), second.joined()) == (10, 10, 9)
+    assert not has_passed(paths, second.part(10)) and has_passed(paths, second.part(9))
+    assert not has_passed(paths, Node("77.2.0", 1))  # SLURM's nodes have no rounds
+    here = paths.launch_dir(4)
+    here.mkdir(parents=True)
+    peers = Peers(here, 1, 600.0)
+    Peers(here, 0, 600.0).tell({"host": "n0", "cause": "unknown", "because": "gone", "stopped_by": "signal"})
+    assert not peers.have_failed()  # it may be saving
+    Peers(here, 0, 600.0).tell({"host": "n0", "cause": "unknown", "because": "its pod was replaced", "replaced": True})
+    peers._next_look = 0.0
+    assert peers.have_failed() and "its pod was replaced" in peers.said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=f"pods as namespaces: {why_not()}")
+def test_two_pods_are_one_launch_and_a_killed_one_takes_both_to_the_next(tmp_path):
+    """Each pod is killed once: the other's part ends, and both go on from the last save."""
+    made = make_checkpoints(tmp_path / "made", 300)
+    pods = Pods("killed", tmp_path / "job", made, together=2, port=free_port())
+    try:
+        row = pods.play(2, random.Random("killed"))
+    finally:
+        pods.close()
+    assert row["went_on"] == 2 and row["finished"] and row["wrong_resumes"] == [], row
+    assert row["decisions"] == ["again", "again", "finished"] and row["pods"] == 4, row
+    launches = {one["launch"]: set() for one in pods.truth()}
+    for one in pods.truth():
+        launches[one["launch"]].add(one["node"])
+    assert launches == {1: {0, 1}, 2: {0, 1}, 3: {0, 1}}

@@ -16,6 +16,7 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import LaunchEnd, LaunchStart
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
 from chronicle.launch.heartbeat import Heartbeat, lease_path, write_heartbeat
+from chronicle.launch.nodes import Node, find_node
 from chronicle.launch.pods import ask_pod, is_free, read_pod, take_lease
 from chronicle.launch.processes import read_boot_id
 from tests.launch.driver import ROOT
@@ -155,3 +156,17 @@ def test_the_example_manifest_replaces_only_what_was_killed_from_outside():
     whole = yaml.safe_load(Path(ROOT, "examples/kubernetes/jobset.yaml").read_text())
     assert whole["spec"]["replicatedJobs"][0]["template"]["spec"] == spec
     assert whole["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"]
+
+
+def test_the_manifest_of_two_pods_says_who_each_is_and_ends_as_that_of_one():
+    one, _, *account = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/indexed-job.yaml").read_text())
+    plain, *_ = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/job.yaml").read_text())
+    spec, pod = one["spec"], one["spec"]["template"]["spec"]
+    assert spec["podFailurePolicy"] == plain["spec"]["podFailurePolicy"] and len(account) == 3
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
+    container = pod["containers"][0]
+    told = {row["name"]: row["valueFrom"]["fieldRef"]["fieldPath"] for row in container["env"]}
+    environ = dict.fromkeys(told, "made-up") | {"JOB_COMPLETION_INDEX": "1"}  # which an Indexed Job sets
+    assert find_node(environ) == Node("made-up", 1, in_rounds=True)
+    assert "controller-uid" in told["CHRONICLE_JOB"] and told["CHRONICLE_POD"] == "metadata.name"
+    assert {"--node", "--restarts"} <= set(container["command"]) and f"--nnodes={spec['completions']}" in container["args"]

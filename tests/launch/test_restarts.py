@@ -16,9 +16,10 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
 from chronicle.latest import Latest, PassedOver, Why
 from chronicle.launch import restarts
+from chronicle.launch.nodes import Peers
 from chronicle.launch.provenance import host_name
 from chronicle.launch.restarts import RULES, Attempt, NotResumable, Policy, Verdict, decide_onward
-from chronicle.launch.slurm import Peers, format_sbatch
+from chronicle.launch.slurm import format_sbatch
 from chronicle.settings import load_settings
 from tests.launch.driver import ROOT
 

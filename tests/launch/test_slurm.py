@@ -12,15 +12,14 @@ import time
 
 import pytest
 
+from chronicle.launch.nodes import share_number
 from chronicle.launch.processes import list_processes, read_environment, send_signal
 from chronicle.launch.slurm import (
     ask_step_alive,
     exclude_from_job,
     format_sbatch,
     job_of,
-    node_identity,
     requeue_job,
-    share_number,
     start_of,
 )
 from chronicle.paths import RunPaths
@@ -244,12 +243,6 @@ def test_many_nodes_agree_on_one_launch_number(tmp_path):
     assert len(set(numbers)) == 1
     assert sorted(one.name for one in paths.launches_dir.glob("0*")) == ["0003", f"{numbers[0]:04d}"]
     assert share_number(paths, "77.1.0", take) != numbers[0]
-
-
-def test_identity_needs_job_and_node():
-    environ = {"SLURM_JOB_ID": "77", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2", "SLURM_STEP_ID": "0"}
-    assert node_identity(environ) == ("77.2.0", 3)
-    assert node_identity({"SLURM_JOB_ID": "77"}) is None
 
 
 def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
