@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import EntryKind, Incident
+from chronicle.journal.events import EntryKind, Incident, LaunchStart, events_of
 from chronicle.journal.lineage import Interval
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
@@ -141,13 +141,14 @@ class LiveWatch:
         entries = read_journal(self.paths).entries
         kept = kept_before(self.paths, entries, self.launch)
         verdict = next((e for e in reversed(entries) if e.kind == EntryKind.GUARD_VERDICT and e.launch == self.launch), None)
-        resumed = verdict.step if verdict is not None else None
+        resumed, origin = (verdict.step, "guard") if verdict is not None else (self._handed(entries, first_step), "handed over")
         before = last_rows(self.paths, kept, resumed if resumed is not None else first_step - 1)
         self._restart.begin(
             before,
             max((interval.last for interval in kept), default=0), first_step, resume_step=resumed,
             lr_ratio=lr_ratio_of(contract, first_step, before),
             warm_until=warm_until(contract, first_step),
+            origin=origin,
         )  # fmt: skip
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1
@@ -156,6 +157,15 @@ class LiveWatch:
         for launch, point in read_past(self.paths, kept, first_step, after=after):
             self.detector.feed(point.step, point.values, time=point.time, launch=launch)
         self._incidents.ignore(self.detector.events)
+
+    def _handed(self, entries: Sequence[Entry], first_step: int) -> int | None:
+        """The step of the checkpoint that this launch was told to resume from, where its first point is behind it.
+
+        The launch before may have reached it without a word: printed steps that were still held were lost with its supervisor.
+        """
+        starts = (start for entry, start in events_of(entries, LaunchStart) if entry.launch == self.launch)
+        step = next((start.handed.get("step") for start in starts), None)
+        return step if isinstance(step, int) and step < first_step else None
 
     def _report(self, events: list[Event]) -> list[Event]:
         """Write what is new to the journal, call the hooks, propose or warn; returns the events of this launch."""

@@ -144,17 +144,17 @@ class LiveRestart:
 
     def begin(
         self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
-        warm_until: int = 0,
+        warm_until: int = 0, origin: str = "guard",
     ) -> None:
         """Start the check at the launch's first point; a launch that continues nothing is no restart.
 
-        `resume_step`: from the guard, None where there was none.
+        `resume_step`: from the guard or what the launch was handed (`origin`), None where there was neither.
         """
         if before:
             self._check = RestartCheck(
                 before, head, first_step, resume_step=resume_step, lr_ratio=lr_ratio, warm_until=warm_until
             )
-            self._origin = "log" if resume_step is None else "guard"
+            self._origin = "log" if resume_step is None else origin
 
     def feed(self, point: Point) -> None:
         """Check one point; after fifty write the verdict."""

@@ -27,8 +27,8 @@ class Stage:
     writer: JournalWriter
     said: list[str]
 
-    def start(self, launch: int, start_step: int) -> MetricsWriter:
-        self.writer.append("launch.start", launch=launch, data={"start_step": start_step})
+    def start(self, launch: int, start_step: int, **more: object) -> MetricsWriter:
+        self.writer.append("launch.start", launch=launch, data={"start_step": start_step, **more})
         return MetricsWriter(self.paths.metrics_path(launch))
 
     def train(self, log: MetricsWriter, first: int, last: int, *, diverges_at: int | None = None) -> None:

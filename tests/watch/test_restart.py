@@ -37,13 +37,15 @@ def names(entry: Entry) -> list[str]:
     return [check["name"] for check in entry.data["checks"]]
 
 
-def resume(stage: Stage, *, first: int, lr: float = 3e-3, shift: float = 0.0, rows: int = 60) -> Entry:
+def resume(
+    stage: Stage, *, first: int, lr: float = 3e-3, shift: float = 0.0, rows: int = 60, handed: int | None = None
+) -> Entry:
     """A launch to step 300, one that goes on at `first` and logs `rows` steps; the verdict on it."""
     with stage.start(1, 0) as log:
         stage.train(log, 1, 300)
     stage.writer.append("launch.end", launch=1, data={"last_step": 300})
     noise = random.Random(2)
-    with stage.start(2, 300) as log:
+    with stage.start(2, 300, **({} if handed is None else {"handed": {"path": f"step-{handed}", "step": handed}})) as log:
         for step in range(first, first + rows):
             loss = 0.42 + 0.5 * math.exp(-step / 60) + shift + noise.gauss(0.0, 0.02)
             log.write(step, {"loss": loss, "lr": lr}, time=1.7e9 + step)
@@ -65,6 +67,7 @@ def test_healthy_restart_passes_and_says_nothing(stage: Stage) -> None:
         ({"first": 301, "lr": 3e-4}, "logged learning rate"),
         ({"first": 1}, "first logged step"),
         ({"first": 341}, "first logged step"),
+        ({"first": 341, "handed": 300}, "first logged step"),
         ({"first": 301, "shift": 1.0}, "loss after the resume"),
         ({"first": 301, "shift": -0.3}, "loss after the resume"),
     ],
@@ -75,6 +78,12 @@ def test_accident_is_said_at_once_and_journalled(stage: Stage, accident: dict[st
     assert [(data["tier"], data["launch"], data["change"]) for data in found] == [("warn", 2, "opened")] * ("lr" in accident)
     assert entry.data["verdict"] == "warned" and name in names(entry)
     assert [line for line in stage.said if line.startswith("chronicle: restart at step") and name in line]
+
+
+def test_steps_that_the_launch_before_did_not_log_are_no_skipped_ones(stage: Stage) -> None:
+    """Its supervisor was killed with printed steps in hand; the next launch was told the checkpoint's step."""
+    entry = resume(stage, first=341, handed=340)
+    assert (entry.data["verdict"], entry.data["basis"], names(entry)) == ("passed", "handed over", [])
 
 
 def test_restart_that_ends_early_is_judged_by_the_rows_it_has(stage: Stage) -> None:
