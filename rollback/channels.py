@@ -94,9 +94,8 @@ TABLE: tuple[RoleNames, ...] = (
         pattern=r"(.*[/_. ])?(pg|ppo|grpo|policy|policy[_ ]gradient|actor|critic|value|value[_ ]function|vf|baseline|"
         r"entropy|q|qf|"
         r"qf?\d|alpha|temperature|surrogate|reinforce|gen|generator|dis|disc|discriminator|(net_?)?[dg](_?[ab])?|[dg]_?net|real|"
-        r"fake|adv|adversarial|gan|err_?[dg])[_ /.]?(loss|losses)([_/. ].*)?|(.*[/_. ])?loss(es)?[_ /.](pi|v|q|vf|actor|critic|policy|value|"
-        r"entropy|[dg]|"
-        r"(net_?)?[dg](_?[ab])?|gen|generator|dis|disc|discriminator|adv|gan)([_/. ].*)?|err_?[dg]([_/. ](real|fake))?|"
+        r"fake|adv|adversarial|gan|err_?[dg])[_ /.]?(loss|losses)([_/. ].*)?|"
+        r"(.*[/_. ])?loss(es)?[_ /.](pi|v|q|vf|actor|critic|policy|value|entropy|(net_?)?[dg](_?[ab])?|gen|generator|dis|disc|discriminator|adv|gan)([_/. ].*)?|err_?[dg]([_/. ](real|fake))?|"
         r"(.*[/_. ])?([dg]_(real|fake|gan|l1|[ab])|(cycle|idt)_[ab])",  # as pix2pix and CycleGAN print
     ),
     RoleNames(

@@ -90,7 +90,8 @@ def test_roles_follow_the_names_that_trainers_use() -> None:
         "loss_scale": Role.LOSS_SCALE, "ratio/code": Role.WEIGHT, "eval_loss": Role.IGNORED, "val_loss": Role.IGNORED,
         "netD_loss": Role.OBJECTIVE, "loss_netG": Role.OBJECTIVE, "dis_loss": Role.OBJECTIVE, "errD_real": Role.OBJECTIVE,
         "real_loss": Role.OBJECTIVE, "G_GAN": Role.OBJECTIVE, "cycle_A": Role.OBJECTIVE, "distill_loss": Role.SOURCE,
-        "net_loss": Role.SOURCE, "digit_loss": Role.SOURCE, "tokens": Role.IGNORED, "iteration_time": Role.IGNORED, "z_loss": Role.OTHER, "lr/expected": Role.LR_EXPECTED,
+        "net_loss": Role.SOURCE, "digit_loss": Role.SOURCE,
+        "tokens": Role.IGNORED, "iteration_time": Role.IGNORED, "z_loss": Role.OTHER, "lr/expected": Role.LR_EXPECTED,
     }  # fmt: skip
     assert {name: role_of(name) for name in expected} == expected
 
