@@ -95,7 +95,8 @@ TABLE: tuple[RoleNames, ...] = (
         r"entropy|q|qf|"
         r"qf?\d|alpha|temperature|surrogate|reinforce|gen|generator|dis|disc|discriminator|(net_?)?[dg](_?[ab])?|[dg]_?net|real|"
         r"fake|adv|adversarial|gan|err_?[dg])[_ /.]?(loss|losses)([_/. ].*)?|"
-        r"(.*[/_. ])?loss(es)?[_ /.](pi|v|q|vf|actor|critic|policy|value|entropy|(net_?)?[dg](_?[ab])?|gen|generator|dis|disc|discriminator|adv|gan)([_/. ].*)?|err_?[dg]([_/. ](real|fake))?|"
+        r"(.*[/_. ])?loss(es)?[_ /.](pi|v|q|vf|actor|critic|policy|value|entropy|(net_?)?[dg](_?[ab])?|gen|generator|dis|disc|"
+        r"discriminator|adv|gan)([_/. ].*)?|err_?[dg]([_/. ](real|fake))?|"
         r"(.*[/_. ])?([dg]_(real|fake|gan|l1|[ab])|(cycle|idt)_[ab])",  # as pix2pix and CycleGAN print
     ),
     RoleNames(
