@@ -19,8 +19,9 @@ from rollback.channels import Role, find_channel, role_of
 
 __all__ = ["PALETTE", "draw_lineage"]
 
-# Of launches: neither red (an incident) nor violet (hardware) nor grey (abandoned); neighbours differ in lightness too
-PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#8c6239", "#4aa3c7", "#7d8a1f", "#20738f", "#b58f1b", "#5b7f4a", "#3f5f8a")
+# Of launches: neither red (an incident) nor violet (hardware) nor grey (abandoned). Neighbours, and the first four among them,
+# are 16 or more apart (CIE76) for normal, protan, deutan and tritan sight (Machado 2009), and 10 or more from the red
+PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#72591d", "#1c5fc4", "#5c99d6", "#6aa117", "#1d7225", "#4ea6bc", "#a98560")
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
 BEFORE = "#7c828b"  # the parent run's curve: grey, and darker than what was abandoned
 BUCKETS = 900

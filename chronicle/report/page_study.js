@@ -1,5 +1,5 @@
 // The plots of a study: curves of its arms, and its contrasts.
-const SHADES = ["#2f6fb0", "#d9822b", "#3c9a5f", "#8c6239", "#4aa3c7", "#7d8a1f", "#20738f", "#3f5f8a"];
+const SHADES = ["#2f6fb0", "#d9822b", "#3c9a5f", "#72591d", "#1c5fc4", "#5c99d6", "#6aa117", "#1d7225"];
 const faint = (colour) => `${colour}2e`;
 
 function study(element, panel, channel) {

@@ -1,10 +1,11 @@
 """The picture: same bytes for the same story, the abandoned part grey, no line across a launch's border."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from chronicle.report.lineage_picture import GREY, _curve, _Strokes, draw_lineage
+from chronicle.report.lineage_picture import GREY, PALETTE, _curve, _Strokes, draw_lineage
 from chronicle.report.page_data import build_page_data
 from chronicle.story import read_story
 from chronicle.story.learning import would_have_resumed_at
@@ -12,6 +13,38 @@ from chronicle.story.series import ChannelCurve, read_series, robust_range, thin
 from tests.builders.story_runs import StoryRun, toy_run
 
 pytest.importorskip("matplotlib")
+
+
+# How linear RGB is seen without one kind of cone: Machado, Oliveira and Fernandes (2009), severity 1
+SIGHTS = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritan": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+TO_XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+
+
+def seen(colour: str, sight: str) -> tuple[float, float, float]:
+    """CIE L*a*b* of `#rrggbb`."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    light = [min(1.0, max(0.0, sum(a * b for a, b in zip(row, light, strict=True)))) for row in SIGHTS[sight]]
+    xyz = [sum(a * b for a, b in zip(row, light, strict=True)) for row in TO_XYZ]
+    shares = [one / white for one, white in zip(xyz, (0.9505, 1.0, 1.089), strict=True)]
+    x, y, z = (share ** (1 / 3) if share > 0.008856 else 7.787 * share + 16 / 116 for share in shares)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_launches_are_told_apart_and_none_is_an_incident_for_any_eye(sight: str) -> None:
+    def apart(one: str, other: str) -> float:
+        return math.dist(seen(one, sight), seen(other, sight))
+
+    assert min(apart(one, other) for one, other in zip(PALETTE, (*PALETTE[1:], PALETTE[0]), strict=True)) >= 16
+    assert min(apart(PALETTE[i], PALETTE[j]) for i in range(4) for j in range(i)) >= 16
+    for alarm in ("#c62f2f", "#d0453f"):  # the picture's and the page's
+        assert min(apart(one, alarm) for one in PALETTE) >= 10
 
 
 def draw(root: Path, name: str) -> bytes:
