@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.strange_causes.causes import CAUSES, HEALTHY, Cause
+from benchmarks.strange_causes.fifth import FIFTH, FIFTH_HEALTHY
 from benchmarks.strange_causes.fourth import FOURTH, FOURTH_HEALTHY
 from benchmarks.strange_causes.fresh import FRESH, FRESH_HEALTHY
 from benchmarks.strange_causes.scripts import FORMS, NUM_AGAIN, NUM_FIRST, SAVED_AT
@@ -131,13 +132,12 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="the second list instead of the first")
     parser.add_argument("--third", action="store_true", help="the third list; needs peft")
     parser.add_argument("--fourth", action="store_true", help="the fourth list")
+    parser.add_argument("--fifth", action="store_true", help="the fifth list")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    causes, twins = CAUSES, HEALTHY
-    if asked.fresh or asked.third or asked.fourth:
-        causes, twins = (
-            (FRESH, FRESH_HEALTHY) if asked.fresh else (THIRD, THIRD_HEALTHY) if asked.third else (FOURTH, FOURTH_HEALTHY)
-        )
+    lists = {"fresh": (FRESH, FRESH_HEALTHY), "third": (THIRD, THIRD_HEALTHY), "fourth": (FOURTH, FOURTH_HEALTHY),
+             "fifth": (FIFTH, FIFTH_HEALTHY)}  # fmt: skip
+    causes, twins = next((pair for name, pair in lists.items() if getattr(asked, name)), (CAUSES, HEALTHY))
     chosen = [*([] if asked.healthy_only else causes), *twins]
     chosen = [c for c in chosen if not asked.words or any(w in f"{c.form} {c.family} {c.name}" for w in asked.words)]
     counts: Counter[Outcome] = Counter()

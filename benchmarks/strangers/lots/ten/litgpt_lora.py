@@ -10,8 +10,8 @@ from litgpt.lora import GPT, lora_filter, mark_only_lora_as_trainable
 fabric = Fabric(accelerator="cpu", devices=1)
 fabric.launch()
 fabric.seed_everything(71)
-config = dict(block_size=32, vocab_size=64, padded_vocab_size=64, n_layer=2, n_head=2, n_embd=16, intermediate_size=32)
-lora = dict(lora_r=4, lora_alpha=8, lora_dropout=0.05, lora_query=True, lora_key=False, lora_value=True, lora_projection=True)
+config = {"block_size": 32, "vocab_size": 64, "padded_vocab_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16, "intermediate_size": 32}
+lora = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.05, "lora_query": True, "lora_value": True, "lora_projection": True}
 
 
 def make():

@@ -25,7 +25,7 @@ class Brain(sb.Brain):
 
     def on_stage_end(self, stage, loss, epoch):
         if stage == sb.Stage.VALID:
-            old, new = self.hparams.annealing(loss)
+            _, new = self.hparams.annealing(loss)
             sb.nnet.schedulers.update_learning_rate(self.optimizer, new)
             self.checkpointer.save_and_keep_only(meta={"loss": loss}, min_keys=["loss"])
 
