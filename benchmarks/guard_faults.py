@@ -45,6 +45,7 @@ SHELLS = (
     "_saving.<locals>.save_state",
     "_loading.<locals>.load_state",
     "_noting.<locals>.__next__",
+    "_handing.<locals>.__iter__",
     "_watch_clipping.<locals>.listening",
     "_watch_backward.<locals>.listening",
     "ChronicleCallback._step_seen.<locals>.training_step",

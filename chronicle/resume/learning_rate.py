@@ -175,7 +175,7 @@ def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
             if functions := list(_functions_of(scheduler)):
                 rows += [_look_ahead(function, begin, bound.unit) for function, begin in functions]
             elif isinstance(getattr(scheduler, "last_batch_iteration", None), int) and hasattr(scheduler, "get_lr"):
-                rows.append(_look_ahead(_at_iteration(scheduler), scheduler.last_batch_iteration, 1))
+                rows.append(_look_ahead(None, scheduler.last_batch_iteration, 1, copy.copy(scheduler)))
     return tuple(rows[:NUM_FUNCTIONS])
 
 
@@ -191,29 +191,21 @@ def _functions_of(scheduler: Any) -> Iterator[tuple[Any, int]]:
         yield from ((function, begin) for function in functions.values())
 
 
-def _look_ahead(function: Any, begin: int, unit: int) -> tuple[float, ...]:
+def _look_ahead(function: Any, begin: int, unit: int, twin: Any = None) -> tuple[float, ...]:
+    """Values of a function of the step, or of a DeepSpeed scheduler's copy `twin`: the LR of its first group."""
     values: list[float] = []
     points = far_points()
     try:
-        for point in points:
-            value = float(function(begin + point * unit))
+        for point in points:  # nothing of the guard is called here: its errors would be taken for the function's
+            if twin is not None:
+                twin.last_batch_iteration = begin + point * unit
+            value = float(function(begin + point * unit) if twin is None else twin.get_lr()[0])
             if not math.isfinite(value):
                 break
             values.append(float(f"{value:.6g}"))
     except Exception:  # noqa: BLE001 a table that ends, a function with a limit: known up to here
         pass
     return tuple(values)
-
-
-def _at_iteration(scheduler: Any) -> Any:
-    """The first group's LR of a DeepSpeed scheduler as a function of its iteration, read off a copy."""
-    twin = copy.copy(scheduler)
-
-    def lr(iteration: int) -> Any:
-        twin.last_batch_iteration = iteration
-        return twin.get_lr()[0]
-
-    return lr
 
 
 def needed_arguments(scheduler: Any) -> tuple[str, ...]:
