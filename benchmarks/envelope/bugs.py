@@ -324,6 +324,14 @@ def _(directory: Path) -> Flight:
     return fly(run, STEPS, plain_step(model, optimizer))
 
 
+@further("copied-model", "a copy of the model is trained, made after the optimizer was", 1, "parameters-do-not-move")
+def _(directory: Path) -> Flight:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = attached(directory, model, optimizer)
+    return fly(run, STEPS, plain_step(copy.deepcopy(model), optimizer))
+
+
 @further("clip-consumed-generator", "the generator of parameters was used up by the optimizer", 2, "clipping-not-done")
 def _(directory: Path) -> Flight:
     import warnings

@@ -1,10 +1,12 @@
 """Fifth list of causes, frozen on 2026-11-23 before the guard was tried on them, by somebody who had read the first four.
 
 None of the four lists, `planted_bugs` or `benchmarks/envelope` has one of these. They are accidents of a resume as reports
-tell them, over six frameworks: configuration, layers that are wrapped or replaced after the load, masks, loss, factors of the loss, data and
+tell them, over six frameworks: configuration, layers wrapped or replaced after the load, masks, loss and its factors, data and
 tokenizer, groups of the optimizer, rates, precision, averages, files, and a few in the middle of a launch.
 `python -m benchmarks.strange_causes --fifth` plays them; `--promise`: every script promises the next batch, which is what
-outcome 5 of the guard asks for before other data are refused.
+outcome 5 of the guard asks for before other data are refused. Five causes were planted wrongly and put right after the first
+run: two hooks that returned something, moments of tensors that have none, a setting that this model does not read, and a
+factor that clipping takes away.
 """
 
 import copy
@@ -86,8 +88,8 @@ add((T, F), "model", "attention sees the future", after=[_sees_the_future])
 add((A, F), "model", "noise on the embedding, by a hook", after=[_noisy_embedding])
 add((L, D), "model", "eps of one norm", after=[_other_default])
 add((H,), "model", "scale of the attention scores", after=[partial(_attention, value=1.0)])
-add((H,), "model", "a fourth of the positions: partial rotary", {"config": {"rope_parameters": {
-    "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}})  # fmt: skip
+add((H,), "model", "every second position: a scaled rotary factor", {"config": {"rope_parameters": {
+    "rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}})  # fmt: skip
 add((T, H), "model", "embedding_scale: frequencies scale its gradient", after=[
     lambda s: setattr(s.model.get_input_embeddings() if hasattr(s.model, "get_input_embeddings") else s.model.embedding,
                       "scale_grad_by_freq", True)])  # fmt: skip
@@ -133,7 +135,7 @@ def _kept() -> Any:
 
 
 add((F, D), "loss", "half of the loss", {"loss": _halved}, both={"loss": _mean}, twin=True)
-add((T, L), "loss", "divided by all positions, padding too", {"loss": _by_width}, both={"loss": _mean}, twin=True)
+add((T, L), "loss", "divided by all positions, padding too", {"loss": _by_width}, both={"loss": _mean, "clip": None}, twin=True)
 add((A,), "loss", "only the last tokens count", {"loss": _last_tokens})
 add((T, A), "loss", "poly-1 instead of cross entropy", {"loss": _poly})
 add((L, F), "loss", "every label is that of two tokens ahead", {"labels": _two_ahead}, twin=True)
@@ -198,7 +200,7 @@ def _sign(script: Any) -> None:
 
 
 def _signed_in_file(state: Any) -> None:
-    for held in list(state["optimizer"]["state"].values())[:2]:
+    for held in list(state["optimizer"]["state"].values())[3:5]:
         held["exp_avg_sq"].mul_(4)
 
 
@@ -208,7 +210,11 @@ def _eta_min(script: Any) -> None:
 
 def _rounded_gradients(script: Any) -> None:
     for p in inner(script).parameters():
-        p.register_post_accumulate_grad_hook(lambda p: p.grad.copy_((p.grad * 8e3).round() / 8e3))
+        p.register_post_accumulate_grad_hook(_to_eight_thousandths)
+
+
+def _to_eight_thousandths(p: Any) -> None:
+    p.grad.copy_((p.grad * 8e3).round() / 8e3)
 
 
 def _group_rate(script: Any) -> None:
@@ -231,7 +237,11 @@ add((T, A), "gradients", "rounded to eight thousandths by a hook", after=[_round
 
 def _late_average(script: Any) -> None:
     script.followed = copy.deepcopy(script.model)
-    script.model.register_forward_pre_hook(lambda module, args: script.followed.load_state_dict(module.state_dict()))
+
+    def follow(module: Any, args: Any) -> None:
+        script.followed.load_state_dict(module.state_dict())
+
+    script.model.register_forward_pre_hook(follow)
 
 
 def _shrunk(path: Path) -> None:

@@ -452,10 +452,22 @@ def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 def own_shard(tensor: Any) -> Any:
-    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter); other tensors unchanged."""
+    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter), a packed one (torchao's moments of eight bits)
+    unpacked; other tensors unchanged."""
     if hasattr(tensor, "ds_tensor"):
         return tensor.ds_tensor
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return tensor.dequantize() if is_packed(tensor) else tensor
+
+
+def is_packed(tensor: Any) -> bool:
+    """Whether a tensor is of a class that keeps its values in others, and says how to unpack them."""
+    return hasattr(tensor, "__tensor_flatten__") and any("dequantize" in vars(kind) for kind in _above_torch(type(tensor)))
+
+
+def _above_torch(kind: type) -> Iterator[type]:
+    return (base for base in kind.__mro__ if base.__module__.partition(".")[0] != "torch" and base is not object)
 
 
 def norm(tensors: Sequence[Any]) -> float | None:

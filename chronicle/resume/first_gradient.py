@@ -58,6 +58,7 @@ AS_ALIKE = 1e-3  # what two equal steps may differ by, so that the one after the
 LOUD = 1e-2  # of the largest: a tensor that is compared by itself
 ALONE = 0.2  # relative difference of one such tensor, float32 on a CPU
 # Relative difference of the median tensor: above the first it is said, above the second it is refused.
+TOLD = 0.002  # there: an incident, which refuses nothing
 EXACT = (0.0005, 0.02)  # float32 on a CPU, measured below 1e-4 for fused, compiled, checkpointed and other attention
 ROUGH = (0.1, 0.3)  # half precision, or an accelerator with its own reduced products
 
@@ -370,6 +371,8 @@ class FirstGradient:
             yield compared(NAME, "M6", False, **words, cause=f'{cause}; if that is intended, accept "{NAME}: why"')
         elif apart > said or odd:
             self._expected = None
+            if exact and apart > TOLD and not may:
+                self.moved_otherwise(f"the gradient of the first step is not as after the save: {found}; {cause}", 0)
             yield noted(NAME, "M6", **words, cause=f"{words['found']}: {cause}, or the arithmetic is less exact")
         else:
             yield compared(NAME, "M6", True, expected=words["expected"], found="equal")

@@ -334,7 +334,8 @@ class Loads:
             why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
             self._loaded_unseen(why, None)
             return []
-        if self._options.fresh_start or (pending is None and not history.checkpoints):
+        # one of step 0 holds nothing that was trained: an LR finder saves it, to come back to it
+        if self._options.fresh_start or (pending is None and not any(saved for saved, _ in history.checkpoints)):
             if step and loads_nothing:
                 self._loaded_unseen(AT_STEP.format(step), None)
             return []

@@ -15,6 +15,7 @@ import inspect
 import math
 import re
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,17 +55,25 @@ class TrainedWatch:
         self._feed: dict[str, Any] = {}
         self._moved: set[str] = set()
         self._left_over: dict[str, int] = {}
+        self._models: list[weakref.ref[Any]] = []  # of the record of this launch
 
     def first_batch(self, live: LiveState) -> None:
         """The first batch is about to enter the model: gradients that exist now belong to no step of this launch."""
         self._left_over = gradients_of(live.models)
 
     def begin(self, live: LiveState, saved: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The record right before the first step. What moved in the launch of `saved` is known to move."""
+        """The record right before the first step. What moved in the launch of `saved` is known to move.
+
+        After a reload in this process also what the same models changed since the first record: no load has rebuilt them.
+        """
+        before, same = self._first, [one() for one in self._models] == list(live.models)
         self._moved = set((saved or {}).get("moved") or ())
-        self._first = self._describe(live)
+        self._first, self._models = self._describe(live), [weakref.ref(model) for model in live.models]
         self._feed = self._first["feed"]
-        return {**self._first, **({"gradients": self._left_over} if self._left_over else {})}
+        if before and same:
+            self._moved |= moved_between(before["model"], self._first["model"])
+        left = {"gradients": self._left_over} if self._left_over else {}
+        return {**self._first, "moved": sorted(self._moved), **left}
 
     def record(self, live: LiveState) -> dict[str, Any]:
         """The record at a save. Modes and shapes are those of the first steps: a save may come after an evaluation."""

@@ -225,6 +225,16 @@ def test_gradient_of_one_layer_alone_is_refused_and_named(
     assert check.name == NAME and ("weight`" in check.found or "bias`" in check.found)
 
 
+@pytest.mark.parametrize("factor", [0.99, 0.9999])
+def test_a_small_difference_is_an_incident_and_rounding_is_not(tmp_path: Path, run_dir: Path, factor: float) -> None:
+    """Too small to refuse a run for it, and far above what arithmetic does."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    again = Loop(run_dir, loss=lambda logits, labels: factor * functional.cross_entropy(logits, labels))
+    again.load(tmp_path / "step.pt").train(2)
+    assert told(run_dir) == ("noted" if factor == 0.99 else "equal")
+    assert ["1% apart" in one for one in moved_otherwise(run_dir)] == ([True] if factor == 0.99 else [])
+
+
 def test_gradient_that_is_gone_is_refused(tmp_path: Path, run_dir: Path) -> None:
     """Half of the model is cut off: there is no sample to compare, which is the difference."""
     interrupted(run_dir, tmp_path / "step.pt")

@@ -148,6 +148,20 @@ def test_fit_again_and_test_of_an_older_checkpoint_are_quiet(tmp_path: Path, run
     assert [one["name"] for one in found[1]["noted"]] == ["resume"]
 
 
+def test_an_lr_finder_saves_the_beginning_to_come_back_to_it(tmp_path: Path, run_dir: Path) -> None:
+    """Its checkpoint of step 0 made the first launch of a run a resume that loaded nothing."""
+    from lightning.pytorch.callbacks import LearningRateFinder
+
+    model = Regression()
+    model.lr = 1e-3
+    trainer = pl.Trainer(
+        max_steps=6, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=str(tmp_path), callbacks=[ChronicleCallback(run_dir), LearningRateFinder(num_training_steps=4)],
+    )  # fmt: skip
+    trainer.fit(model, rows())
+    assert {one["verdict"] for one in verdicts(run_dir)} <= {"passed", "unverified"}
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_accumulation_that_changes_as_planned_is_no_difference(tmp_path: Path, run_dir: Path, first: int) -> None:
     """The launch ends right at its save, so that nothing but the plan says what its next step would have been."""

@@ -65,6 +65,7 @@ class _Watched:
     open: "_Look | None" = None
     still: int = 0
     still_since: int | None = None
+    idle: int = 0  # steps in a row in which no parameter had a gradient, and none that was looked at moved
     bad: int = 0  # looks in a row with gradients that are not finite
     lives: dict[str, _Life] = field(default_factory=dict)
     not_finite: frozenset[str] = frozenset()  # infinite from the beginning: masks kept as parameters
@@ -79,6 +80,7 @@ class _Look:
     spacing: Sequence[float]
     graded: Sequence[bool]
     scaled: bool  # a loss scaler works inside the step and may skip it
+    idle: bool  # none of the optimizer's parameters has a gradient
     before: Snapshot
     gradients: Snapshot
 
@@ -123,6 +125,7 @@ class Motion:
             spacing=[_spacing(p) for p in params],
             graded=[_is_alike(p, g) for p, g in zip(params, gradients, strict=True)],
             scaled=getattr(key, "grad_scale", None) is not None or getattr(key, "found_inf", None) is not None,
+            idle=all(p.grad is None for group in groups for p in group["params"]),
             before=Snapshot(params),
             gradients=Snapshot([g if _is_alike(p, g) else None for p, g in zip(params, gradients, strict=True)]),
         )
@@ -197,13 +200,19 @@ class Motion:
             self._tell(Breach(kind=BreachKind.GRADIENTS, step=look.step, words=words, seen=now))
 
     def _judge_motion(self, known: _Watched, look: _Look, moved: bool, should_move: bool, now: int | None) -> None:
+        steps = 1 if now is None or look.step is None else max(1, now - look.step)
+        known.idle = known.idle + steps if look.idle and not moved and not look.scaled and any(look.lrs) else 0
         if moved:
             known.still, known.still_since = 0, None
+            return
+        if known.idle >= STILL_STEPS and all(one.idle >= STILL_STEPS for one in self._watched.values()):
+            words = f"no parameter has had a gradient in {known.idle} steps, and none moved: another model is trained, or none"
+            self._tell(Breach(kind=BreachKind.STUCK, step=None if now is None else now - known.idle, words=words, seen=now))
             return
         if not should_move or look.scaled:
             return
         known.still_since = look.step if known.still == 0 else known.still_since
-        known.still += 1 if now is None or look.step is None else max(1, now - look.step)
+        known.still += steps
         if known.still >= STILL_STEPS:
             words = "the optimizer steps with gradients and an LR, but none of its parameters changes"
             self._tell(Breach(kind=BreachKind.STUCK, step=known.still_since, words=words, seen=now))

@@ -1,5 +1,8 @@
 """MMEngine's Runner: its hooks, an averaged copy, a schedule of its own classes; resumed by `resume=True`."""
 
+import os
+
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # its checkpoints hold objects of its own
 import torch
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -36,7 +39,7 @@ class Guard(Hook):
 runner = Runner(
     model=Model(),
     work_dir="work",
-    train_dataloader={"dataset": Pictures(), "batch_size": 8, "num_workers": 0, "sampler": {"type": "DefaultSampler", "shuffle": True}},
+    train_dataloader={"dataset": Pictures(), "batch_size": 8, "num_workers": 0, "collate_fn": {"type": "default_collate"}, "sampler": {"type": "DefaultSampler", "shuffle": True}},
     train_cfg={"by_epoch": True, "max_epochs": 5},
     optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4}, "clip_grad": {"max_norm": 5}},
     param_scheduler=[
