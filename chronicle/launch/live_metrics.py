@@ -182,7 +182,7 @@ class PrintedMetrics:
             for held in self._held:
                 if held.attempt != self._marked:
                     self._marked = held.attempt
-                    self._writer.begin_attempt(held.attempt)
+                    self._writer.begin_attempt(held.attempt, time=held.time)
                 self._writer.write(held.step, held.values, time=held.time)
             self._size = os.stat(self._path).st_size
         except OSError as error:

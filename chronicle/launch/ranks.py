@@ -266,17 +266,20 @@ class RankWatch:
     def first_death(self, but: Collection[int] = ()) -> RankDeath | None:
         """Return the rank of the present attempt that ended first; None when none has ended, or when that is not known.
 
-        Where it was ended by TERM, or its code is not known, the rank counts that the launcher names, by its pid. Words about
-        the processes `but`, which belong to a later attempt, do not count.
+        Where it had finished or was ended by TERM, or its code is not known, the rank counts that the launcher names, by its
+        pid, or the first one that failed. Words about the processes `but`, which belong to a later attempt, do not count.
         """
         first = self._first_seen()
-        if first is not None and first.code not in (None, -signal.SIGTERM):
+        if first is not None and first.code not in (None, 0, -signal.SIGTERM):
             return first
         seen = {death.pid: death for death in self.deaths}
         named = [one for one in self._named() if one.pid not in self._told and one.pid not in but]
         for one in named:
             if one.pid in seen:
                 return replace(seen[one.pid], code=one.code)
+        if first is not None and first.code == 0:  # it had finished: another one may have failed
+            failed = [one for one in self.deaths if one.code not in (None, 0, -signal.SIGTERM)]
+            first = min(failed, key=lambda death: death.time, default=None if named else first)
         if first is None and named:
             rank = self._rank_by_pid.get(named[0].pid, self._first_rank + named[0].local_rank)
             return RankDeath(rank=rank, pid=named[0].pid, time=self._clock(), code=named[0].code)

@@ -65,9 +65,9 @@ class MetricsWriter:
         if number := attempt_of(os.environ) if attempt is None else attempt:
             self.begin_attempt(number)
 
-    def begin_attempt(self, number: int) -> None:
+    def begin_attempt(self, number: int, *, time: float | None = None) -> None:
         """The rows from here on are those of the ranks' start with this number."""
-        os.write(self._fd, f'{{"attempt":{number:d},"t":{self._clock():.6f}}}\n'.encode())
+        os.write(self._fd, f'{{"attempt":{number:d},"t":{self._clock() if time is None else time:.6f}}}\n'.encode())
 
     def write(self, step: int, values: Mapping[str, float], *, time: float | None = None) -> None:
         """Append one line; a value of None means "not recorded" and is left out."""

@@ -141,6 +141,9 @@ def test_an_end_that_nobody_was_told_of_before_the_next_attempt_counts():
         ([], [(101, 1, 1)], (), (1, 1)),
         ([], [(101, 1, 1)], (101,), None),  # that was the attempt before: this one ended on another node
         ([(0, 0.0, 1)], [(101, 1, -9)], (), (0, 1)),  # its end was seen, and nobody ended it
+        ([(0, 0.0, 0), (1, 0.1, 1)], [], (), (1, 1)),  # rank 0 had finished: that is no failure
+        ([(0, 0.0, 0)], [(101, 1, 1)], (), (1, 1)),
+        ([(0, 0.0, 0), (1, 0.1, 0)], [], (), (0, 0)),
     ],
 )
 def test_where_order_or_code_was_not_seen_the_launchers_word_counts(deaths, named, told, first):
