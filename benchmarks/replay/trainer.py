@@ -1,7 +1,7 @@
 """Planted causes on a Trainer of transformers that nobody edits: a small causal language model, two micro-batches a step.
 
 Written on 23 November 2026 as the third list, when the verdict's code had stood since the other two; first figures are in
-`docs/replay.md`. Three of them are no cause: what was changed has no effect, and "reproduced" is the only right answer.
+`docs/replay.md`. Four of them are no cause: what was changed has no effect, and "reproduced" is the only right answer.
 """
 
 import json
@@ -136,7 +136,7 @@ STEPS, ASKED = 34, 27
 def _lay(directory: Path) -> None:
     (directory / "train.py").write_text(TRAIN)
     (directory / "model.json").write_text(json.dumps({"resid_pdrop": 0.1, "activation_function": "gelu_new"}))
-    (directory / "arguments.json").write_text(json.dumps({"weight_decay": 0.01, "adam_beta2": 0.99}))
+    (directory / "arguments.json").write_text(json.dumps({"max_grad_norm": 1.0, "adam_beta2": 0.99}))
     words = [f"w{number}" for number in range(50)]
     lines = [" ".join(words[(11 * row + place * place + row // 7) % 50] for place in range(12)) for row in range(600)]
     (directory / "corpus.txt").write_text("\n".join(lines))
@@ -168,7 +168,8 @@ def causes() -> Iterator[Cause]:
         yield Cause(name=name, expected=verdict.RANDOM, fault=fault(kind, 0), stays=True, training=TRAINER)
     changed: list[tuple[str, Later, ReplayVerdict]] = [
         ("activation in the model's file", edit("model.json", "gelu_new", "relu"), verdict.CODE),
-        ("beta2 in the file of arguments", edit("arguments.json", "0.99", "0.9"), verdict.CODE),
+        ("clip in the file of arguments", edit("arguments.json", "1.0", "0.01"), verdict.CODE),
+        ("beta2, which the load sets back", edit("arguments.json", "0.99", "0.9"), verdict.REPRODUCED),
         ("a seed that the load makes void", edit("train.py", "manual_seed(3)", "manual_seed(4)"), verdict.REPRODUCED),
         ("one word of the text", _change_a_word, verdict.DATA),
         ("a comment in the script", edit("train.py", "class Saver", "# as it was\nclass Saver"), verdict.REPRODUCED),

@@ -36,9 +36,11 @@ from chronicle.replay.verdict import (
     PrintComparison,
     ReplayVerdict,
     Ruling,
+    StateLoaded,
     compare_prints,
     judge_replay,
     prints_agree,
+    state_loaded,
 )
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.one_step import (
@@ -183,15 +185,17 @@ def replay(
     found, known = [], False
     if facts is not None and one.facts is not None:
         found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts)], True
-    judged = judge_replay(comparison, None, None, changed=found, facts_known=known)
+    load = _state_loaded(plan.origin, one)
+    judged = judge_replay(comparison, None, None, changed=found, facts_known=known, load=load)
     replays = 1
     if judged.again and not once and comparison.first is not None:
-        say(f"equal input and another result ({comparison.first.words}): a second replay")
+        say(f"{comparison.first.words}: a second replay tells whether it is repeatable")
         two = _play(plan, sandbox)
         replays = 2
         steps = [step for step in comparison.steps if step <= comparison.first.step]
         same = prints_agree(one.prints, two.prints, steps)
-        judged = judge_replay(comparison, _compare(record, two, plan.until), same, changed=found, facts_known=known)
+        again = _compare(record, two, plan.until)
+        judged = judge_replay(comparison, again, same, changed=found, facts_known=known, load=load)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
             apart = _first_apart(one, two, steps)
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
@@ -202,6 +206,14 @@ def replay(
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
+
+
+def _state_loaded(origin: Origin, one: _Played) -> StateLoaded:
+    """What the guard found at the load. A checkpoint that the recorded launch loaded itself is what it began with."""
+    number = origin.launch
+    if origin.checkpoint is None or origin.identity.get("launch", origin.checkpoint.launch) != number:
+        return StateLoaded()
+    return state_loaded(one.end["verdicts"])
 
 
 def _first_apart(one: _Played, two: _Played, steps: Sequence[int]) -> int:

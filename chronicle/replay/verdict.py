@@ -4,10 +4,12 @@ Prints are compared step by step and rank by rank, in the order in which a step 
 loss, weights. The first part that differs decides:
 
     all equal                     reproduced: what happened is in the data and the weights
-    the weights it began with     state differs: the checkpoint does not hold what the training had
+    the weights it began with     state differs: the checkpoint does not hold what the training had; moments and what else the
+                                  guard compared at the load, too, where the result is another one in the first steps
     code, packages, environment   code or packages differ, where one of them is known to have changed; so do files that it read
     generators, options           state differs: random numbers, learning rate
     batch                         data differ
+                                  (two replays whose generators or batches disagree: not deterministic)
     gradient, loss, weights       equal input, another result: a second replay tells. Two replays that agree with each other and
                                   not with the record: hardware or race. Two that disagree: not deterministic
 
@@ -19,8 +21,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from chronicle.replay.ring import Print, SeenParts
+from chronicle.resume.checks.check import Outcome
 
 __all__ = [
     "RESULT",
@@ -28,9 +32,11 @@ __all__ = [
     "PrintDifference",
     "ReplayVerdict",
     "Ruling",
+    "StateLoaded",
     "compare_prints",
     "judge_replay",
     "prints_agree",
+    "state_loaded",
 ]
 
 Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
@@ -60,6 +66,7 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
 RESULT = ("gradient", "loss", "weights")
+ENTERS = ("torch", "others", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +177,37 @@ def _begins_equal(record: Prints, begins: Mapping[int, Print], start: int) -> bo
     return all(found) if found and len(found) == len(record) else None
 
 
+# ---- the state that it began with, as the guard saw it -----------------------------------------------------------------
+
+LATE = 2  # steps after which a difference in the state is in the samples at last
+STATE_IN_MEMORY = "M1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLoaded:
+    """What a replay's guard found when its checkpoint was loaded, beside what was in memory at the save.
+
+    `unlike`: what differs, in words. `compared`: the optimizer's moments were, or there are none.
+    """
+
+    unlike: tuple[str, ...] = ()
+    compared: bool = True
+
+
+def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
+    """Read it from the guard's verdicts of the replay, as the journal keeps them."""
+    checks = [check for verdict in verdicts for check in verdict.get("checks", ())]
+    unlike = (
+        f"{check['name']}: {check.get('expected', '?')} at the save, {check.get('found', '?')} after the load"
+        for check in checks
+        if check.get("code") == STATE_IN_MEMORY and check.get("outcome") == Outcome.DIFFERENT
+    )
+    moments = [check for check in checks if check.get("name") == "optimizer moments"]
+    states = [check for check in checks if check.get("name") == "parameters with state"]
+    has_none = bool(states) and all(check.get("expected") == check.get("found") == "0" for check in states)
+    return StateLoaded(unlike=tuple(dict.fromkeys(unlike)), compared=bool(moments) or has_none)
+
+
 # ---- the verdict -------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +228,7 @@ def judge_replay(
     *,
     changed: Sequence[tuple[str, str]],
     facts_known: bool,
+    load: StateLoaded,
 ) -> Ruling:
     """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.Changed` names it.
 
@@ -213,22 +252,34 @@ def judge_replay(
         lrs = f": LR {first.record.lr:g} in the record, {first.other.lr:g} in the replay"
         lrs = lrs if first.record.lr != first.other.lr else ""
         return Ruling(verdict=ReplayVerdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
+    if parts[0] in ENTERS and replays_agree is False:
+        why = f"two replays from one checkpoint disagree in what enters the step ({PARTS[parts[0]][1]}): it is not repeatable"
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
+    again = replays_agree is None
     if parts[0] in ("torch", "others"):
         why = f"{PARTS[parts[0]][1]} stand elsewhere from step {first.step} on"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
-        return Ruling(verdict=ReplayVerdict.DATA, why=f"another batch at step {first.step}{same}", evidence=evidence)
+        why = f"another batch at step {first.step}{same}"
+        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence, again=again)
     other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
     if other:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
-    return _another_result(one, two, replays_agree, evidence, facts_known)
+    if load.unlike and len(one.steps) <= 1 + LATE:
+        why = f"the checkpoint does not hold what the training had: {'; '.join(load.unlike[:3])}"
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+    return _another_result(one, two, replays_agree, evidence, tuple(_not_ruled_out(one, load, facts_known)))
 
 
 def _another_result(
-    one: PrintComparison, two: PrintComparison | None, replays_agree: bool | None, evidence: tuple[str, ...], facts_known: bool
+    one: PrintComparison,
+    two: PrintComparison | None,
+    replays_agree: bool | None,
+    evidence: tuple[str, ...],
+    missing: tuple[str, ...],
 ) -> Ruling:
-    """Equal input as far as it was compared, and another result."""
+    """Equal input as far as it was compared, and another result. `missing`: what may be the cause as well."""
     assert one.first is not None
     if replays_agree is False:
         why = "two replays from one checkpoint disagree: the arithmetic itself is not repeatable"
@@ -236,7 +287,6 @@ def _another_result(
     if two is None or replays_agree is None:
         why = "equal input and another result: a second replay would tell"
         return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence, again=True)
-    missing = list(_not_ruled_out(one, facts_known))
     if missing:
         why = f"two replays agree, and it is not ruled out: {'; '.join(missing)}"
         return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence)
@@ -245,9 +295,12 @@ def _another_result(
     return Ruling(verdict=ReplayVerdict.HARDWARE, why=why, evidence=evidence)
 
 
-def _not_ruled_out(one: PrintComparison, facts_known: bool) -> Iterator[str]:
+def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool) -> Iterator[str]:
     """What may be the cause as well, because it was not compared."""
     assert one.first is not None
+    yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in load.unlike[:3])
+    if not load.compared:
+        yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
     if one.begins_equal is None:
         yield "the checkpoint may hold other weights than the training had (no print of them in the record)"
     if one.gap:

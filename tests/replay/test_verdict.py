@@ -10,9 +10,11 @@ from chronicle.replay.verdict import (
     PrintComparison,
     ReplayVerdict,
     Ruling,
+    StateLoaded,
     compare_prints,
     judge_replay,
     prints_agree,
+    state_loaded,
 )
 
 ALL = SeenParts(0)
@@ -44,7 +46,7 @@ def compared(record: Rows, other: Rows, **more: Any) -> PrintComparison:
 
 def judged(record: Rows, other: Rows, second: Rows | None = None, **more: Any) -> Ruling:
     """As a replay judges: a second one where that is asked for."""
-    options: dict[str, Any] = {"changed": [], "facts_known": True, **more}
+    options: dict[str, Any] = {"changed": [], "facts_known": True, "load": StateLoaded(), **more}
     one = compared(record, other)
     first = judge_replay(one, None, None, **options)
     if not first.again:
@@ -104,6 +106,12 @@ def test_two_replays_that_disagree_are_not_deterministic() -> None:
     assert judged(differing("gradient"), prints(), differing("gradient", 6)).verdict is ReplayVerdict.RANDOM
 
 
+@pytest.mark.parametrize("field", ["batch", "torch"])
+def test_what_enters_otherwise_in_two_replays_is_not_deterministic(field: str) -> None:
+    found = judged(differing(field), prints(), differing(field, 6))
+    assert found.verdict is ReplayVerdict.RANDOM and "what enters the step" in found.why
+
+
 @pytest.mark.parametrize("missing", [SeenParts.BATCH, SeenParts.GENERATORS, SeenParts.OPTIONS, SeenParts.TARGETS])
 def test_hardware_is_not_named_where_something_was_not_compared(missing: SeenParts) -> None:
     seen = ALL & ~missing
@@ -123,6 +131,36 @@ def test_a_checkpoint_with_other_weights_is_another_state() -> None:
     record = differing("gradient", 5)
     record[0][START] = replace(record[0][START], weights=1)
     assert judged(record, prints()).verdict is ReplayVerdict.STATE
+
+
+def check(name: str, outcome: str, code: str = "M1", expected: str = "1", found: str = "2") -> dict[str, Any]:
+    """A check of the guard as the journal keeps it."""
+    return {"name": name, "code": code, "outcome": outcome, "expected": expected, "found": found}
+
+
+def test_other_moments_in_the_checkpoint_are_another_state_and_never_hardware() -> None:
+    told = state_loaded([{"checks": [check("optimizer moments", "different"), check("next batch", "different", "M4")]}])
+    assert told.unlike == ("optimizer moments: 1 at the save, 2 after the load",) and told.compared
+    found = judged(differing("weights", 5), prints(), load=told)
+    assert found.verdict is ReplayVerdict.STATE and "optimizer moments" in found.why
+    late = judged(differing("weights", 9), prints(), load=told)
+    assert late.verdict is ReplayVerdict.NOT_TOLD and "without effect in 4 steps" in late.why
+
+
+@pytest.mark.parametrize(
+    ("checks", "compared_there", "verdict"),
+    [
+        ([], False, ReplayVerdict.NOT_TOLD),
+        ([check("optimizer moments", "equal")], True, ReplayVerdict.HARDWARE),
+        ([check("parameters with state", "equal", expected="0", found="0")], True, ReplayVerdict.HARDWARE),
+    ],
+)
+def test_moments_that_were_not_compared_do_not_accuse_the_hardware(
+    checks: list[dict[str, Any]], compared_there: bool, verdict: ReplayVerdict
+) -> None:
+    told = state_loaded([{"verdict": "passed", "checks": checks}])
+    assert told == StateLoaded(compared=compared_there)
+    assert judged(differing("weights"), prints(), load=told).verdict is verdict
 
 
 def test_an_unknown_beginning_does_not_accuse_the_hardware() -> None:
