@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -198,11 +198,19 @@ def propose(
         usable = [c for c in usable if c.step < previous]
         reasons.append(f"the rollback to {previous} did not help: at least one checkpoint further back")
     wrong_since = [e.onset_step for e in events if _is_wrong_lr(e, onset) and e.onset_step is not None]
+    promised = [event.expected for event in events if _is_wrong_lr(event, onset) and event.expected is not None]
+    if promised and history.lr_expected is None:
+        history = replace(history, lr_expected=promised[-1])
     if wrong_since:  # a checkpoint saved under the wrong LR holds that LR
         usable = [c for c in usable if c.step <= min(wrong_since)]
     if all(event.kind in EXACT for event in cluster):
         # the first wrong step is known: no margin. A wrong LR at this step spoils only what comes after it
         limit = onset if all(event.kind is Kind.LR_MISMATCH for event in cluster) else low - 1
+        older = [c for c in usable if c.step <= limit]
+        if not older:
+            reasons.append(_no_target(limit, onset, checkpoints))
+    elif action is Action.FIX_LR and wrong_since:  # the cause is known, and its first step
+        limit = min(wrong_since)
         older = [c for c in usable if c.step <= limit]
         if not older:
             reasons.append(_no_target(limit, onset, checkpoints))

@@ -293,6 +293,7 @@ class Detector:
         self._fusion.lr_wrong = finding.begins
         if finding.begins:
             event = self._add(Kind.LR_MISMATCH, lr_tier(finding), row, step, launch, ("lr",), finding.sentence)
+            event = self._fusion.change(event.id, expected=finding.expected)
             self._lr_event = event.id
         elif self._lr_event is not None:
             event = self._fusion.change(

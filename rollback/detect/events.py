@@ -84,6 +84,7 @@ class Event:
     excess: float | None = None
     sigmas: float | None = None
     interval: float = 1.0
+    expected: float | None = None  # the LR that was promised where another one was logged
     evidence: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -170,6 +170,14 @@ def test_wrong_lr_is_put_right_before_anything_else() -> None:
     assert proposal.target_step == 30_250 and proposal.command == "chronicle rollback --to 30250 --lr 1.77e-05"
 
 
+def test_the_promised_lr_is_taken_from_the_event_and_the_target_lies_where_it_broke() -> None:
+    """`spikes` printed "correct the LR" without saying which; a divergence after it went back by its own margin."""
+    wrong = event(401, kind=Kind.LR_MISMATCH, evidence=("lr 0.003, expected 0.0003",), cluster=1, id=1, expected=3e-4)
+    proposal = propose([wrong, event(431, 251, cluster=0)], grid(100, 700, 100), History())
+    assert proposal is not None and proposal.action is Action.FIX_LR
+    assert proposal.command == "chronicle rollback --to 400 --lr 0.0003"
+
+
 def test_wrong_lr_alone_goes_back_to_where_it_began() -> None:
     """Seen at the first logged step, before any damage: the checkpoint that was loaded is as good as ever."""
     wrong = event(30_250, kind=Kind.LR_MISMATCH, status=Status.OPEN, evidence=("lr 2.5e-08, expected 1.77e-05",))
