@@ -400,6 +400,7 @@ class Launch:
 
     def _note_attempt(self, attempt: int, death: RankDeath | None, seconds_ago: float) -> None:
         """The launcher started its ranks again: say why the attempt before ended, and where its log stood."""
+        self._channels.read_waiting()  # what it printed last
         now = count_oom_kills()
         own = [] if death is None else self._channels.last_lines_of(death.rank, death.pid, JUDGED_LINES)
         lines = own or self._lines_of_attempt(death)
@@ -416,7 +417,6 @@ class Launch:
         self._oom_kills = now
         began = self._clock() - seconds_ago
         self._attempts.append((attempt, began))
-        self._channels.read_waiting()  # what the attempt before printed
         self._printed.begin_attempt(attempt)
         host = self._start["host"]
         event = LaunchAttempt(

@@ -11,7 +11,7 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.admission import close_lost_launches
 from chronicle.launch.keeper import Killed, keep_supervised
-from chronicle.launch.nodes import Peers, share_number
+from chronicle.launch.nodes import Node, Peers, share_number
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.launch.restarts import stand_down
@@ -117,7 +117,7 @@ def test_of_several_nodes_the_others_hear_that_a_supervisor_was_killed(driver):
     settings = load_settings(driver.directory, {}, run="demo")
     number = share_number(driver.paths, "7.0.0", lambda: driver.paths.launch_dir(4).mkdir(parents=True) or 4)
     assert number == 4
-    assert stand_down(settings, ("7.0.0", 0), 5.0, Killed(99999999, signal.SIGKILL)) == 137
+    assert stand_down(settings, Node("7.0.0", 0), 5.0, Killed(99999999, signal.SIGKILL)) == 137
     now = [0.0]
     peer = Peers(driver.paths.launch_dir(4), 1, 5.0, clock=lambda: now[0])
     peer.have_failed()
