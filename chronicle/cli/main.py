@@ -148,7 +148,7 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the first argument names; an unknown name is answered with the nearest ones."""
         if args and args[0] not in VERBS and not args[0].startswith("-") and args[0] not in _plugins():
-            near = difflib.get_close_matches(args[0], [*SHOWN, *ADVANCED], n=2)
+            near = difflib.get_close_matches(args[0], [*SHOWN, *ADVANCED, "help"], n=2)
             hint = f"did you mean {' or '.join(f'`chronicle {verb}`' for verb in near)}?" if near else "see `chronicle --help`"
             raise UsageProblem(f"no command `{args[0]}`", hint)
         return super().resolve_command(ctx, args)
