@@ -187,7 +187,8 @@ def resume_modern(device: str) -> Result:
     """The same of the modern recipe: Muon and AdamW."""
     words = ["-m", "bit_transformer.modern", "--width", "32", "--layers", "1", "--window", "32", "--batch", "4",
              "--steps", "12", "--eval-bytes", "1024", "--device", device]  # fmt: skip
-    return compare_resume(words, lambda at: ["--stop-at", str(at)], lambda path: ["--resume", str(path / "step-6")], "step-12")
+    return compare_resume(words, lambda at: ["--stop-at", str(at)], lambda path: ["--resume", str(path / "step-6.pt")],
+                          "step-12.pt")  # fmt: skip
 
 
 def compare_resume(
@@ -229,7 +230,7 @@ def _tensors(checkpoint: Path) -> dict[str, bytes]:
             for number, part in enumerate(value):
                 feed(f"{name}/{number}", part)
 
-    for path in sorted(checkpoint.rglob("*")):
+    for path in sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]:
         name = str(path.relative_to(checkpoint))
         if path.suffix == ".safetensors":
             feed(name, load_file(path))

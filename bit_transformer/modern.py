@@ -39,6 +39,8 @@ SOURCES = {"code": 7, "reference": 3}
 SYMBOLS = {"bytes": 256, "bits": 2}
 BASE_WIDTH = 64  # the LRs are given for this width, and scaled from it
 EVAL_BATCH = 64
+STRETCH, SCORED = 16, 8  # bytes of the probe for what context is worth
+PROBED = (0, 3)  # stretches given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,33 @@ def held_out_windows(window_bytes: int, num_bytes: int) -> dict[str, Tensor]:
     return found
 
 
+@torch.no_grad()
+def probe_bpb(model: nn.Module, texts: dict[str, Tensor], vocab: int, stretches: int) -> float:
+    """Bits per byte of the last `SCORED` bytes of each held-out window after `stretches` of the same text, mixture weights.
+
+    A stretch is `STRETCH` bytes: with 0 the model is given only the stretch that holds the scored bytes.
+    """
+    device, total, per_byte = next(model.parameters()).device, 0.0, 1 if vocab == SYMBOLS["bytes"] else 9
+    for name, windows_NW in texts.items():
+        bits = 0.0
+        for symbols_BT in torch.split(as_symbols(windows_NW[:, -STRETCH * (stretches + 1) :], vocab), EVAL_BATCH):
+            bits += float(next_losses(model, symbols_BT.to(device))[:, -SCORED * per_byte :].double().sum()) / math.log(2)
+        total += bits / (len(windows_NW) * SCORED) * SOURCES[name]
+    return total / sum(SOURCES.values())
+
+
+def parse_mixture(text: str) -> dict[str, int]:
+    """`code=3,reference=7` as weights of the sources."""
+    try:
+        weights = {name: int(weight) for name, _, weight in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        weights = {}
+    if set(weights) != set(SOURCES) or min(weights.values()) < 1:
+        usual = ",".join(f"{name}={weight}" for name, weight in SOURCES.items())
+        raise BadRecipe(f"--mixture is `{text}`, expected weights from 1 such as `{usual}`")
+    return weights
+
+
 def parse_positions(text: str) -> list[range]:
     """`0:100,0:100` as ranges of the data plan, read one after the other."""
     try:
@@ -196,6 +225,11 @@ def positions_from(first: int, parts: Sequence[range]) -> Iterator[int]:
         last += 1
 
 
+def length_of(number: float, steps: int) -> int:
+    """A number of steps, or below 1 a share of the schedule, rounded."""
+    return round(number * steps) if number < 1 else int(number)
+
+
 def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; sizes and LRs are those of the benchmark's table."""
     parser = argparse.ArgumentParser(prog="python -m bit_transformer.modern", allow_abbrev=False)
@@ -209,7 +243,13 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW's is --table-lr")
     parser.add_argument("--table-lr", type=float, default=0.01)
     parser.add_argument("--lr-scale", type=float, default=1.0, help="multiplies every LR")
-    parser.add_argument("--rewarm", type=int, default=0, help="warm the LR up again over so many steps after the resume")
+    parser.add_argument("--rewarm", type=float, default=0, help="warm the LR up again over so many steps after the resume; "
+                        "this and the next two: below 1 a share of --steps")
+    parser.add_argument("--idle", type=float, default=0, help="an LR of 0 for so many steps after the resume")
+    parser.add_argument("--mixture-steps", type=float, default=0, help="read --mixture for so many steps after the resume")
+    parser.add_argument("--mixture", default="", help="weights of the sources, such as code=3,reference=7")
+    parser.add_argument("--fresh-schedule", type=int, default=0, help="1: the LR schedule begins again at the resume")
+    parser.add_argument("--probe", type=int, default=0, help="1: measure at the end what context is worth (eval/context-0, -3)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the data")
     parser.add_argument("--data", default="", help="positions of the data plan to read, such as 100:200,100:200")
     parser.add_argument("--order", type=int, default=0, help="another number is another order of the data")
@@ -225,32 +265,45 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
 def train(o: argparse.Namespace) -> dict[str, float]:
     """Train to `--stop-at` or the end; return the last held-out bits per byte."""
     device = torch.device(o.device)
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True)  # a study asks an exact restart for equal bits
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.manual_seed(o.seed)
     vocab = SYMBOLS[o.symbols]
     model = Modern(ModernConfig(width=o.width, layers=o.layers, vocab=vocab)).to(device)
     optimizers = build_optimizers(model, matrix_lr=o.lr * o.lr_scale, table_lr=o.table_lr * o.lr_scale)
-    step, rewarms = 0, list[tuple[int, int]]()
+    step, rewarms, origin, idle_until = 0, list[tuple[int, int]](), 0, 0
     wsd = ScheduleConfig(shape="wsd", warmup_steps=min(20, o.steps // 10), total_steps=o.steps,
                          decay_steps=o.steps * 2 // 5, final_fraction=0.02)  # fmt: skip
-    factor = with_rewarms(plan_schedule(wsd), lambda: rewarms)
+    planned = with_rewarms(plan_schedule(wsd), lambda: rewarms)
+
+    def factor(at: int) -> float:
+        return 0.0 if at < idle_until else planned(at - origin)
+
     schedulers = [torch.optim.lr_scheduler.LambdaLR(one, factor) for one in optimizers]
     stores = open_stores(SOURCES, o.window, data_dir=None)
     plan = plan_data(stores, SOURCES, batch_size=o.batch, seed=o.seed + 1_000_003 * o.order)
     dataset = StepDataset(plan, Segments(), stores, rank=0, world_size=1, as_bytes=vocab == 256)
+    other = dataset
+    if o.mixture:
+        weights = parse_mixture(o.mixture)
+        mixed = plan_data(stores, weights, batch_size=o.batch, seed=o.seed + 1_000_003 * o.order)
+        other = StepDataset(mixed, Segments(), stores, rank=0, world_size=1, as_bytes=vocab == 256)
     texts = held_out_windows(o.window, o.eval_bytes)
     chronicle.attach(None, model, optimizers, schedulers, step=lambda: step, data_state=lambda: {"step": step})
 
     if o.resume is not None:
-        saved: Any = torch.load(o.resume / "state.pt", map_location=device, weights_only=False)
+        saved: Any = torch.load(o.resume, map_location=device, weights_only=False)
         model.load_state_dict(saved["model"])
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         for scheduler, state in zip(schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
         step = saved["step"]
+        origin, idle_until = step if o.fresh_schedule else 0, step + length_of(o.idle, o.steps)
         if o.rewarm:
-            rewarms.append((step, o.rewarm))
+            rewarms.append((step - origin, length_of(o.rewarm, o.steps)))
+        if o.rewarm or o.idle or o.fresh_schedule:
             for one in schedulers:
                 rates = [base * factor(step) for base in one.base_lrs]
                 one._last_lr = rates
@@ -259,8 +312,9 @@ def train(o: argparse.Namespace) -> dict[str, float]:
 
     found: dict[str, float] = {}
     positions, last = positions_from(step, parse_positions(o.data) if o.data else []), min(o.stop_at or o.steps, o.steps)
+    other_until = step + length_of(o.mixture_steps, o.steps)
     while step < last:
-        batch = dataset[next(positions)]
+        batch = (other if step < other_until else dataset)[next(positions)]
         symbols_BT = batch.bits_BT.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = next_losses(model, symbols_BT).mean()
@@ -276,13 +330,15 @@ def train(o: argparse.Namespace) -> dict[str, float]:
         if step == last or step % o.eval_every == 0:
             found = held_out_bpb(model, texts, vocab)
             values |= {f"eval/{name}": bpb for name, bpb in found.items()}
+            if o.probe and step == last:
+                values |= {f"eval/context-{k}": probe_bpb(model, texts, vocab, k) for k in PROBED}
             print(f"step {step} loss {values['loss']:.4f} held-out bits per byte {found['mixture']:.4f}", flush=True)
         chronicle.log(step, **values)
         if step == last or step % o.save_every == 0:
-            directory = o.checkpoints / f"step-{step}"
-            directory.mkdir(parents=True, exist_ok=True)
-            torch.save({"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers],
-                        "schedulers": [one.state_dict() for one in schedulers], "step": step}, directory / "state.pt")
+            o.checkpoints.mkdir(parents=True, exist_ok=True)
+            state = {"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers],
+                     "schedulers": [one.state_dict() for one in schedulers], "step": step}  # fmt: skip
+            torch.save(state, o.checkpoints / f"step-{step}.pt")
     return found
 
 

@@ -120,6 +120,7 @@ class AnswerRule:
 
     name: str  # the question, in words
     by: tuple[str, ...]
+    cannot: str = ""  # what the answer cannot say, written before the first run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,9 @@ class Trainer:
     lines: Mapping[str, str] = field(default_factory=dict)
     loss: str = "loss"  # channel of the training loss
     outcome: str = "eval_loss"  # channel whose last value is the outcome; lower is better
+    also: tuple[str, ...] = ()  # channels whose last values are shown beside it, without a verdict
+    probe: tuple[str, ...] = ()  # two channels: without and with examples; their difference is what examples gain
+    reads: tuple[str, ...] = ()  # settings that change which data are read
     unit: str = "nats"  # of the outcome
     stop: str = "itself"  # `checkpoint`: the launch gets TERM when the checkpoint after {last} is complete
 
@@ -161,6 +165,11 @@ class Trainer:
             if groups != 2 or self.metrics == "guard":
                 told = "needs `metrics: output` or a path" if groups == 2 else f"has {groups} groups, expected step and value"
                 raise BadStudy(f"`{channel}` in `lines` of the trainer {told}")
+        if set(self.reads) - set(self.settings):
+            unknown = min(set(self.reads) - set(self.settings))
+            raise BadStudy(f"key `reads` of the trainer names `{unknown}`, which is no setting")
+        if len(self.probe) not in (0, 2):
+            raise BadStudy(f"key `probe` of the trainer names {len(self.probe)} channels, expected two: without, with examples")
         if self.stop not in ("itself", "checkpoint"):
             raise BadStudy(f"key `stop` of the trainer is {self.stop!r}: expected `itself` or `checkpoint`")
 
@@ -209,6 +218,7 @@ class Profile:
     stock_buffer: int = 1000
     stock_initial: int = 100
     sources: Mapping[str, int] = field(default_factory=dict)  # instead of the study's, where more text is needed
+    set: Mapping[str, Setting] = field(default_factory=dict)  # of a trainer's settings, in every launch of every arm
     device: str = "cpu"
     mixed_precision: str = "no"
 
@@ -247,6 +257,7 @@ class Study:
     gate: tuple[str, ...] = ()
     factorial: Mapping[str, str] = field(default_factory=dict)
     margin_bpb: float = 0.02
+    robust: bool = False  # a verdict must be that of the mean and that of the median of the pairwise means (Hodges and Lehmann)
     alpha: float = 0.05
     primary: str = "held-out bits per byte, mixture weights, averaged weights, after the last slice"
     answers: tuple[AnswerRule, ...] = ()
@@ -289,13 +300,21 @@ class Study:
         for arm in self.arms:
             if arm.set or (arm.restart is not None and (arm.restart.set or arm.restart.rollback)):
                 raise BadStudy(f"arm `{arm.name}` has `set` or `rollback`, which need a `trainer`")
+            if arm.restart is not None and 0 in arm.restart.at:
+                raise BadStudy(f"arm `{arm.name}` restarts at 0, the common checkpoint, which needs a `trainer`")
 
     def _require_settings(self, trainer: Trainer) -> None:
         """What the study cannot do to a program of which it knows only the command."""
         if self.sources or any(profile.sources for profile in self.profiles):
             raise BadStudy("`sources` belong to the bit transformer: this study has a `trainer`, which reads its own data")
+        for profile in self.profiles:
+            for name in sorted(set(profile.set) - set(trainer.settings)):
+                known = ", ".join(trainer.settings) or "none"
+                raise BadStudy(f"profile `{profile.name}` sets `{name}`: the trainer's settings are {known}")
         for arm in self.arms:
             restart = arm.restart or Restart()
+            if 0 in restart.at and (restart.rollback or restart.back):
+                raise BadStudy(f"arm `{arm.name}` rolls back at 0, where it has no checkpoint of its own: name a later `at`")
             unknown = sorted({*arm.set, *restart.set} - set(trainer.settings))
             if unknown:
                 known = ", ".join(trainer.settings) or "none"
@@ -336,6 +355,10 @@ class Study:
         parts: dict[str, Any] = {"v": VERSION, **asdict(self)}
         if self.trainer is None:
             del parts["trainer"]
+        for owner, key in ((parts, "robust"), *((parts.get("trainer") or {}, key) for key in ("also", "probe", "reads")),
+                           *((one, "cannot") for one in parts["answers"]), *((one, "set") for one in parts["profiles"])):
+            if not owner.get(key, True):
+                del owner[key]
         for record in (*parts["arms"], *(arm["restart"] for arm in parts["arms"] if arm["restart"] is not None)):
             for key in ("set", "rollback"):
                 if not record.get(key, True):
@@ -493,7 +516,7 @@ def _listed(value: Any, key: str) -> Sequence[Mapping[str, Any]]:
 
 def _answers(value: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(value, Mapping):
-        return [{"name": str(name), "by": by} for name, by in value.items()]
+        return [{"name": str(name), **(by if isinstance(by, Mapping) else {"by": by})} for name, by in value.items()]
     return _listed(value, "answers")
 
 

@@ -154,7 +154,7 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
         every, once = tuple(dict.fromkeys(every)), study.gate[1:]
     if study.reference not in (*every, *study.gate):
         raise BadStudy(f"reference `{study.reference}` is not among the arms of profile `{profile}`")
-    pairs = [(name, 0) for name in (*study.gate, *once)]
+    pairs = [(name, start * sizes.seeds) for name in (*study.gate, *once) for start in range(sizes.starts)]
     pairs += [(name, seed) for seed in range(sizes.seeds * sizes.starts) for name in every]
     return _assemble(study, sizes, list(dict.fromkeys(pairs)))
 
@@ -170,22 +170,24 @@ def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> S
 
 
 def legs_of(arm: Arm, profile: Profile) -> tuple[Leg, ...]:
-    """The launches of one arm."""
+    """The launches of one arm. A restart at 0 is the launch that goes on from the common checkpoint."""
     size, total = profile.slice_updates, profile.slice_updates * len(arm.slices)
     if arm.restart is None:
         return (Leg(number=1, first=0, last=total, saves=(total,)),)
     restart = arm.restart
     points = [round(at * size) for at in restart.at] or list(range(size, total, size))
-    if points != sorted(set(points)) or points[0] <= 0 or points[-1] >= total:
+    if points != sorted(set(points)) or points[0] < 0 or points[-1] >= total:
         raise BadStudy(
-            f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 1 … {total - 1}"
+            f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 0 … {total - 1}"
         )
     return tuple(_cut_legs(restart, points, total, round(restart.back * size), round(restart.skip * size)))
 
 
 def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: int) -> Iterator[Leg]:
-    resumes = [0, *(point - back for point in points)]
-    ends = [*points, total]
+    at_once = points[0] == 0
+    resumes = [] if at_once else [0]
+    resumes += [point - back for point in points]
+    ends = [*points[at_once:], total]
     if min(resumes) < 0:
         raise BadStudy(f"a rollback by {back} updates goes back before the arm's own start")
     for index, (first, last) in enumerate(zip(resumes, ends, strict=True)):
@@ -195,8 +197,8 @@ def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: 
             first=first,
             last=last,
             saves=(*later, last),
-            restart=restart if index else None,
-            data_offset=skip * index,
+            restart=restart if index or at_once else None,
+            data_offset=skip * (index + at_once),
         )
 
 

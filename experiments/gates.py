@@ -70,16 +70,20 @@ def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatmen
     reference, size = plan.study.arm(plan.study.reference), plan.profile.slice_updates
     if arm.merged != reference.merged:
         return Treatment(data_after=0, state_after=None)
+    reads = plan.study.trainer.reads if plan.study.trainer is not None else ()
     own_settings = [] if arm.set == reference.set else [0]
     differs = [
         i * size for i, (own, other) in enumerate(zip(arm.slices, reference.slices, strict=True)) if own != other
     ]
+    differs += [0] if any(arm.set.get(name) != reference.set.get(name) for name in reads) else []
     lost = own_settings
-    for leg in legs[1:]:
+    for leg in legs:
         restart = leg.restart
-        if restart is not None and (restart.order is not Order.PLAN or restart.ratio or leg.data_offset):
+        if restart is None:
+            continue
+        if restart.order is not Order.PLAN or restart.ratio or leg.data_offset or set(restart.set) & set(reads):
             differs.append(leg.first)
-        if restart is not None and (restart.loses or restart.set or restart.rollback):
+        if restart.loses or set(restart.set) - set(reads) or restart.rollback:
             lost.append(leg.first)
     return Treatment(data_after=min(differs, default=None), state_after=min(lost, default=None))
 

@@ -21,6 +21,7 @@ from experiments.history import Finished, StudyHistory
 __all__ = [
     "HORIZON",
     "PRIMARY",
+    "PROBE_GAIN",
     "Curve",
     "RunData",
     "StudyData",
@@ -36,6 +37,7 @@ PRIMARY = "averaged/mixture"
 BITS_PER_BYTE = 9
 Curve: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
+PROBE_GAIN = "gain of examples"  # of a trainer's `probe`
 GAINS = {"copy-gain": ("copy/0", "copy/4"), "recall-gain": ("recall/0", "recall/1")}
 
 
@@ -48,6 +50,7 @@ class RunData:
     channels: Mapping[str, Curve]
     num_updates: int
     primary: str = PRIMARY  # name of the primary outcome in `final`
+    probe: tuple[str, ...] = ()  # names in `final`: without and with examples
     loss_scale: float = BITS_PER_BYTE / math.log(2)  # what makes the logged loss the study's unit
 
     @property
@@ -63,7 +66,7 @@ class RunData:
     @property
     def restarts(self) -> tuple[int, ...]:
         """Updates after which a new launch started."""
-        return tuple(leg.first for leg in self.run.legs[1:])
+        return tuple(leg.first for leg in self.run.legs if leg.restart is not None)
 
     def channel(self, name: str) -> Curve:
         """A curve; all NaN where the run never logged it."""
@@ -77,6 +80,7 @@ class StudyData:
     plan: StudyPlan
     runs: Mapping[tuple[str, int], RunData]
     start: Finished | None
+    starts: tuple[Finished, ...] = ()  # of every common checkpoint
     stopped: Mapping[str, str] = field(default_factory=dict)
     open: tuple[str, ...] = ()
 
@@ -101,11 +105,12 @@ def read_study(plan: StudyPlan, history: StudyHistory, paths: StudyPaths) -> Stu
     for run in plan.runs:
         if run.arm != START and history.is_complete(run):
             runs[run.arm, run.seed] = _read_run(plan, run, history.done[run.name], paths)
-    start = history.done.get(START, ())
+    starts = [history.done.get(run.name, ()) for run in plan.runs if run.arm == START]
+    start = starts[0] if starts else ()
     unfinished = [run.name for run in plan.runs if not history.is_complete(run) and run.name not in history.stopped]
     return StudyData(
-        plan=plan, runs=runs, start=start[0] if start else None, stopped=dict(history.stopped), open=tuple(unfinished)
-    )
+        plan=plan, runs=runs, start=start[0] if start else None, starts=tuple(one[-1] for one in starts if one),
+        stopped=dict(history.stopped), open=tuple(unfinished))  # fmt: skip
 
 
 def outcome_of(run: RunData, name: str) -> float:
@@ -114,6 +119,9 @@ def outcome_of(run: RunData, name: str) -> float:
         name = run.primary
     if name == "bounce":
         return bounce(run.channel("eval/mixture"))
+    if name == PROBE_GAIN:
+        before, after = (run.final.get(key, np.nan) for key in run.probe or ("", ""))
+        return before - after
     if name in GAINS:
         before, after = (run.final.get(key, np.nan) for key in GAINS[name])
         return before - after
@@ -144,7 +152,8 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
     channels = {name: np.array([rows.get(u, {}).get(name, np.nan) for u in range(1, total + 1)]) for name in names}
     if trainer is None:
         return RunData(run=run, finished=finished, channels=channels, num_updates=total)
-    return RunData(run=run, finished=finished, channels=channels, num_updates=total, primary=trainer.outcome, loss_scale=1.0)
+    return RunData(run=run, finished=finished, channels=channels, num_updates=total, primary=trainer.outcome,
+                   probe=trainer.probe, loss_scale=1.0)  # fmt: skip
 
 
 # --- Excess loss after each restart

@@ -23,13 +23,14 @@ from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
 from experiments.order import read_shape
-from experiments.outcomes import StudyData, outcome_of, read_study
+from experiments.outcomes import PROBE_GAIN, StudyData, outcome_of, read_study
 from experiments.plots import PLOTS, draw_plots
 from experiments.runner import read_registered
 from experiments.tables import (
     ReportBlock,
     ReportTable,
     build_panel,
+    checkpoint_table,
     contrast_table,
     format_csv,
     format_markdown,
@@ -127,6 +128,10 @@ def _blocks(
         yield answer(one, study.margin_bpb, study.alpha)
     yield _figure("contrasts")
     yield contrast_table(judged)
+    if profile.starts > 1:
+        yield ("By common checkpoint, and over orders alone (the mean over the checkpoints is one observation; no verdict "
+               "rests on it):")  # fmt: skip
+        yield checkpoint_table(data, judged)
     yield "## What it does not show"
     yield from limits(data)
     yield "## Controls"
@@ -151,6 +156,8 @@ def _blocks(
     yield "## Outcomes"
     yield outcome_table(data)
     yield secondary_table(data)
+    if study.trainer is not None and study.trainer.probe:
+        yield from _probe(data, study.trainer.probe)
     if study.trainer is None:
         yield from _few_shot(data)
         yield from _ledger(ledgers)
@@ -217,6 +224,22 @@ def _few_shot(data: StudyData) -> Iterator[ReportBlock]:
             means = ", ".join(f"{arm} {np.mean([outcome_of(run, f'{task}-gain') for run in data.of_arm(arm)]):+.3f}"
                               for arm in data.arms)  # fmt: skip
             yield f"{task}: the common checkpoint gains {gain:+.3f} bits per byte ({told}); at the end, by arm: {means}."
+
+
+def _probe(data: StudyData, channels: tuple[str, ...]) -> Iterator[ReportBlock]:
+    """What examples gain, and whether the common checkpoints could use them at all."""
+    yield "### What examples gain"
+    found = [[start.result.final.get(channel, np.nan) for channel in channels] for start in data.starts]
+    gains = [without - given for without, given in found]
+    told = ", ".join(f"{gain:+.3f}" for gain in gains)
+    if not gains or not min(gains) > GAIN_SHOWN:
+        yield (f"**Not measurable at this size**: `{channels[0]}` − `{channels[1]}` at the common checkpoints is "
+               f"{told or 'unknown'} {data.plan.study.unit}, and {GAIN_SHOWN} was asked of each.")  # fmt: skip
+        return
+    means = ", ".join(f"{arm} {np.mean([outcome_of(run, PROBE_GAIN) for run in data.of_arm(arm)]):+.4f}" for arm in data.arms)
+    yield (f"The probe sees something: `{channels[0]}` − `{channels[1]}` at the common checkpoints is {told} "
+           f"{data.plan.study.unit}, above {GAIN_SHOWN} at each. At the end, by arm: {means}. Differences: the table of other "
+           "outcomes, without a verdict.")  # fmt: skip
 
 
 # --- Files and journal entry of a report

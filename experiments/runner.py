@@ -323,7 +323,8 @@ class ChronicleLauncher:
     def _treat(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> None:
         """Make the copy in which a leg's state is lost."""
         if leg.restart is not None and leg.restart.loses:
-            checkpoint = checkpoint_after(plan, run, leg.first, self.paths)
+            owner = plan.start_of(run) if leg.number == 1 else run
+            checkpoint = checkpoint_after(plan, owner, leg.first, self.paths)
             lose_in_copy(checkpoint, treated_copy(self.paths, run, leg, checkpoint), leg.restart.loses)
 
     def _roll_back(

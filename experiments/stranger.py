@@ -53,13 +53,18 @@ def trainer_of(plan: StudyPlan) -> Trainer:
 def settings_of(plan: StudyPlan, run: StudyRun, leg: Leg) -> dict[str, Setting]:
     """The settings of a launch: the usual ones, the arm's, and from its first restart on the restart's."""
     own = plan.study.arm(run.arm).set if run.arm != START else {}
-    return {**trainer_of(plan).settings, **own, **(leg.restart.set if leg.restart is not None else {})}
+    return {**usual_settings(plan), **own, **(leg.restart.set if leg.restart is not None else {})}
+
+
+def usual_settings(plan: StudyPlan) -> dict[str, Setting]:
+    """The settings of a launch that nothing was done to, in this profile."""
+    return {**trainer_of(plan).settings, **plan.profile.set}
 
 
 def is_treated(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
     """Whether this launch differs on purpose from the one that saved its checkpoint: the guard then only warns."""
     lost = leg.restart is not None and bool(leg.restart.loses or leg.restart.order is not Order.PLAN or leg.data_offset)
-    return lost or settings_of(plan, run, leg) != trainer_of(plan).settings or _reads_again(plan, run, leg)
+    return lost or settings_of(plan, run, leg) != usual_settings(plan) or _reads_again(plan, run, leg)
 
 
 def _reads_again(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
@@ -73,12 +78,13 @@ def placeholders(
     """The value of every placeholder for one launch; steps count from the beginning of the common start."""
     begin, size = plan.profile.start_updates, plan.profile.slice_updates
     reshuffled = leg.restart is not None and leg.restart.order is not Order.PLAN
+    restarts = sum(one.restart is not None for one in run.legs[: leg.number])
     return {
         **settings_of(plan, run, leg), "arm": run.arm, "run": run.name, "leg": leg.number, "seed": plan.order_seed(run),
         "start": plan.start_of(run).seed, "first": begin + leg.first, "last": begin + leg.last, "updates": leg.num_updates,
         "total": begin + size * len(plan.study.arms[0].slices), "every": math.gcd(*(begin + at for at in leg.saves)),
         "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),
-        "order": leg.number - 1 if reshuffled else 0, "python": python, "resume": str(resume or ""),
+        "order": restarts if reshuffled else 0, "python": python, "resume": str(resume or ""),
         "checkpoints": str(paths.checkpoints_dir(run.name).resolve()),
     }  # fmt: skip
 
@@ -203,15 +209,17 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
             rows.setdefault(point.step, {}).update(point.values)
     seen = sorted({name for values in rows.values() for name in values})
     final: dict[str, float] = {}
-    for channel, needed in ((trainer.loss, True), (trainer.outcome, run.arm != START and leg is run.legs[-1])):
+    is_last = run.arm != START and leg is run.legs[-1]
+    beside = dict.fromkeys((*trainer.also, *trainer.probe))
+    for channel, needed in ((trainer.loss, True), *((name, is_last) for name in (trainer.outcome, *beside))):
         values = [row[channel] for _, row in sorted(rows.items()) if channel in row and math.isfinite(row[channel])]
         if needed and not values:
             had = ", ".join(f"`{name}`" for name in seen[:12]) or "no channel at all"
             raise StudyError(
                 f"launch {launch} of `{run.name}` has no `{channel}` in steps {begin + leg.first + 1} to {begin + leg.last}; "
                 f"there is {had}", "keys `loss`, `outcome` and `metrics` of the trainer")  # fmt: skip
-        if channel == trainer.outcome and values:
-            final = {channel: values[-1]}
+        if channel != trainer.loss and values:
+            final[channel] = values[-1]
     with MetricsWriter(paths.curves_path(run.name, launch), aloud=False) as metrics:
         for step, row in sorted(rows.items()):
             metrics.write(step, {_renamed(trainer, name): value for name, value in row.items()})

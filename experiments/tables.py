@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.gates import Ledger
-from experiments.outcomes import Curve, StudyData, Transient, find_transients, outcome_of
+from experiments.outcomes import PROBE_GAIN, Curve, StudyData, Transient, find_transients, outcome_of
 from experiments.statistics import compare_paired
 from experiments.verdicts import PRIMARY, Judged, format_bpb, paired_differences
 
@@ -18,6 +18,7 @@ __all__ = [
     "ReportBlock",
     "ReportTable",
     "build_panel",
+    "checkpoint_table",
     "contrast_table",
     "format_csv",
     "format_markdown",
@@ -31,8 +32,10 @@ __all__ = [
 
 def contrast_table(judged: Sequence[Judged]) -> ReportTable:
     """Return every contrast with its statistics and verdict."""
-    header = ("contrast", "difference", "n", "mean", "95 % interval", "sd", "t p", "sign-flip p", "TOST p", "detectable",
-              "verdict", "BCa interval")  # fmt: skip
+    header: tuple[str, ...] = ("contrast", "difference", "n", "mean", "95 % interval", "sd", "t p", "sign-flip p", "TOST p",
+                               "detectable", "verdict", "BCa interval")  # fmt: skip
+    if any(one.by_ranks is not None for one in judged):
+        header = (*header, "robust", "robust 95 % interval", "robust 90 % interval", "signed-rank p", "by mean", "robust says")
     return ReportTable(name="contrast-table", header=header, rows=tuple(_contrast_row(one) for one in judged))
 
 
@@ -44,7 +47,34 @@ def _contrast_row(one: Judged) -> tuple[str, ...]:
     return (one.name, one.formula, str(r.num_pairs), format_bpb(r.mean), f"{format_bpb(r.interval.low)} … "
                                                                          f"{format_bpb(r.interval.high)}",
             f"{r.sd:.4f}", f"{one.t_p:.4f}", f"{one.sign_flip_p:.4f}", f"{r.tost_p:.4f}", f"{r.smallest_detectable:.4f}",
-            str(one.verdict), bca)  # fmt: skip
+            str(one.verdict), bca, *_rank_cells(one))  # fmt: skip
+
+
+def _rank_cells(one: Judged) -> tuple[str, ...]:
+    if one.result is None or one.by_ranks is None:
+        return ()
+    ranks = one.result.ranks
+    intervals = (f"{format_bpb(i.low)} … {format_bpb(i.high)}" for i in (ranks.interval, ranks.inner))
+    return (format_bpb(ranks.estimate), *intervals, f"{one.rank_p:.4f}", str(one.by_mean), str(one.by_ranks))
+
+
+def checkpoint_table(data: StudyData, judged: Sequence[Judged]) -> ReportTable:
+    """Each contrast by common checkpoint, and over orders after the mean over checkpoints: pairs depend on both."""
+    starts, orders = data.plan.profile.starts, data.plan.profile.seeds
+    rows = []
+    for one in judged:
+        at = [[d for s, d in zip(one.seeds, one.differences, strict=True) if s // orders == k] for k in range(starts)]
+        means = [format_bpb(float(np.mean(values))) if values else "" for values in at]
+        by_order = [[d for s, d in zip(one.seeds, one.differences, strict=True) if s % orders == k] for k in range(orders)]
+        whole = [float(np.mean(values)) for values in by_order if len(values) == starts]
+        cells = ("", "", "")
+        if len(whole) >= 2:
+            r = compare_paired(whole, margin=data.plan.study.margin_bpb, alpha=data.plan.study.alpha)
+            cells = (f"{format_bpb(r.interval.low)} … {format_bpb(r.interval.high)}", f"{r.t_p:.4f}", f"{r.tost_p:.4f}")
+        rows.append((one.name, *means, str(len(whole)), *cells))
+    header = ("contrast", *(f"at checkpoint {k + 1}" for k in range(starts)), "orders", "95 % interval over orders", "t p",
+              "TOST p")  # fmt: skip
+    return ReportTable(name="by-checkpoint", header=header, rows=tuple(rows))
 
 
 def transient_tables(data: StudyData) -> Iterator[ReportTable]:
@@ -106,8 +136,9 @@ def _transient_cells(one: Transient) -> tuple[str, ...]:
 
 
 def _secondary_names(data: StudyData) -> tuple[str, ...]:
-    if data.plan.study.trainer is not None:
-        return ("bounce",)
+    trainer = data.plan.study.trainer
+    if trainer is not None:
+        return (*trainer.also, *((*trainer.probe, PROBE_GAIN) if trainer.probe else ()), "bounce")
     slices = ("slice/1", f"slice/{len(data.plan.study.arms[0].slices)}")
     sources = tuple(f"averaged/{source}" for source in data.plan.sources)
     return (*sources, "raw/mixture", *slices, "bounce", "copy-gain", "recall-gain")

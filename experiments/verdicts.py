@@ -78,6 +78,9 @@ class Judged:
     t_p: float | None = None
     sign_flip_p: float | None = None
     verdict: EffectVerdict = EffectVerdict.NOT_TESTED
+    by_mean: EffectVerdict = EffectVerdict.NOT_TESTED
+    by_ranks: EffectVerdict | None = None  # of the robust estimate; None where the study did not register it
+    rank_p: float | None = None
     unit: str = "bits per byte"
 
 
@@ -95,7 +98,7 @@ def judge_contrasts(data: StudyData) -> tuple[Judged, ...]:
         for c in study.contrasts
         if {c.plus, c.minus} <= set(data.plan.arm_names)
     ]
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit)
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust)
 
 
 def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
@@ -117,19 +120,27 @@ def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
     }  # fmt: skip
     asked = [(Question(name, formula, question, "factorial"), differences)
              for name, (formula, question, differences) in effects.items()]  # fmt: skip
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit)
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust)
 
 
 def judge(
-    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float, unit: str = "bits per byte"
-) -> tuple[Judged, ...]:
-    """Return a verdict on the paired differences (by seed) of each question; the family `main` is adjusted together."""
+    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float, unit: str = "bits per byte",
+    robust: bool = False,
+) -> tuple[Judged, ...]:  # fmt: skip
+    """Return a verdict on the paired differences (by seed) of each question; the family `main` is adjusted together.
+
+    With `robust` a verdict is what the mean and the robust estimate both say; where they part it is inconclusive.
+    """
     judged = [replace(_compare(question, differences, margin, alpha), unit=unit) for question, differences in asked]
     main = [(one.name, one.result) for one in judged if one.family == "main" and one.result is not None]
     names = [name for name, _ in main]
     t_ps = dict(zip(names, adjust_holm([result.t_p for _, result in main]), strict=True))
     flips = dict(zip(names, adjust_holm([result.sign_flip_p for _, result in main]), strict=True))
-    return tuple(_with_verdict(one, t_ps.get(one.name), flips.get(one.name), alpha) for one in judged)
+    judged = [_with_verdict(one, t_ps.get(one.name), flips.get(one.name), alpha) for one in judged]
+    if not robust:
+        return tuple(judged)
+    ranks = dict(zip(names, adjust_holm([result.ranks.p for _, result in main]), strict=True))
+    return tuple(_with_ranks(one, ranks.get(one.name), margin, alpha) for one in judged)
 
 
 def _compare(question: Question, differences: Mapping[int, float], margin: float, alpha: float) -> Judged:
@@ -157,7 +168,32 @@ def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, alp
         t_p=t_p,
         sign_flip_p=sign_flip_p,
         verdict=verdict,
+        by_mean=verdict,
     )
+
+
+def _with_ranks(one: Judged, rank_p: float | None, margin: float, alpha: float) -> Judged:
+    if one.result is None:
+        return one
+    ranks = one.result.ranks
+    rank_p = ranks.p if rank_p is None else rank_p
+    said = EffectVerdict.INCONCLUSIVE
+    if one.result.num_pairs >= LEAST_PAIRS and max(-ranks.inner.low, ranks.inner.high) < margin:
+        said = EffectVerdict.EQUIVALENT
+    elif one.result.num_pairs >= LEAST_PAIRS and rank_p <= alpha:
+        said = EffectVerdict.DIFFERENCE
+    return replace(one, by_ranks=said, rank_p=rank_p, verdict=said if said is one.by_mean else EffectVerdict.INCONCLUSIVE)
+
+
+def _beside_mean(one: Judged) -> str:
+    """The robust estimate as the end of a sentence; empty where the study did not register it."""
+    if one.result is None or one.by_ranks is None:
+        return ""
+    ranks = one.result.ranks
+    told = (f"; robust (median of pairwise means) {format_bpb(ranks.estimate)}, {format_bpb(ranks.interval.low)} to "
+            f"{format_bpb(ranks.interval.high)}, signed-rank {format_p(one.rank_p)}")  # fmt: skip
+    parted = f"; **the mean alone says {one.by_mean}, the robust estimate {one.by_ranks}: no claim is made**"
+    return told + parted * (one.by_ranks is not one.by_mean)
 
 
 def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: float) -> tuple[str, dict[str, Any]]:
@@ -204,7 +240,7 @@ def answer(one: Judged, margin: float, alpha: float) -> str:
         f"{one.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, n = {r.num_pairs}, "
         f"sd of the differences {r.sd:.4f}, smallest detectable difference {r.smallest_detectable:.4f}; "
         f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}, "
-        f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}"
+        f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}{_beside_mean(one)}"
     )
     return f"**{one.question}** {_verdict(one, margin, alpha)} {numbers}. {what_would_settle(one, margin, alpha)}".rstrip()
 
@@ -265,15 +301,16 @@ def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
 def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, str]]:
     """Return the questions of the study with their answers; a study without questions gets its main contrasts."""
     by_name = {one.name: one for one in judged}
-    asked = [(one.name, one.by) for one in study.answers]
-    asked = asked or [(one.question or one.name, (one.name,)) for one in study.contrasts if one.family == "main"]
+    asked = [(one.name, one.by, one.cannot) for one in study.answers]
+    asked = asked or [(one.question or one.name, (one.name,), "") for one in study.contrasts if one.family == "main"]
     told = []
-    for question, names in asked:
+    for question, names, cannot in asked:
         found = [by_name[name] for name in names if name in by_name]
         if found:
             beside = "; ".join(f"{one.name} ({one.formula}) {_short(one)}" for one in found[1:])
             said = _plainly(found[0], study.margin_bpb, study.alpha)
-            told.append((question, said + (f" Beside it: {beside}." if beside else "")))
+            said += f" Beside it: {beside}." if beside else ""
+            told.append((question, said + (f" What this cannot say: {cannot}" if cannot else "")))
     return told
 
 
@@ -331,6 +368,9 @@ def limits(data: StudyData) -> list[str]:
     if trainer is not None:
         seeds = ("What this trainer does with its seed, and what it reads, is its own affair. What is said holds for "
                  f"{profile.starts} common checkpoint{'s' * (profile.starts > 1)}, this data and this size.")  # fmt: skip
+        if profile.starts > 1:
+            seeds += (f" The pairs are judged as if they were independent; {profile.seeds} orders are crossed with the "
+                      "checkpoints, and pairs that share one share its noise (the table by checkpoint).")
     lines = [
         f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of "
         f"{profile.window_bytes} bytes) and at "

@@ -89,8 +89,8 @@ def test_a_resume_is_exact_to_the_bit_and_a_lost_muon_state_is_refused(tmp_path:
         where.mkdir()
     launch(whole)
     launch(parts, "--stop-at", "6")
-    said = launch(parts, "--resume", str(parts / "checkpoints" / "step-6"))
-    one, other = (torch.load(w / "checkpoints" / "step-12" / "state.pt", weights_only=False) for w in (whole, parts))
+    said = launch(parts, "--resume", str(parts / "checkpoints" / "step-6.pt"))
+    one, other = (torch.load(w / "checkpoints" / "step-12.pt", weights_only=False) for w in (whole, parts))
     for name in one["model"]:
         assert torch.equal(one["model"][name], other["model"][name]), name
     for mine, theirs in zip(one["optimizers"], other["optimizers"], strict=True):
@@ -102,9 +102,8 @@ def test_a_resume_is_exact_to_the_bit_and_a_lost_muon_state_is_refused(tmp_path:
     assert again == losses and len(set(losses)) == 12
     assert "refused" not in said
 
-    broken = torch.load(parts / "checkpoints" / "step-6" / "state.pt", weights_only=False)
+    broken = torch.load(parts / "checkpoints" / "step-6.pt", weights_only=False)
     for entry in broken["optimizers"][0]["state"].values():
         entry["momentum_buffer"].zero_()
-    (tmp_path / "broken").mkdir()
-    torch.save(broken, tmp_path / "broken" / "state.pt")
-    assert "refused before the first step" in launch(parts, "--resume", str(tmp_path / "broken"), code=78)
+    torch.save(broken, tmp_path / "broken.pt")
+    assert "refused before the first step" in launch(parts, "--resume", str(tmp_path / "broken.pt"), code=78)
