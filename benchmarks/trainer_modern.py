@@ -41,7 +41,7 @@ from chronicle.data import Segments  # noqa: E402
 DEMO_WINDOW, WINDOW, BATCH = 24, 256, 8
 STRETCH = 768  # of held-out text: a multiple of both windows
 HELD_OUT_BYTES = 96 * STRETCH
-RATES = (0.005, 0.01, 0.02, 0.04)
+RATES = (0.01, 0.02, 0.04, 0.08, 0.16)
 
 
 def held_out_text(source: str) -> bytes:
@@ -144,7 +144,7 @@ def compare(steps: int, seed: int) -> None:
 
 def transfer(widths: list[int], steps: int) -> None:
     """Print the mixture at every width and LR."""
-    print("| width | parameters | " + " | ".join(f"LR {rate:g}" for rate in RATES) + " | best |\n|---|---|" + "---|" * 5)
+    print("| width | parameters | " + " | ".join(f"LR {rate:g}" for rate in RATES) + " | best |\n|---|---|" + "---|" * (len(RATES) + 1))
     for width in widths:
         found = {}
         for rate in RATES:

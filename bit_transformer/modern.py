@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,7 +40,7 @@ SOURCES = {"code": 7, "reference": 3}
 SYMBOLS = {"bytes": 256, "bits": 2}
 BASE_WIDTH = 64  # the LRs are given for this width, and scaled from it
 EVAL_BATCH = 64
-STRETCH, SCORED = 16, 8  # bytes of the probe for what context is worth
+STRETCH, SCORED = 12, 8  # bytes of the probe for what context is worth
 PROBED = (0, 3)  # stretches given
 
 
@@ -214,6 +215,26 @@ def parse_positions(text: str) -> list[range]:
     return parts
 
 
+class OtherOrder(StepDataset):
+    """The samples of each part of positions in another order, each at a place of its source: the mixture of a batch stays."""
+
+    def reorder(self, parts: Sequence[range], order: int) -> OtherOrder:
+        """Return this data set with the samples of every part in the order of that number."""
+        self.moved: dict[int, Any] = {}
+        for part in parts:
+            ids = np.stack([super(OtherOrder, self)._ids(step) for step in part])
+            flat = ids.reshape(-1, 2).copy()
+            draw = np.random.default_rng([self.plan.seed, order, part.start])
+            for source in np.unique(flat[:, 0]):
+                places = np.flatnonzero(flat[:, 0] == source)
+                flat[places] = flat[draw.permutation(places)]
+            self.moved |= zip(part, flat.reshape(ids.shape), strict=True)
+        return self
+
+    def _ids(self, step: int) -> Any:
+        return self.moved[step] if step in self.moved else super()._ids(step)
+
+
 def positions_from(first: int, parts: Sequence[range]) -> Iterator[int]:
     """The position in the plan of each step: those of `--data`, else the step itself, counted on from there."""
     last = first
@@ -252,7 +273,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--probe", type=int, default=0, help="1: measure at the end what context is worth (eval/context-0, -3)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the data")
     parser.add_argument("--data", default="", help="positions of the data plan to read, such as 100:200,100:200")
-    parser.add_argument("--order", type=int, default=0, help="another number is another order of the data")
+    parser.add_argument("--order", type=int, default=0, help="from 1 on: another order of the samples of each part of --data")
     parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     parser.add_argument("--save-every", type=int, default=200)
@@ -282,12 +303,16 @@ def train(o: argparse.Namespace) -> dict[str, float]:
 
     schedulers = [torch.optim.lr_scheduler.LambdaLR(one, factor) for one in optimizers]
     stores = open_stores(SOURCES, o.window, data_dir=None)
-    plan = plan_data(stores, SOURCES, batch_size=o.batch, seed=o.seed + 1_000_003 * o.order)
-    dataset = StepDataset(plan, Segments(), stores, rank=0, world_size=1, as_bytes=vocab == 256)
+    plan = plan_data(stores, SOURCES, batch_size=o.batch, seed=o.seed)
+    parts = parse_positions(o.data) if o.data else []
+    dataset: StepDataset = StepDataset(plan, Segments(), stores, rank=0, world_size=1, as_bytes=vocab == 256)
+    if o.order:
+        ordered = OtherOrder(plan, Segments(), stores, rank=0, world_size=1, as_bytes=vocab == 256)
+        dataset = ordered.reorder(parts, o.order)
     other = dataset
     if o.mixture:
         weights = parse_mixture(o.mixture)
-        mixed = plan_data(stores, weights, batch_size=o.batch, seed=o.seed + 1_000_003 * o.order)
+        mixed = plan_data(stores, weights, batch_size=o.batch, seed=o.seed)
         other = StepDataset(mixed, Segments(), stores, rank=0, world_size=1, as_bytes=vocab == 256)
     texts = held_out_windows(o.window, o.eval_bytes)
     chronicle.attach(None, model, optimizers, schedulers, step=lambda: step, data_state=lambda: {"step": step})
@@ -311,7 +336,7 @@ def train(o: argparse.Namespace) -> dict[str, float]:
                     group["lr"] = rate
 
     found: dict[str, float] = {}
-    positions, last = positions_from(step, parse_positions(o.data) if o.data else []), min(o.stop_at or o.steps, o.steps)
+    positions, last = positions_from(step, parts), min(o.stop_at or o.steps, o.steps)
     other_until = step + length_of(o.mixture_steps, o.steps)
     while step < last:
         batch = (other if step < other_until else dataset)[next(positions)]

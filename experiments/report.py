@@ -19,6 +19,7 @@ import numpy as np
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import StudyReport, events_of
 from chronicle.journal.writer import store_file
+from experiments.design import START
 from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
@@ -118,6 +119,11 @@ def _blocks(
     study, profile = data.plan.study, data.plan.profile
     yield f"# {study.title} Study {study.name}, profile {profile.name}"
     yield _what(data)
+    if data.open or data.stopped:
+        whole = len([run for run in data.plan.runs if run.arm != START])
+        yield (f"**This is not the whole registered study: {len(data.runs)} of its {whole} runs are complete** "
+               f"({len(data.open)} not run yet, {len(data.stopped)} stopped; named below). Its verdicts are those of the "
+               "complete pairs, and preliminary.")  # fmt: skip
     yield "## Answers"
     for question, said in told:
         yield f"**{question}** {said}"

@@ -147,7 +147,7 @@ def _secondary_names(data: StudyData) -> tuple[str, ...]:
 def outcome_table(data: StudyData) -> ReportTable:
     """Return the outcomes of every run."""
     names = ("averaged/mixture", *_secondary_names(data))
-    rows = [(arm, str(seed), *(f"{outcome_of(data.runs[arm, seed], name):.5f}" for name in names))
+    rows = [(arm, str(seed), *(f"{outcome_of(data.runs[arm, seed], name):.7f}" for name in names))
             for arm in data.arms for seed in data.seeds(arm)]  # fmt: skip
     return ReportTable(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows), show=16)
 

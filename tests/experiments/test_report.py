@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -316,3 +319,14 @@ def test_one_arm_that_nearly_diverged_does_not_hide_the_others() -> None:
     assert contrast_reach([near, far], 0.02) == contrast_reach([near], 0.02) == 0.04
     assert contrast_reach([(0.05, 0.06)], 0.02) > 0.06
     assert contrast_reach([], 0.02) == 0.04
+
+
+def test_a_script_of_nobodys_works_out_the_committed_numbers_and_finds_a_changed_one(tmp_path: Path) -> None:
+    script, committed = Path("docs/results/recompute.py").resolve(), Path("docs/results/restart-impact-cpu")
+    for changed, code, said in (("", 0, "all cells agree"), ("+0.0072", 1, "restart-impact-cpu: restart, mean: 0.0079 there")):
+        folder = tmp_path / str(code) / committed.name
+        shutil.copytree(committed, folder)
+        table = folder / "contrast-table.csv"
+        table.write_text(table.read_text().replace(f",{changed},", ",+0.0079,", 1) if changed else table.read_text())
+        done = subprocess.run([sys.executable, "-I", script, folder], capture_output=True, text=True)
+        assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from experiments import statistics as st
-from experiments.verdicts import EffectVerdict, Question, judge
+from experiments.verdicts import EffectVerdict, Question, answer, judge
 
 STUDENT_DATA = [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -228,3 +228,36 @@ def test_both_p_values_of_the_main_contrasts_are_adjusted_and_no_others() -> Non
         strict=True,
     ):
         assert (one.t_p, one.sign_flip_p) == (adjusted_t, adjusted_flip)
+
+
+# --- The robust estimate
+
+
+@pytest.mark.parametrize("num_pairs", [5, 8, 12, 36])
+def test_the_signed_rank_p_is_scipys_and_its_interval_is_the_tests(num_pairs: int) -> None:
+    from scipy import stats
+
+    d = np.random.default_rng(num_pairs).normal(0.4, 1, num_pairs)
+    found = st.compare_ranks(d)
+    assert found.p == pytest.approx(stats.wilcoxon(d, method="exact").pvalue)
+    if num_pairs == 5:  # 2/32 is the smallest p there is
+        assert math.isinf(found.interval.high)
+        return
+    low, high = found.interval.low, found.interval.high
+    for value, inside in ((low + 1e-9, True), (low - 1e-9, False), (high - 1e-9, True), (high + 1e-9, False)):
+        assert (st.compare_ranks(d - value).p > 0.05) is inside
+    pairs = [(a + b) / 2 for i, a in enumerate(d) for b in d[i:]]
+    assert found.estimate == pytest.approx(np.median(pairs))
+
+
+def test_one_outlier_decides_no_verdict_where_the_robust_estimate_was_registered() -> None:
+    rng = np.random.default_rng(3)
+    values = dict(enumerate(rng.normal(0, 0.2, 12)))
+    asked = [(Question("restart", "B − A", "", "other"), values | {12: 40.0})]
+    assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is EffectVerdict.INCONCLUSIVE
+    (one,) = judge(asked, margin=1.0, alpha=0.05, robust=True)
+    assert (one.by_mean, one.by_ranks, one.verdict) == (EffectVerdict.INCONCLUSIVE, EffectVerdict.EQUIVALENT, one.by_mean)
+    assert "the mean alone says inconclusive, the robust estimate equivalent: no claim is made" in answer(one, 1.0, 0.05)
+    for shift, verdict in ((3.0, EffectVerdict.DIFFERENCE), (0.0, EffectVerdict.EQUIVALENT)):
+        both = [(Question("restart", "B − A", "", "main"), {seed: value + shift for seed, value in values.items()})]
+        assert judge(both, margin=1.0, alpha=0.05, robust=True)[0].verdict is verdict

@@ -18,11 +18,11 @@ from experiments.definition import Loss, Study, find_study, parse_study
 from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import BadStudy, StudyError
 from experiments.files import StudyPaths
-from experiments.gates import check_gates
+from experiments.gates import check_gates, find_treatment
 from experiments.outcomes import outcome_of, read_study
 from experiments.report import build_report
-from experiments.runner import read_registered, resume_path
-from experiments.stranger import command_words, is_treated, lose_in_copy, read_leg, treated_copy
+from experiments.runner import ChronicleLauncher, read_registered, resume_path
+from experiments.stranger import command_words, is_treated, lose_in_copy, placeholders, read_leg, treated_copy
 
 STRANGERS = Path(__file__).parent / "strangers"
 CHAR = """
@@ -41,12 +41,14 @@ trainer:
   metrics: output
   lines: {val_loss: 'step (\\d+): val loss (\\S+)'}
   outcome: val_loss
+  reads: [batch]
 arms:
   base:    {slices: [1, 2]}
   exact:   {slices: [1, 2], restart: {}}
   moments: {slices: [1, 2], restart: {loses: [moments]}}
   warmed:  {slices: [1, 2], restart: {loses: [moments], set: {warm: 10}}}
   rounded: {slices: [1, 2], restart: {loses: [precision]}}
+  at-once: {slices: [1, 2], restart: {at: [0], loses: [moments], order: reshuffled, set: {batch: 6}}}
   small:   {slices: [1, 2], set: {batch: 4}}
   again:   {slices: [1, 1]}
   skipped: {slices: [1, 2], restart: {at: [1.5], back: 0.5, skip: 0.5}}
@@ -115,11 +117,15 @@ def words(plan: StudyPlan, paths: StudyPaths, run: str, leg: int) -> list[str]:
         ("--seed={seed}", "--seed={sede}", "unknown placeholder `{sede}`"),
         ("--seed={seed}", "--seed={seed", "has a brace alone"),
         ("checkpoint: iter-{step}", "checkpoint: iter-{last}", "`{last}` in 'iter-{last}': expected one of step"),
+        ("reads: [batch]", "reads: [bach]", "key `reads` of the trainer names `bach`, which is no setting"),
+        ("reads: [batch]", "probe: [one]", "key `probe` of the trainer names 1 channels, expected two"),
+        ("seeds: 1, arms", "seeds: 1, set: {bach: 4}, arms", "profile `tiny` sets `bach`: the trainer's settings are"),
+        ("at: [1.5], back: 0.5", "at: [0], back: 0.5", "arm `skipped` rolls back at 0"),
         ("set: {batch: 4}", "set: {bach: 4}", "arm `small` sets `bach`: the trainer's settings are batch, warm"),
         ("settings: {batch: 8, warm: 0}", "settings: {batch: 8, seed: 0}", "setting `seed` of the trainer"),
         ("settings: {batch: 8, warm: 0}", "settings: {batch: [8], warm: 0}", "expected names with numbers or words"),
         ("loses: [precision]", "loses: [schedule]", "arm `rounded` loses the schedule"),
-        ("order: reshuffled", "order: stock", "arm `other` has an order that only the bit transformer's data have"),
+        ("restart: {order: reshuffled}", "restart: {order: stock}", "arm `other` has an order that only the bit"),
         ("reference: base", "reference: base\nsources: {code: 1}", "`sources` belong to the bit transformer"),
         ("(\\d+): val loss (\\S+)", "\\d+: val loss (\\S+)", "has 1 groups, expected step and value"),
         ("(\\d+): val loss (\\S+)", "(\\d+: val loss (\\S+)", "is no regular expression"),
@@ -187,6 +193,35 @@ def test_settings_are_the_arms_and_after_a_restart_its_own(many: StudyPlan, plan
         assert is_treated(many, run, run.legs[leg - 1]) is treated, name
     again = plan.run("again-s0")
     assert is_treated(plan, again, again.legs[0])  # it reads other data than the checkpoint expects
+
+
+def test_a_restart_at_0_treats_the_common_checkpoint_in_one_launch(many: StudyPlan, paths: StudyPaths) -> None:
+    text = CHAR.replace("arms: [base, moments, warmed, other]", "set: {batch: 7}, arms: [base, at-once]")
+    plan = plan_study(parse_study(text), "many")
+    run = plan.run("at-once-s4")
+    (leg,) = run.legs
+    assert (leg.first, leg.last, is_treated(plan, run, leg)) == (0, 40, True)
+    told = words(plan, paths, "at-once-s4", 1)
+    assert "--batch_size=6" in told and "--batch_size=7" in words(plan, paths, "base-s4", 1)
+    assert f"--init_from={paths.study_dir.resolve() / 'treated' / 'at-once-s4-leg1' / 'iter-20'}" in told
+    base = plan.run("base-s4")
+    assert not is_treated(plan, base, base.legs[0])  # what a profile sets is no treatment
+    found = placeholders(plan, run, leg, paths, None, "python")
+    assert found["order"] == 1
+    assert placeholders(plan, base, base.legs[0], paths, None, "python")["order"] == 0
+    start = paths.checkpoints_dir("start2") / "iter-20"
+    save_state(start)
+    ChronicleLauncher(paths, {})._treat(plan, run, leg)
+    assert treated_copy(paths, run, leg, start).is_dir()
+    assert [name for name in (one.name for one in plan.runs) if name.startswith("exact")] == ["exact-s0", "exact-s3"]
+
+
+def test_settings_that_change_the_data_are_a_treatment_of_the_data(plan: StudyPlan) -> None:
+    run = plan.run("small-s0")
+    assert find_treatment(plan, plan.study.arm("small"), run.legs).data_after == 0
+    lost = plan.run("moments-s0")
+    treatment = find_treatment(plan, plan.study.arm("moments"), lost.legs)
+    assert (treatment.data_after, treatment.state_after) == (None, 20)
 
 
 def test_seeds_are_crossed_with_common_checkpoints(many: StudyPlan, paths: StudyPaths) -> None:
@@ -321,6 +356,8 @@ def test_equal_tensors_are_equal_whatever_else_a_checkpoint_says(plan: StudyPlan
 def test_data_that_nobody_logged_are_not_called_equal(plan: StudyPlan, paths: StudyPaths) -> None:
     """Arms of a trainer that logs no digest: the loss is compared, and of the data it is said that they were not."""
     from tests.experiments.fakes import FakeLauncher
+
+    plan = plan_study(parse_study(CHAR.replace("  reads: [batch]\n", "")), "tiny")
 
     class Printed(FakeLauncher):
         def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
