@@ -8,8 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from bit_transformer.data.loaders import StepDataset, open_stores, plan_data
 from bit_transformer.errors import BadRecipe
-from bit_transformer.modern import Modern, ModernConfig, build_optimizers, next_losses, parse_positions, positions_from
+from bit_transformer.modern import (
+    SOURCES,
+    Modern,
+    ModernConfig,
+    OtherOrder,
+    build_optimizers,
+    length_of,
+    next_losses,
+    parse_mixture,
+    parse_positions,
+    positions_from,
+    probe_bpb,
+)
+from chronicle.data import Segments
 
 SMALL = ["--width", "32", "--layers", "1", "--window", "32", "--batch", "4", "--steps", "12", "--eval-bytes", "1024"]
 
@@ -71,6 +85,38 @@ def test_positions_of_the_data_go_on_where_they_end() -> None:
     for bad in ("4", "6:4", "a:b", "-1:3"):
         with pytest.raises(BadRecipe, match="--data is"):
             parse_positions(bad)
+
+
+def test_another_order_reads_the_same_samples_with_the_same_mixture_in_every_batch() -> None:
+    stores = open_stores(SOURCES, 64, data_dir=None)
+    parts = {"stores": stores, "rank": 0, "world_size": 1, "as_bytes": True}
+    plan = plan_data(stores, SOURCES, batch_size=10, seed=3)
+    plain = StepDataset(plan, Segments(), **parts)
+    one, same, other = (OtherOrder(plan, Segments(), **parts).reorder([range(5, 15)], number) for number in (1, 1, 2))
+    rows = [sorted(tuple(pair) for step in range(5, 15) for pair in data._ids(step).tolist()) for data in (plain, one, other)]
+    assert rows[0] == rows[1] == rows[2]
+    assert [one[step].digest for step in range(5, 15)] == [same[step].digest for step in range(5, 15)]
+    for step in range(5, 15):
+        assert plain[step].digest != one[step].digest != other[step].digest
+        assert sorted(plain[step].sources_B.tolist()) == sorted(one[step].sources_B.tolist())
+    assert one[15].digest == plain[15].digest  # beyond the part the plan goes on
+
+
+def test_options_of_a_study() -> None:
+    assert parse_mixture("code=3,reference=7") == {"code": 3, "reference": 7}
+    for bad in ("code=3", "code=3,reference=0", "code=x,reference=1", "code=3,reference=7,c=1"):
+        with pytest.raises(BadRecipe, match="--mixture is"):
+            parse_mixture(bad)
+    assert [length_of(number, 380) for number in (0, 0.01, 0.05, 12.0)] == [0, 4, 19, 12]
+
+
+def test_the_probe_scores_the_same_bytes_with_and_without_context(model: Modern) -> None:
+    texts = {name: torch.randint(0, 256, (4, 64), dtype=torch.uint8) for name in SOURCES}
+    blind = Modern(ModernConfig(width=64, layers=1))  # a new model knows nothing: eight bits a byte, whatever it is given
+    assert [probe_bpb(blind, texts, 256, k) for k in (0, 3)] == [pytest.approx(8.0), pytest.approx(8.0)]
+    moved = {name: torch.cat([windows[:, :32].flip(1), windows[:, 32:]], dim=1) for name, windows in texts.items()}
+    assert probe_bpb(model, texts, 256, 0) == probe_bpb(model, moved, 256, 0)
+    assert probe_bpb(model, texts, 256, 3) != probe_bpb(model, moved, 256, 3)
 
 
 def launch(where: Path, *words: str, code: int = 0) -> str:
