@@ -144,7 +144,8 @@ def compare(steps: int, seed: int) -> None:
 
 def transfer(widths: list[int], steps: int) -> None:
     """Print the mixture at every width and LR."""
-    print("| width | parameters | " + " | ".join(f"LR {rate:g}" for rate in RATES) + " | best |\n|---|---|" + "---|" * (len(RATES) + 1))
+    print("| width | parameters | " + " | ".join(f"LR {rate:g}" for rate in RATES) + " | best |\n|---|---|"
+          + "---|" * (len(RATES) + 1))  # fmt: skip
     for width in widths:
         found = {}
         for rate in RATES:
