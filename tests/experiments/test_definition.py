@@ -59,11 +59,14 @@ def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no
     assert list_studies() == ("modern-restarts", "restart-impact")
 
 
-def test_the_study_of_the_modern_recipe_crosses_three_checkpoints_with_twelve_orders() -> None:
+def test_the_study_of_the_modern_recipe_crosses_three_checkpoints_with_thirteen_orders() -> None:
     plan = plan_study(find_study("modern-restarts"), "cpu")
     pairs = [run for run in plan.runs if run.arm == "base"]
-    assert len(pairs) == 36 and len({plan.start_of(run).name for run in pairs}) == 3
-    assert len(plan.run("exact-s0").legs) == 4
+    assert len(pairs) == 39 and len({plan.start_of(run).name for run in pairs}) == 3
+    assert [len(run.legs) for run in plan.runs if run.arm == "exact"] == [4, 4, 4]
+    assert {len(run.legs) for run in plan.runs if run.arm not in ("exact", "half-lr")} == {1}
+    gpu = plan_study(find_study("modern-restarts"), "gpu")
+    assert (gpu.profile.set["width"], gpu.profile.set["device"]) == (768, "cuda")
 
 
 def test_the_definition_survives_its_json_form_with_the_same_digest() -> None:
