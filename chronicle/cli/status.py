@@ -332,9 +332,10 @@ def _short_path(path: str) -> str:
 
 def _guard(story: Story) -> Iterator[_Row]:
     if story.unverified:
-        numbers = ", ".join(str(launch.number) for launch in story.unverified[-SHOWN:])
+        shown = story.unverified[-SHOWN:]
+        numbers = ", ".join(f"{one.number}{' (no verdict)' if one.verdict is None else ''}" for one in shown)
         more = len(story.unverified) - SHOWN
-        words = f"resumed without a guard verdict: launch {numbers}" + (f" and {more} before" if more > 0 else "")
+        words = f"resumed, and not verified by the guard: launch {numbers}" + (f" and {more} before" if more > 0 else "")
         yield _Row("unverified", words, WARN)
     last = story.last_launch
     if last is not None and last.verdict is not None and last.verdict_entry is not None:

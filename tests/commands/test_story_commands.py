@@ -181,6 +181,10 @@ def test_a_resumed_launch_without_a_guard_is_named_as_unverified(tmp_path: Path,
     run.start(3, 8)
     run.end(3, 12)
     assert chronicle("status", "--json").json["unverified_launches"] == [3]
+    assert "not verified by the guard: launch 3 (no verdict)" in chronicle("status").out
+    run.add("guard.verdict", launch=3, step=8, data={"verdict": "unverified", "checks": []})
+    shown = " ".join(chronicle("status").out.split())
+    assert "not verified by the guard: launch 3" in shown and "no verdict" not in shown, "it has one"
 
 
 def test_an_intent_without_a_receipt_is_shown_with_the_way_out(tmp_path: Path, chronicle: Cli) -> None:
