@@ -174,6 +174,8 @@ class _Keeper:
 
     def _fill(self, jobs: int) -> set[str]:
         """Start the launches that may start; return the runs whose launch by another runner is still alive."""
+        if len(self._running) >= jobs:  # asked ten times a second: the journal is not read again for nothing
+            return set()
         history = self._history()
         refused: set[str] = set()
         busy: set[str] = set()
