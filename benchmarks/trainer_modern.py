@@ -9,6 +9,8 @@ where it has read as many bytes as the demo model. gzip, xz and zstd see the hel
 the training text of its own source, once on 500,000 bytes, once on as many as the modern recipe read of both.
 
 `--widths` shows how the LR carries over instead: at each width the same few LRs, each a short run, and the best one.
+2026-11-23, widths 32, 64, 128, 200 steps, one seed: LR 0.04 is best at each, between 0.02 and 0.08 (3.336 3.297 3.332;
+3.020 2.820 2.901; 2.827 2.682 2.846 bits per byte).
 One process, one thread. CPU seconds are those of the training steps, without evaluation.
 """
 
