@@ -69,7 +69,8 @@ def check_launch(run: TrainingRun, batch: Batch, *, first_step: int,
     last = min(run.recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS)
     facts = _facts(run, batch, ranks=_with_room(ranks, run.room), collective_correct=correct, collective_seconds=seconds,
                    future_leak=leak, learning_rates=tuple(run.learning_rate_at(step) for step in range(first_step, last)))
-    return _judge(run.accelerator, replace(facts, memory_needed=run.room.parts, memory_ways=run.room.ways, **found))
+    whole = replace(facts, memory_needed=run.room.parts, memory_ways=run.room.ways, **found)
+    return _judge(run.accelerator, whole, first_step)
 
 
 def require_room(accelerator: Any, recipe: Recipe) -> Room:
@@ -87,12 +88,12 @@ def require_room(accelerator: Any, recipe: Recipe) -> Room:
     return room
 
 
-def _judge(accelerator: Any, facts: TrainerFacts) -> list[str]:
+def _judge(accelerator: Any, facts: TrainerFacts, first_step: int | None = None) -> list[str]:
     """Judge the facts on the main rank; every rank gets the sentences of the warnings, or raises the refusal."""
     answer: list[list[str] | tuple[str, str | None, int]] = [[]]
     if accelerator.is_main_process:
         try:
-            results = check_before_first_step(facts)
+            results = check_before_first_step(facts, start_step=first_step)
             answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is CheckVerdict.WARN]]
         except ChronicleError as problem:
             answer = [(str(problem), problem.remedy, problem.exit_code)]

@@ -185,7 +185,7 @@ class LaunchLog:
         self._evidence.model(logical=after, counted=after, local=count_model_parameters(model),
                              config=asdict(model.config))
         if self._run is not None and self._is_main:
-            plan = find_plan(read_journal(self._run).entries)
+            plan = find_plan(read_journal(self._run).entries, progress.step)
             if plan is not None:
                 declared = {**plan.declared, "params": after}
                 with JournalWriter(self._run) as journal:

@@ -14,11 +14,11 @@ sanity fit, micro-batch independence) are results of experiments that the traine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from chronicle.journal import Entry
+from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import PlanDeclared, events_of
 
 __all__ = [
@@ -188,9 +188,17 @@ def read_seconds(environ: Mapping[str, str], name: str) -> float | None:
     return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
-def find_plan(entries: Iterable[Entry]) -> PlanDeclared | None:
-    """The plan that was declared last; None before the first declaration."""
-    newest = None
-    for _, plan in events_of(entries, PlanDeclared):
+def find_plan(entries: Sequence[Entry], start_step: int | None = None) -> PlanDeclared | None:
+    """The plan that was declared last; None before the first declaration.
+
+    `start_step`: of the launch that is to be compared, in steps completed. What a training itself changed on its way
+    (a growth) after that step, or on a way that was abandoned, is not its plan yet.
+    """
+    newest, lineage = None, None
+    for entry, plan in events_of(entries, PlanDeclared):
+        if entry.step is not None and start_step is not None:
+            lineage = lineage or compute_lineage(entries)
+            if entry.step > start_step or lineage.owner(entry.step) not in (None, entry.launch):
+                continue
         newest = plan if plan.declared else newest
     return newest

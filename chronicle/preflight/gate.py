@@ -101,15 +101,22 @@ def _skipped(result: CheckResult) -> CheckResult:
 
 
 def check_before_first_step(
-    facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ, expected: Baseline | None = None
+    facts: TrainerFacts,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    expected: Baseline | None = None,
+    start_step: int | None = None,
 ) -> tuple[CheckResult, ...]:
-    """Run the catalogue over `facts` and record the results. Raises `PreflightFailed` when a check failed."""
+    """Run the catalogue over `facts` and record the results. Raises `PreflightFailed` when a check failed.
+
+    `start_step`: optimizer steps completed before this launch, for a training that changes its own plan on its way.
+    """
     directory, number = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH", "")
     paths = RunPaths(Path(directory)) if directory else None
     launch = int(number) if number.isdigit() else None
     entries = read_journal(paths).entries if paths is not None else ()
     if expected is None:
-        expected = _read_baseline(entries, environ)
+        expected = _read_baseline(entries, environ, start_step)
     is_full = environ.get(full.FULL_VARIABLE) == "full"
     reused = None if is_full else full.reuse_experiments(facts, entries, launch)
     if reused is not None:
@@ -142,9 +149,9 @@ def record_facts(facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ
     return results
 
 
-def _read_baseline(entries: Sequence[Entry], environ: Mapping[str, str]) -> Baseline:
+def _read_baseline(entries: Sequence[Entry], environ: Mapping[str, str], start_step: int | None = None) -> Baseline:
     """The declared plan of the run and the limits this launch was started with."""
-    plan = find_plan(entries)
+    plan = find_plan(entries, start_step)
     asked = environ.get(REQUESTED_VARIABLE, "")
     checkpoints = environ.get("CHRONICLE_CHECKPOINTS")
     return Baseline(

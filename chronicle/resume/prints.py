@@ -186,6 +186,8 @@ class StepPrints:
         begun = self._clock()
         if self._begins:
             self._begin(step - 1, optimizer, models)
+        elif optimizer is not None and not self._are_these(optimizer):
+            self._params = _params(optimizer, models)  # a training that grew, or froze a part, steps other parameters now
         self._now = now = _Step(step)
         self._models = models
         if self._entered is not None:
@@ -239,6 +241,13 @@ class StepPrints:
         first = _Step(max(0, step), BEGINS | WEIGHTS, over=True)
         first.weights = _sample(_chosen(self._params, first.step), first.step)
         self._waiting.append(first)
+
+    def _are_these(self, optimizer: Any) -> bool:
+        """Whether the first and the last of the optimizer's parameters that train are those that are sampled."""
+        groups = optimizer.param_groups
+        first = next((p for group in groups for p in group["params"] if p.requires_grad), None)
+        last = next((p for group in reversed(groups) for p in reversed(group["params"]) if p.requires_grad), None)
+        return bool(self._params) and first is self._params[0] and last is self._params[-1]
 
     def _close(self, now: _Step | None) -> None:
         """A step is over: its weights are read, and it waits for its batches, its loss and what is on a device."""

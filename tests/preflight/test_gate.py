@@ -9,9 +9,11 @@ import pytest
 
 from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import PlanDeclared
 from chronicle.launch.admission import LaunchRefused
 from chronicle.paths import RunPaths
 from chronicle.preflight import PreflightFailed, RankFacts, TrainerFacts, check_before_first_step
+from chronicle.preflight.facts import declare_plan
 from chronicle.preflight.host import Host, check_host
 
 RANKS = (RankFacts(rank=0, host="h", pid=1, device="cpu-0"),)
@@ -51,6 +53,17 @@ def test_accepted_change_becomes_the_plan_with_its_reason(paths):
     assert plans(paths) == [100, 14]
     assert list(read_journal(paths).of_kind("plan"))[-1].data["reason"] == "debugging"
     check_before_first_step(SMALLER, environ=environ(paths, 3))
+
+
+def test_a_plan_that_the_training_changed_later_does_not_bind_a_launch_from_before(paths):
+    """A growth at step 6, a kill before the next save: the next launch begins at step 4, with the small model."""
+    check_before_first_step(SMALLER, environ=environ(paths), start_step=0)
+    with JournalWriter(paths) as writer:
+        writer.write(PlanDeclared(declared=declare_plan(FACTS), reason="growth"), step=6, launch=1, title="grown")
+    check_before_first_step(SMALLER, environ=environ(paths, 2), start_step=4)
+    check_before_first_step(FACTS, environ=environ(paths, 2), start_step=6)
+    with pytest.raises(PreflightFailed, match="86% smaller"):
+        check_before_first_step(SMALLER, environ=environ(paths, 3), start_step=8)
 
 
 def test_passed_experiments_are_reused_only_for_the_same_plan_code_and_environment(paths):

@@ -110,6 +110,28 @@ def test_a_difference_shows_in_its_own_field_first(what: str, tmp_path: Path, mo
     assert (step, fields[0]) == (5, name), fields
 
 
+def test_parameters_that_the_optimizer_steps_later_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that grew: the optimizer is the same, its parameters are others."""
+
+    def grown(directory: Path, factor: float) -> Ring:
+        loop = Loop(directory, monkeypatch)
+        wide = torch.nn.Sequential(torch.nn.Linear(8, 128), torch.nn.Linear(128, 1))
+
+        def before(step: int) -> None:
+            if step == 4:
+                loop.model = wide
+                loop.optimizer.param_groups[0]["params"] = list(wide.parameters())
+            if step == 6:
+                wide[0].weight.data.mul_(factor)
+
+        loop.before = before
+        return loop.train(8).ring()
+
+    one, other = grown(tmp_path / "a", 1.0), grown(tmp_path / "b", 1.5)
+    differ = [step for step, own in one.steps().items() if own.weights != other.steps()[step].weights]
+    assert differ == [5, 6, 7, 8]  # the weights of a step are read when the next batch enters
+
+
 def test_a_resume_begins_with_the_weights_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Loop(tmp_path / "a", monkeypatch)
     first.train(6)
