@@ -3,15 +3,17 @@
 import argparse
 import sys
 
-from benchmarks.replay import accelerated, causes, cells, cost, kills, searches, trainer
+from benchmarks.replay import accelerated, causes, cells, cost, futures, kills, searches, trainer
+
+PARTS = ("cost", "causes", "accelerated", "trainer", "cells", "kills", "bisects", "futures")
 
 
 def main() -> int:
     """Run what was asked for, everything by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
-    parser.add_argument("part", nargs="?", choices=("cost", "causes", "accelerated", "trainer", "cells", "kills", "bisects"))
+    parser.add_argument("part", nargs="?", choices=PARTS)
     parser.add_argument("--only", default="", help="causes whose name holds these words")
-    parser.add_argument("--plays", type=int, default=50, help="bisects, kills")
+    parser.add_argument("--plays", type=int, default=50, help="bisects, kills, futures")
     parser.add_argument("--seconds", type=float, default=7200, help="after which no cell is begun")
     parser.add_argument("--seed", type=int, default=1, help="of the planted places")
     asked = parser.parse_args()
@@ -22,6 +24,7 @@ def main() -> int:
     wrong += causes.show(trainer.causes(), asked.only) if asked.part in (None, "trainer") else 0
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
+    wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
     return wrong + (searches.show(asked.plays, asked.seed) if asked.part in (None, "bisects") else 0)
 
 
