@@ -2,7 +2,8 @@
 
 Every play is a recorded run of a plain script and a bisect over real forks of it. The place of the change is drawn: a commit
 that changes the arithmetic by a hundredth (judged by the step prints), a value of a variable that doubles the loss, one member
-of several that does, and a weight that is spoilt at some step (judged by the loss of launches from each checkpoint).
+of several that does, a weight that is spoilt at some step (judged by the loss of launches from each checkpoint), and a batch of
+huge values (judged by the loss, with more and more of the data skipped).
 """
 
 import json
@@ -17,6 +18,48 @@ from pathlib import Path
 
 from benchmarks.replay.causes import HELPERS, SMALL, TRAIN, plant, quiet
 
+DATA_TRAIN = '''
+import itertools
+import sys
+from pathlib import Path
+import torch
+import chronicle
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+rows, labels = torch.load("data.pt")
+step = 0
+
+
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, labels), batch_size=4)
+run = chronicle.attach(None, model, optimizer, data=loader)
+root = Path("checkpoints")
+root.mkdir(exist_ok=True)
+newest = sorted(root.glob("step-*.pt"), key=lambda path: int(path.stem[5:]))
+if newest:
+    state = torch.load(newest[-1], weights_only=False)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    step = state["step"]
+last = int(sys.argv[1])
+for x, y in itertools.islice(loader, step, None):
+    step += 1
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    run.log(loss=loss.item())
+    if step % 10 == 0:
+        path = root / f"step-{step}.pt"
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+        torch.save({**parts, "step": step}, path)
+        run.saved(path)
+    if step >= last:
+        break
+'''
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
 GIT = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 SCALED = "OBJECTIVE_SCALE={}"
@@ -98,7 +141,22 @@ def _steps(directory: Path, draw: random.Random) -> Play:
     return words, lambda answer: answer == right, num
 
 
-KINDS = (_commits, _values, _among, _steps)
+def _data(directory: Path, draw: random.Random) -> Play:
+    import torch
+
+    bad = draw.randrange(12, 29)
+    _write(directory, 34, DATA_TRAIN, run=False)
+    rows, labels = torch.load(directory / "data.pt")
+    rows[4 * (bad - 1) : 4 * bad] *= 1e5
+    torch.save((rows, labels), directory / "data.pt")
+    _record(directory, 34)
+    first, last = max(12, bad - draw.randrange(1, 4)), min(30, bad + draw.randrange(1, 6))
+    words = ["--data", f"{first}..{last}", "--until", str(last + 3), "--bad-if", "loss > 5"]
+    right = f"it goes well once the batch of step {bad} is skipped: the cause is in that batch"
+    return words, lambda answer: answer == right, last - first + 2
+
+
+KINDS = (_commits, _values, _among, _steps, _data)
 
 
 def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *, run: bool = True) -> None:
