@@ -3,7 +3,7 @@
 Divergences of a plain script at drawn places, of three kinds: an LR that grows beyond what is stable, a fault of the moment,
 weights that were spoilt before the newest checkpoint. `chronicle rollback --try 4` plays the ways; its forks are thrown away,
 so all of their steps are lost. Whoever takes the ways in turn (the same again, half the LR, an older checkpoint) loses the
-steps of those that go bad, up to the first that goes well. A fork ends where the detector would propose a rollback, in both.
+steps of those that go bad, up to the first that goes well. A fork ends where its loss is no number, in both.
 """
 
 import json

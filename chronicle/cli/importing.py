@@ -200,9 +200,8 @@ def _scan_imported(paths: RunPaths, *, is_fresh: bool) -> tuple[list[str], list[
     quiet = len(scan.events) - len(loud)
     if is_fresh:
         _mark(paths, scan.events)
-    lines = [
-        f"scanned: {len(scan.events)} events" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")
-    ]
+    many = "" if len(scan.events) == 1 else "s"
+    lines = [f"scanned: {len(scan.events)} event{many}" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")]
     return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
 
 

@@ -6,6 +6,7 @@ like any other, supervised until every rank has a print of the last step. Its pr
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -24,15 +25,13 @@ from chronicle.launch.code import CodeChange, lay_code
 from chronicle.launch.launching import LaunchRequest, launch
 from chronicle.launch.live_metrics import last_point
 from chronicle.metrics.log import Point, read_metrics
-from chronicle.metrics.readers import NothingToWatch
+from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
-from chronicle.watch.live import LiveWatch
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
-from rollback.detect import Event, Tier
 from rollback.transaction.cleanup import point_elsewhere
 
 __all__ = ["Spec", "main"]
@@ -117,12 +116,7 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
             force=f"a {spec.purpose} in a sandbox, of {spec.part}",
             recorded={"purpose": spec.purpose, "part": spec.part},
         )
-
-        def watch(paths: RunPaths, number: int, *words: Any, **options: Any) -> "Played":
-            detector = LiveWatch(paths, number, *words, **options) if spec.scan else None
-            return Played(paths.launch_dir(number), spec, detector)
-
-        end = launch(request, live_watch=watch)
+        end = launch(request, live_watch=lambda paths, number, *_, **__: Played(paths.launch_dir(number), spec))
     except (ChronicleError, OSError) as problem:
         _say_end(result, {"refused": getattr(problem, "message", str(problem)), "remedy": getattr(problem, "remedy", None)})
         return 1
@@ -254,18 +248,18 @@ class Enough:
 
 
 class Played:
-    """A live watch that asks for a stop once every rank has a print of the last step, or the detector calls for a rollback.
+    """A live watch that asks for a stop once every rank has a print of the last step, or the loss is no number any more.
 
-    A fork that went bad has said what it can say: its other steps would be wasted.
+    A fork whose loss is not finite has said what it can say. One that the detector warns of is let go on: it may recover.
     """
 
-    def __init__(self, launch_dir: Path, spec: Spec, detector: LiveWatch | None = None) -> None:
-        self._launch_dir, self._spec, self._detector = launch_dir, spec, detector
+    def __init__(self, launch_dir: Path, spec: Spec) -> None:
+        self._launch_dir, self._spec = launch_dir, spec
 
-    def poll(self) -> Iterable[Enough | Event]:
+    def poll(self) -> Iterable[Enough]:
         """One event when it is done."""
-        if self._detector is not None and (bad := [one for one in self._detector.poll() if one.tier is Tier.PROPOSE]):
-            return bad
+        if self._spec.scan and self._is_lost():
+            return (Enough("the loss is no number any more"),)
         try:
             rings = rings_of(self._launch_dir) if self._spec.ranks or self._spec.steps else {}
         except ChronicleError:
@@ -281,6 +275,11 @@ class Played:
         return (Enough(),) if done else ()
 
     finish = poll
+
+    def _is_lost(self) -> bool:
+        newest = last_point(self._launch_dir / "metrics.jsonl")
+        loss = None if newest is None else PLAIN.loss_of(newest.values)
+        return loss is not None and not math.isfinite(loss)
 
 
 def _reached(ring: Ring, until: int) -> bool:

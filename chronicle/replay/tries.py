@@ -2,9 +2,9 @@
 
 Each way is a checkpoint and the options of a rollback: as asked, go on without one, half the LR, an older checkpoint, other
 data. All are run to the same step, so that they have seen as many tokens, and the losses of the last half of the tried steps
-are compared. A way whose loss is not a number, that the detector warns of, or that ends by itself comes last; where the
-detector would propose a rollback, the fork is ended. Two means that lie within two standard errors of their difference are not
-told apart. What was found is an entry in the journal, and a line of the plan.
+are compared. A way whose loss is not a number, which ends the fork, that the detector warns of, or that ends by itself comes
+last. Two means that lie within two standard errors of their difference are not told apart. What was found is an entry in the
+journal, and a line of the plan.
 """
 
 import hashlib
@@ -35,6 +35,7 @@ from chronicle.settings import Settings
 
 __all__ = ["Way", "WayTried", "answer_of", "order", "try_ways"]
 
+UNSTEADY = 10.0  # times the other's error: no noise of eight blocks makes that
 BLOCKS = 8  # of the compared losses: means of neighbours, which are nearly independent
 
 
@@ -70,6 +71,8 @@ class WayTried:
         if None in (self.loss, other.loss, self.error, other.error):
             return False
         assert self.loss is not None and other.loss is not None and self.error is not None and other.error is not None
+        if max(self.error, other.error) > UNSTEADY * min(self.error, other.error):
+            return False  # a loss that explodes has an error as large as itself
         return abs(self.loss - other.loss) <= 2 * math.hypot(self.error, other.error)
 
 

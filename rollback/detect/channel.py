@@ -279,6 +279,8 @@ class Channel(ChannelState):
             if self.cusum < height and not (sudden and row - self.last_hot > config.sudden_points):
                 return feed_open(self, row, step, value, sudden, z, sigma, changed)
             changed = end_returned(self, row, changed)
+            if excursion.reference < reference:  # the level it came back to, in an early descent below the slow one
+                reference, unit = excursion.reference, excursion.unit
             return open_event(self, row, step, value, sudden, z, sigma, reference, unit, changed)
         plain = (value - reference) / scale
         if self.age > config.sure_points:

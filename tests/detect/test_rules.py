@@ -121,6 +121,23 @@ def test_a_rise_soon_after_a_spike_that_was_over_is_an_event_of_its_own(gap: int
         assert (shift.onset_row, shift.cluster) == (300 + gap, spike.cluster)  # a target lies before both
 
 
+EXPLODES = """
+4.29 4.79 6.09 5.08 5.82 3.74 3.61 4.76 2.46 3.28 3.65 2.59 2.09 2.86 2.9 1.94 1.06 0.849 1.38 0.883 1.08 0.826
+0.752 0.602 0.402 0.327 0.277 0.251 0.206 0.157 0.154 0.139 0.0855 0.0953 0.103 0.0898 0.0834 0.13 0.0755 0.146
+0.0683 0.115 0.112 0.1 0.103 0.12 0.0885 0.106 0.0881 0.0694 0.11 0.161 0.173 0.336 0.361 0.315 0.167 0.322 0.48
+0.0935 0.114 0.132 0.0554 0.142 0.127 0.147 0.0792 0.178 0.105 0.098 0.0911 0.0928 0.145 0.101 0.114 0.181 0.217
+0.208 0.14 0.2 0.497 0.865 0.982 0.753 1.68 2.96 2.02 4.14 12.5 26.5 14.7 12.0 54.0 107 199 749 1980 2870 7250 26600
+50600 69300 1.1e5 1e5 2.4e5 7e5 8.5e5 1.8e6 1e7 2.4e7 8.8e7 2.1e8 3.5e8 2.6e8 4.6e8 1.6e9 3.3e9 7.6e9 8.2e9 7.5e9
+"""  # plain gradient descent whose LR grows beyond what is stable, from its first step
+
+
+def test_a_divergence_after_a_spike_in_the_early_descent_is_proposed() -> None:
+    """Measured with the slow noise, that of the descent, a loss of 1e9 had "not fallen yet", and was a notice."""
+    events = fold([float(word) for word in EXPLODES.split()])
+    told = [event for event in events if event.tier is Tier.PROPOSE]
+    assert len(told) == 1 and 76 <= (told[0].onset_step or 0) <= 90
+
+
 def test_a_spike_that_leaves_a_raised_level_is_one_event() -> None:
     dice = random.Random(3)
     events = fold([2.0 + dice.gauss(0.0, 0.02) + 0.8 * (300 <= row < 303) + 0.04 * (row >= 303) for row in range(460)])

@@ -5,15 +5,14 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.replay.causes import digests
+from chronicle.metrics.log import MetricsWriter
 from chronicle.replay.inside import Played, Spec
 from chronicle.replay.tries import Way, WayTried, answer_of, order
-from rollback.detect import Tier
 from tests.replay.test_replay import PROBE, chronicle, environ
 
 # Plain gradient descent whose LR grows beyond what is stable: it diverges, and does not at half the LR.
@@ -75,18 +74,21 @@ def test_trouble_comes_last_and_what_is_not_told_apart_keeps_the_order_of_the_qu
     assert [one.way.words for one in ranked] == ["first", "second", "worse", "spikes", "ended"]
     assert "first goes best" in answer_of(ranked) and "not told apart from it: second" in answer_of(ranked)
     assert answer_of(order(asked[:1] + asked[2:3])).startswith("none of 2 ways goes well")
+    exploding = [tried("up", 1e9, 9e8), tried("steady", 0.1)]
+    assert not exploding[0].equals(exploding[1]) and order(exploding)[0].way.words == "steady"
     unsure = [tried("a", 2.0, None), tried("b", 1.0, None)]
     assert [one.way.words for one in order(unsure)] == ["b", "a"], "without an error nothing is called equal"
 
 
-@pytest.mark.parametrize(("tier", "ends"), [(Tier.PROPOSE, True), (Tier.WARN, False)])
-def test_a_fork_is_ended_where_the_detector_would_propose_a_rollback(tmp_path: Path, tier: Tier, ends: bool) -> None:
+@pytest.mark.parametrize(("loss", "ends"), [(2.5, False), (math.inf, True), (math.nan, True)])
+def test_a_fork_is_ended_where_its_loss_is_no_number_any_more(tmp_path: Path, loss: float, ends: bool) -> None:
     spec = Spec(
         run_dir="", roots=(), checkpoint="", name="", start=0, until=40, ranks=(), command=(), cwd="", environ={},
         overlaid=(), sandbox="", launch=1, scan=True,
     )  # fmt: skip
-    detector: Any = SimpleNamespace(poll=lambda: [SimpleNamespace(tier=tier)])
-    assert bool(list(Played(tmp_path, spec, detector).poll())) is ends
+    with MetricsWriter(tmp_path / "metrics.jsonl", aloud=False) as writer:
+        writer.write(7, {"loss": loss})
+    assert bool(list(Played(tmp_path, spec).poll())) is ends
 
 
 @pytest.mark.slow

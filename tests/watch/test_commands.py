@@ -303,5 +303,5 @@ def test_an_imported_run_is_scanned_at_import(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.chdir(tmp_path)
     result = import_([str(write(tmp_path / "old.jsonl", DIVERGENCE))], run="old")
-    assert "scanned: 2 events" in result.text and "propose" in result.text
-    assert isinstance(result.data, dict) and [event["tier"] for event in result.data["events"]] == ["propose", "notice"]
+    assert "scanned: 1 event\n" in result.text and "propose" in result.text
+    assert isinstance(result.data, dict) and [event["tier"] for event in result.data["events"]] == ["propose"]
