@@ -530,6 +530,8 @@ class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     path: str = ""
     honours: Any = None
     spoilt: str = ""
+    weights: str = ""  # digest of them, as in a manifest
+    optimizers: Any = None  # their classes
 
 
 class BatchesSeen(JournalEvent, kind=EntryKind.GUARD_BATCHES):

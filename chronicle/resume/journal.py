@@ -8,7 +8,7 @@ protected by the checkpoint's manifest, not by the journal.
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,18 @@ from chronicle.journal.place import Standing, look
 from chronicle.journal.writer import fresh_id, id_milliseconds, new_id
 from chronicle.paths import RunPaths
 
-__all__ = ["GuardHistory", "GuardJournal", "find_run_dir", "fold_history"]
+__all__ = ["TRAINED_ON", "GuardHistory", "GuardJournal", "TakenState", "find_run_dir", "fold_history"]
+
+# as a verdict notes it: a further optimizer begins in a process that has trained these weights
+TRAINED_ON = {"name": "resume", "why": "this process trained these weights before, and trains on with them"}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenState:
+    """A state that a plain loop wrote: what shows that its weights were loaded, and that its optimizer was left behind."""
+
+    step: int | None
+    optimizers: tuple[str, ...]  # classes
+    renewed: bool = False  # the launch that wrote it went on with a new optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +57,7 @@ class GuardHistory:
     copied_from: frozenset[str] = frozenset()  # ids of the runs that this one's directory was copied from
     parents: frozenset[str] = frozenset()  # ids of the runs that this one was declared a fork of
     states: KnownStates = NO_STATES  # of checkpoints that were saved without a guard
+    taken: Mapping[str, TakenState] = field(default_factory=dict)  # digest of the weights -> the newest state with them
 
     @property
     def last_step(self) -> int | None:
@@ -153,6 +165,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     digests: dict[str, str] = {}
     copied_from: set[str] = set()
     parents: set[str] = set()
+    taken: dict[str, TakenState] = {}
+    newest = ""  # weights of the newest of them, until another launch begins
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
             path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
@@ -160,6 +174,10 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
+            newest = ""
+            if entry.kind == EntryKind.GUARD_SAVED and (state := StateSaved.of(entry)).weights:
+                newest = state.weights
+                taken[newest] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
         elif entry.kind == EntryKind.GUARD_DIGEST:
             digest = FileDigest.of(entry)
             if entry.refs and saves.get(digest.path) == entry.refs[0]:
@@ -168,6 +186,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             verdict = GuardVerdict.of(entry)
             if verdict.verdict == "refused":
                 continue
+            if newest and any(one == TRAINED_ON for one in verdict.noted):
+                taken[newest] = replace(taken[newest], renewed=True)
             if verdict.contract:
                 fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
@@ -184,6 +204,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         copied_from=frozenset(copied_from),
         parents=frozenset(parents),
         states=known_states(entries),
+        taken=taken,
     )
 
 

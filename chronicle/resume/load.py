@@ -51,7 +51,7 @@ from chronicle.resume.fingerprint import (
 from chronicle.resume.hand_set import HandSet
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import note_longer_schedule
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.journal import TRAINED_ON, GuardHistory, GuardJournal
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
@@ -324,8 +324,7 @@ class Loads:
         if self.start.no_basis == BEGINS_ANEW:
             return []  # which is said
         if any(model in _trained for model in live.models):
-            cause = "this process trained these weights before, and trains on with them"
-            return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
+            return [noted(TRAINED_ON["name"], "L2", found="nothing was loaded", cause=TRAINED_ON["why"])]
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -346,6 +345,9 @@ class Loads:
         memory = None if root is None else _memory_of(root)[0]
         # an optimizer without state beside one that has steps: part of the state was not loaded
         whole = all(group.num_states or not group.num_params for group in found.groups)
+        if loads_nothing and pending is None and not step and (why := _left_behind(found, history)):
+            self._loaded_unseen(why, None)
+            return []
         unknown = (root is None or memory is None) and whole
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
             self._loaded_unseen(AT_STEP.format(step), pending)
@@ -425,6 +427,22 @@ def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
         return read_memory(root), []
     except OtherVersion as problem:
         return None, [not_compared("memory", "F1", problem.message, where=str(root))]
+
+
+def _left_behind(found: Memory, history: GuardHistory) -> str:
+    """Why a launch without the optimizer's state is no start from scratch; "" where it is one, or the state was lost.
+
+    Weights of a state that this run wrote show that it was loaded. Its optimizer is left behind on purpose where it is of
+    another class than the one that begins now (Adam, then SGD), or where the first pass went on with a new one as well.
+    """
+    state = next((history.taken.get(digest.weights) for digest in found.ranks if digest.weights), None)
+    if state is None or any(group.num_states for group in found.groups):
+        return ""
+    old, new = " and ".join(state.optimizers), " and ".join(found.optimizers)
+    weights = f"the weights are those of step {state.step}"
+    if state.optimizers and old != new:
+        return f"{weights}, and {new} begins anew where {old} was saved"
+    return f"{weights}, and the optimizer begins anew, as it did in the first pass" if state.renewed else ""
 
 
 def _is_stray(optimizer: Any, live: LiveState) -> bool:

@@ -288,6 +288,7 @@ TABLE = (
     _row("", "buffers, but no running statistics, that were as saved after the load and that an evaluation moved before the "
          "first batch", NOTED, "counters of calls, caches"),
     _row("rng", "random generators, where the framework restores them", REFUSED, "dropout and data order would differ"),
+    _row("optimizers", "class of an optimizer that got saved state", REFUSED, "its moments mean something else"),
     _row("frozen_parameters", "which parameters take no gradient", REFUSED, "another part of the model is trained"),
     _row("weight_decay", "options of the parameter groups; each is accepted by its own name", REFUSED,
          "a script's arguments must not silently overrule the checkpoint"),

@@ -242,6 +242,8 @@ class AttachedRun:
                 identity=str(memory.identity.get("id") or ""),
                 honours=list(memory.honours) or None,
                 spoilt=memory.spoilt,
+                weights=next((one.weights for one in memory.ranks), ""),
+                optimizers=list(memory.optimizers) or None,
             )
             self.session.journal.write(saved, step=memory.step, title="state taken")
             if memory.step is not None:

@@ -205,6 +205,9 @@ def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | 
     else:
         expected = f"a resume: the run has checkpoints up to step {history.last_step}"
     lr = show_row([group.lr for group in found.groups[:1]]) or "unknown"
+    cause = "training would start from scratch in a run that has checkpoints"
+    if state := next((history.taken.get(digest.weights) for digest in found.ranks if digest.weights), None):
+        cause = f"the weights of step {state.step} were loaded, and the optimizer's state of that step was not"
     return [
         failed(
             "resume",
@@ -212,7 +215,7 @@ def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | 
             expected=expected,
             found=f"no optimizer state was loaded; the optimizer is at step {step}, LR {lr}",
             where="this launch",
-            cause="training would start from scratch in a run that has checkpoints",
+            cause=cause,
         )
     ]
 
