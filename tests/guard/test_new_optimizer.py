@@ -112,4 +112,4 @@ def test_another_class_over_the_saved_state_is_refused_unless_accepted(tmp_path:
 
     with pytest.raises(ResumeRefused, match="optimizers"):
         go_on()
-    go_on(accept_change={"optimizers": "tried on purpose"})
+    go_on(accept_change=dict.fromkeys(("optimizers", "decoupled_weight_decay"), "tried on purpose"))
