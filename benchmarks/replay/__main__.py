@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from benchmarks.replay import accelerated, causes, cells, cost, futures, kills, searches, trainer
+from benchmarks.replay import accelerated, causes, cells, cost, fresh, futures, kills, searches, trainer
 
-PARTS = ("cost", "causes", "accelerated", "trainer", "cells", "kills", "bisects", "futures")
+PARTS = ("cost", "causes", "accelerated", "trainer", "fresh", "cells", "kills", "bisects", "futures")
 
 
 def main() -> int:
@@ -22,6 +22,7 @@ def main() -> int:
     wrong = causes.show(causes.causes(), asked.only) if asked.part in (None, "causes") else 0
     wrong += causes.show(accelerated.causes(), asked.only) if asked.part in (None, "accelerated") else 0
     wrong += causes.show(trainer.causes(), asked.only) if asked.part in (None, "trainer") else 0
+    wrong += causes.show(fresh.causes(), asked.only) if asked.part in (None, "fresh") else 0
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
