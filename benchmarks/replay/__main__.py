@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.replay import accelerated, causes, cells, cost, fresh, futures, kills, searches, trainer
 
-PARTS = ("cost", "causes", "accelerated", "trainer", "fresh", "cells", "kills", "bisects", "futures")
+PARTS = ("cost", "causes", "accelerated", "trainer", "fresh", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
 
 def main() -> int:
@@ -26,7 +26,8 @@ def main() -> int:
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
-    return wrong + (searches.show(asked.plays, asked.seed) if asked.part in (None, "bisects") else 0)
+    wrong += searches.show(asked.plays, asked.seed, searches.RANKS) if asked.part == "bisect-ranks" else 0
+    return wrong + (searches.show(asked.plays, asked.seed, searches.KINDS) if asked.part in (None, "bisects") else 0)
 
 
 if __name__ == "__main__":

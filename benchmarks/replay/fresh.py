@@ -1,8 +1,9 @@
-"""Planted causes on trainers of other shapes: two optimizers with averaged weights, two plain ranks, Fabric, Lightning, a data plan, compiled.
+"""Planted causes on trainers of other shapes: two optimizers, two plain ranks, Fabric, Lightning, a data plan, compiled.
 
-The fourth list, written on 23 November 2026 by someone who had read what replay promises and not how it tells. It looks for what may be
-taken for hardware: state that no checkpoint holds, files read late, large or by hand, random numbers between two micro-batches, a
-process's id, the clock. In some plays two names are right (`also`), because two things are true of them. First figures are in `docs/replay.md`.
+The fourth list, written on 23 November 2026 by someone who had read what replay promises and not how it tells. It looks for what
+may be taken for hardware: state that no checkpoint holds, files read late, large or by hand, random numbers between two
+micro-batches, a process's id, the clock. In some plays two names are right (`also`), because two things are true of them. Four
+plants that had no effect when the list was first played are planted otherwise. First figures are in `docs/replay.md`.
 """
 
 import json
@@ -40,6 +41,7 @@ import toolkit
 import yaml
 
 torch.manual_seed(2)
+torch.set_num_threads(int(os.environ.get("NUM_THREADS", "1")))
 settings = yaml.safe_load(open("gan.yaml"))
 points = torch.from_numpy(np.load("points.npy"))
 maker, critic = Generator(), Critic()
@@ -53,8 +55,8 @@ root.mkdir(exist_ok=True)
 newest = sorted(root.glob("step-*.pt"), key=lambda path: int(path.stem[5:]))
 if newest:
     saved = torch.load(newest[-1], weights_only=False)
-    for name, thing in (("maker", maker), ("critic", critic), ("average", average), ("of_maker", of_maker), ("of_critic", of_critic)):
-        thing.load_state_dict(saved[name])
+    for name in ("maker", "critic", "average", "of_maker", "of_critic"):
+        vars()[name].load_state_dict(saved[name])
     torch.set_rng_state(saved["rng"]); draws.set_state(saved["draws"])
     step = saved["step"]
 while step < int(sys.argv[1]):
@@ -72,7 +74,7 @@ while step < int(sys.argv[1]):
             if kind == "pool":
                 pool.append(fake)
                 fake = pool[len(pool) // 2]
-            loss = toolkit.hinge(critic(real), critic(fake)) / 2
+            loss = settings["hinge"] * toolkit.hinge(critic(real), critic(fake)) / 2
         loss.backward()
     if step == at and kind == "critic":
         flip(critic.first.parametrizations.weight.original.grad, 26)
@@ -147,7 +149,7 @@ MARGIN = 1.0
 
 
 def hinge(real, fake):
-    return torch.relu(MARGIN - real).mean() + torch.relu(MARGIN + fake).mean()
+    return MARGIN * (torch.relu(1 - real).mean() + torch.relu(1 + fake).mean())
 '''
 RANKS = '''
 import contextlib, json, os, random, subprocess, sys, time
@@ -281,7 +283,8 @@ class Order(torch.utils.data.Sampler):
         return iter(range(8 * state["step"], 80_000))
 
 
-net = torch.nn.Sequential(torch.nn.Linear(6, 24, dtype=dtypes.KIND), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(24, 2))
+first = torch.nn.Linear(6, 24, dtype=dtypes.KIND)
+net = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(24, 2))
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.02)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 150)
 inner = net
@@ -387,7 +390,8 @@ class Faults(pl.Callback):
 
 sampler = Epochs()
 loader = torch.utils.data.DataLoader(rows, batch_size=4, sampler=sampler, generator=torch.Generator())
-keep = pl.callbacks.ModelCheckpoint("checkpoints", filename="{step}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True)
+keep = pl.callbacks.ModelCheckpoint(
+    "checkpoints", filename="{step}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True)
 newest = sorted(Path("checkpoints").glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
 trainer = pl.Trainer(accelerator="cpu", max_steps=int(sys.argv[1]), max_epochs=-1, logger=False, enable_progress_bar=False,
                      enable_model_summary=False, callbacks=[keep, Faults()], gradient_clip_val=1.0)
@@ -493,8 +497,7 @@ if newest:
 
 def noisy(module, inputs, output):
     if kind == "kernel":
-        output = output.clone()
-        output.view(-1)[place] *= 1 + 1e-6 * (time.time_ns() // 100 % 64)
+        output = output * (1 + 1e-6 * (time.time_ns() // 100 % 64))
     return output
 
 
@@ -555,7 +558,7 @@ def _packaged() -> dict[str, str]:
 def _lay_gan(directory: Path) -> None:
     import numpy as np
 
-    _write(directory, {"train.py": GAN, "nets.py": NETS, "gan.yaml": "lr: 0.001\n", **_packaged()})
+    _write(directory, {"train.py": GAN, "nets.py": NETS, "gan.yaml": "lr: 0.001\nhinge: 1.0\n", **_packaged()})
     np.save(directory / "points.npy", np.random.default_rng(1).normal(size=(300, 2)).astype("float32"))
 
 
@@ -591,9 +594,11 @@ def _lay_plan(directory: Path) -> None:
     from chronicle.data.shard_index import index_source, write_source_index
 
     words = [f"w{number}" for number in range(40)]
-    lines = [json.dumps({"text": " ".join(words[(7 * row + 3 * place * place) % 40] for place in range(8))}) for row in range(900)]
+    texts = (" ".join(words[(7 * row + 3 * place * place) % 40] for place in range(8)) for row in range(900))
+    lines = [json.dumps({"text": text}) for text in texts]
     vocabulary = json.dumps({word: number + 2 for number, word in enumerate(words)})
-    _write(directory, {"train.py": PLAN, "vocabulary.json": vocabulary, "shards/web/one.jsonl": "\n".join(lines), **_packaged()})
+    shard = {"shards/web/one.jsonl": "\n".join(lines)}
+    _write(directory, {"train.py": PLAN, "vocabulary.json": vocabulary, **shard, **_packaged()})
     (directory / "data").mkdir()
     write_source_index(index_source("web", directory / "shards/web"), directory / "data/web.index")
 
@@ -683,8 +688,8 @@ def causes() -> Iterator[Cause]:
         for words, kind, expected in STAYS.get(name, ()):
             yield Cause(name=f"{name}: {words}", expected=expected, fault=fault(kind, 0), stays=True, training=training)
         if name == "GAN":
-            late = "GAN: arithmetic by the time that has gone by"
-            yield Cause(name=late, expected=V.RANDOM, fault=fault("elapsed", 0), stays=True, later=_let_time_go_by, training=training)
+            late, planted = "GAN: arithmetic by the time that has gone by", fault("elapsed", 0)
+            yield Cause(name=late, expected=V.RANDOM, fault=planted, stays=True, later=_let_time_go_by, training=training)
         for words, later, expected, also in _later(name):
             yield Cause(name=f"{name}: {words}", expected=expected, also=also, later=later, training=training)
 
@@ -695,9 +700,9 @@ def _later(training: str) -> list[tuple[str, Later, ReplayVerdict, ReplayVerdict
             ("another version of an installed package", _new_toolkit, V.CODE, None),
             ("a line of a module", edit("nets.py", "SLOPE = 0.2", "SLOPE = 0.21"), V.CODE, None),
             ("a file that hides an installed package", _hide_yaml, V.CODE, None),
-            ("number of threads", set_variable("OMP_NUM_THREADS", "2"), V.CODE, None),
+            ("number of threads", set_variable("NUM_THREADS", "2"), V.CODE, None),
             ("a point of the data", _change_points, V.DATA, None),
-            ("the file of settings with other words", edit("gan.yaml", "lr: 0.001", "# as ever\nlr: 1.0e-3"), V.REPRODUCED, None),
+            ("settings in other words", edit("gan.yaml", "lr: 0.001", "# as ever\nlr: 1.0e-3"), V.REPRODUCED, None),
         ]
     if training == "two ranks":
         return [
@@ -723,7 +728,7 @@ def _later(training: str) -> list[tuple[str, Later, ReplayVerdict, ReplayVerdict
     if training == "compiled":
         return [("dropout by a variable", set_variable("DROPOUT", "0.2"), V.CODE, None)]
     return [
-        ("words of the vocabulary exchanged", edit("vocabulary.json", '"w3": 5', '"w3": 6', '"w4": 6', '"w4": 5'), V.DATA, None),
+        ("two words exchanged", edit("vocabulary.json", '"w3": 5', '"w3": 6', '"w4": 6', '"w4": 5'), V.DATA, None),
         ("dropout by a variable", set_variable("DROPOUT", "0.2"), V.CODE, None),
         ("a constant of an installed package", edit("site/toolkit/__init__.py", "MARGIN = 1.0", "MARGIN = 1.1"), V.CODE, None),
         ("a variable without effect", set_variable("LC_ALL", "C"), V.REPRODUCED, None),
@@ -743,7 +748,7 @@ def _new_toolkit(directory: Path, environ: dict[str, str]) -> None:
 
 
 def _hide_yaml(directory: Path, environ: dict[str, str]) -> None:
-    (directory / "yaml.py").write_text("def safe_load(file):\n    return {'lr': 0.002}\n")
+    (directory / "yaml.py").write_text("def safe_load(file):\n    return {'lr': 0.001, 'hinge': 1.3}\n")
 
 
 def _change_points(directory: Path, environ: dict[str, str]) -> None:

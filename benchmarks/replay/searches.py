@@ -3,7 +3,7 @@
 Every play is a recorded run of a plain script and a bisect over real forks of it. The place of the change is drawn: a commit
 that changes the arithmetic by a hundredth (judged by the step prints), a value of a variable that doubles the loss, one member
 of several that does, a weight that is spoilt at some step (judged by the loss of launches from each checkpoint), and a batch of
-huge values (judged by the loss, with more and more of the data skipped).
+huge values (judged by the loss, with more and more of the data skipped). The last two are also played on two ranks.
 """
 
 import json
@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.replay.causes import HELPERS, SMALL, TRAIN, plant, quiet
@@ -60,18 +60,73 @@ for x, y in itertools.islice(loader, step, None):
     if step >= last:
         break
 '''
+RANKS_TRAIN = '''
+import itertools, os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import chronicle
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")
+kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
+inner = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
+model = torch.nn.parallel.DistributedDataParallel(inner)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+rows, labels = torch.load("data.pt")
+own = rows.view(-1, ranks, 4, 8)[:, rank].reshape(-1, 8), labels.view(-1, ranks, 4)[:, rank].reshape(-1)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*own), batch_size=4)
+run = chronicle.attach(None, model, optimizer, data=loader)
+root, step = Path("checkpoints"), 0
+root.mkdir(exist_ok=True)
+newest = sorted(root.glob("step-*.pt"), key=lambda path: int(path.stem[5:]))
+if newest:
+    state = torch.load(newest[-1], weights_only=False)
+    inner.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    step = state["step"]
+last = int(sys.argv[1])
+for x, y in itertools.islice(loader, step, None):
+    step += 1
+    if kind == "spoilt" and step == at:
+        inner[2].weight.data.view(-1)[place % 96] = 1e4
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    run.log(loss=mean.item() / ranks)
+    if step % 10 == 0:
+        path = root / f"step-{step}.pt"
+        if rank == 0:
+            parts = {"model": inner.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+            torch.save({**parts, "step": step}, path)
+            run.saved(path)
+        dist.barrier()
+    if step >= last:
+        break
+dist.barrier()
+dist.destroy_process_group()
+'''
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
 GIT = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 SCALED = "OBJECTIVE_SCALE={}"
 Play = tuple[list[str], Callable[[str], bool], int]  # words of the bisect, whether an answer is right, number of candidates
+Kind = Callable[[Path, random.Random], Play]
 
 
-def show(plays: int, seed: int) -> int:
+def show(plays: int, seed: int, kinds: Sequence[Kind]) -> int:
     """Print one line a play and the sums; returns how many were not found."""
     draw = random.Random(seed)
     found = late = 0
     for number in range(plays):
-        kind = KINDS[number % len(KINDS)]
+        kind = kinds[number % len(kinds)]
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name).resolve()
             words, is_right, num = kind(directory, draw)
@@ -82,7 +137,7 @@ def show(plays: int, seed: int) -> int:
         late += right and len(told["rows"]) > most
         mark = "ok   " if right else "WRONG"
         launches = f"{num:3} candidates, {len(told['rows'])} launches of {most}"
-        print(f"  {mark} {kind.__name__[1:]:8} {launches}: {told['answer'][:90]}", flush=True)
+        print(f"  {mark} {kind.__name__[1:]:11} {launches}: {told['answer'][:90]}", flush=True)
     print(f"found: {found} of {plays}; in more than log2 n + 2 launches: {late}")
     return plays - found
 
@@ -156,20 +211,47 @@ def _data(directory: Path, draw: random.Random) -> Play:
     return words, lambda answer: answer == right, last - first + 2
 
 
+def _ranks_steps(directory: Path, draw: random.Random) -> Play:
+    num = draw.randrange(4, 9)
+    bad = draw.randrange(1, num)
+    _write(directory, 10 * num + 4, RANKS_TRAIN, f"fault-spoilt-{10 * bad + 5}-{draw.randrange(96)}", ranks=2)
+    words = ["--steps", f"10..{10 * num}", "--until", str(10 * num + 4), "--bad-if", "loss > 5"]
+    right = f"from the checkpoint of step {10 * bad} it goes well, from the checkpoint of step {10 * bad + 10} it does not"
+    return words, lambda answer: answer == right, num
+
+
+def _ranks_data(directory: Path, draw: random.Random) -> Play:
+    """The batch of one of the two ranks is bad."""
+    import torch
+
+    bad, rank = draw.randrange(12, 29), draw.randrange(2)
+    _write(directory, 34, RANKS_TRAIN, run=False)
+    rows, labels = torch.load(directory / "data.pt")
+    rows[8 * (bad - 1) + 4 * rank : 8 * (bad - 1) + 4 * rank + 4] *= 1e5
+    torch.save((rows, labels), directory / "data.pt")
+    _record(directory, 34, ranks=2)
+    first, last = max(12, bad - draw.randrange(1, 4)), min(30, bad + draw.randrange(1, 6))
+    words = ["--data", f"{first}..{last}", "--until", str(last + 3), "--bad-if", "loss > 5"]
+    right = f"it goes well once the batch of step {bad} is skipped: the cause is in that batch"
+    return words, lambda answer: answer == right, last - first + 2
+
+
 KINDS = (_commits, _values, _among, _steps, _data)
+RANKS = (_ranks_steps, _ranks_data)
 
 
-def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *, run: bool = True) -> None:
+def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *, run: bool = True, ranks: int = 1) -> None:
     SMALL.lay(directory)
     (directory / "train.py").write_text(script)
     plant(directory, fault)
     if run:
-        _record(directory, steps)
+        _record(directory, steps, ranks)
     plant(directory, "")
 
 
-def _record(directory: Path, steps: int) -> None:
-    done = _chronicle(directory, "run", *RUN, "--", sys.executable, "train.py", str(steps))
+def _record(directory: Path, steps: int, ranks: int = 1) -> None:
+    python = [sys.executable, *(TORCHRUN if ranks > 1 else ())]
+    done = _chronicle(directory, "run", *RUN, "--", *python, "train.py", str(steps))
     if done.returncode:
         raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr[-500:]}")
 

@@ -2,8 +2,10 @@
 
 `<launch>/prints.json` is written once, at the first step, by the process that trains: the source files are those that it has
 imported, wherever they lie, and not those of a repository. Files that it only read before (configurations, tables, small data)
-are noted, too. Of files and of variables of the environment only digests are kept;
-what looks like a secret is left out. `changed` says what is different in another launch. No torch here.
+are noted, too; of a large one (a teacher's weights) the size and 64 blocks. What it reads later, and what changes meanwhile, is
+noted at the step that follows (`LateFiles`): settings that are read at every step, a file that somebody laid there and took
+away. Of files and of variables of the environment only digests are kept;
+what looks like a secret is left out. `changed_facts` says what is different in another launch. No torch here.
 """
 
 import hashlib
@@ -20,10 +22,14 @@ from chronicle.credentials import holds_secret, looks_secret
 from chronicle.replay.ring import facts_path
 from rollback.disk.durable import write_atomic
 
-__all__ = ["NOT_COMPARED", "ChangedFact", "changed_facts", "read_facts", "stop_noting", "write_facts"]
+__all__ = ["NOT_COMPARED", "ChangedFact", "LateFiles", "changed_facts", "read_facts", "stop_noting", "write_facts"]
 
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
+MOST_LATE = 64
+BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
+ITS_OWN = "its own"
+MEANWHILE = "changed while it ran, about step"
 OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
 OWN = ("chronicle", "rollback", "chronicle_ml")  # ours: another version of it is named by its own
@@ -38,7 +44,7 @@ NOT_COMPARED = re.compile(
 
 
 class ChangedFact(NamedTuple):
-    """One thing that is different: `kind` is code, package, environment, arithmetic or file."""
+    """One thing that is different: `kind` is code, package, environment, arithmetic, file or doubt."""
 
     kind: str
     name: str
@@ -48,6 +54,10 @@ class ChangedFact(NamedTuple):
     @property
     def words(self) -> str:
         """In a few words; digests are not shown."""
+        if self.kind == "doubt":
+            return f"`{self.name}` was written anew" if self.after else f"`{self.name}`: {self.before}, and not in the replay"
+        if self.kind == "file" and self.after.startswith(MEANWHILE):
+            return f"`{self.name}`, which the launch read, {self.after}"
         if self.kind == "file":
             return f"`{self.name}`, which the launch read, {'has changed' if self.after else 'is gone'}"
         if self.kind in ("code", "environment"):
@@ -56,8 +66,8 @@ class ChangedFact(NamedTuple):
         return f"{self.name}: {self.before or 'none'} → {self.after or 'none'}"
 
 
-def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
-    """Write what this process trains with. Raises OSError."""
+def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what this process trains with, and return it. Raises OSError."""
     found = {
         "v": VERSION,
         "host": os.uname().nodename,
@@ -68,7 +78,56 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
         "environment": dict(_environment(os.environ)),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
     }
+    _write(launch_dir, found)
+    return found
+
+
+def _write(launch_dir: Path, found: Mapping[str, Any]) -> None:
     write_atomic(facts_path(launch_dir), json.dumps(found, indent=1, sort_keys=True) + "\n", durable=False)
+
+
+class LateFiles:
+    """What a launch reads after its first step: `facts["later"]` holds rows of path, step and digest ("": it was gone by then).
+
+    A file is looked at when the step after its opening begins, a known one only where size or times are others. One that the
+    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths: who reads data file by file has it in the batches.
+    """
+
+    def __init__(self, launch_dir: Path, facts: dict[str, Any]) -> None:
+        self._launch_dir, self._facts = launch_dir, facts
+        self._outside = _outside(launch_dir)
+        self._known: dict[str, tuple[object, str]] = {path: (_stamp(path), digest) for path, digest in facts["files"].items()}
+        self._num = 0
+        sys._chronicle_opened = {}  # type: ignore[attr-defined]
+
+    def stepping(self, step: int) -> None:
+        """Look at what was opened since the step before. Raises OSError."""
+        opened = getattr(sys, "_chronicle_opened", None)
+        if not opened:
+            return
+        sys._chronicle_opened = {}  # type: ignore[attr-defined]
+        rows = [row for path, written in opened.items() if (row := self._row(path, written, step)) is not None]
+        if rows:
+            self._facts.setdefault("later", []).extend(rows)
+            _write(self._launch_dir, self._facts)
+        if self._num > MOST_LATE:
+            self._facts["unnoted"] = step  # from here on
+            _write(self._launch_dir, self._facts)
+            stop_noting()
+
+    def _row(self, path: str, written: bool, step: int) -> list[Any] | None:
+        if _is_outside(path, self._outside):
+            return None
+        stamp, digest = self._known.get(path, (None, None))
+        if digest == ITS_OWN:
+            return None
+        now = None if written else _stamp(path)
+        if digest is not None and stamp == now:
+            return None
+        new = ITS_OWN if written else _digest_of(path)
+        self._known[path] = now, new
+        self._num += digest is None
+        return None if new == digest else [path, step, new]
 
 
 def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
@@ -80,9 +139,10 @@ def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) and found.get("v") == VERSION else None
 
 
-def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedFact]:
+def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: int | None = None) -> list[ChangedFact]:
     """What is different between two launches, code first. A file that only one of them had imported or read is no difference,
-    unless it is gone (of what was read: from the launch's working directory; elsewhere are caches).
+    unless it is gone (of what was read: from the launch's working directory; elsewhere are caches). What was read first after
+    step `until` does not count. Kind `doubt`: a large file whose blocks are equal was written anew.
     """
     found: list[ChangedFact] = []
     here = str(before.get("directory")) + os.sep
@@ -93,8 +153,38 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[C
             both = bool(a and b) or kind in ("environment", "arithmetic")
             gone = a and not os.path.exists(name) and (kind == "code" or (kind == "file" and name.startswith(here)))
             if a != b and (both or gone):
-                found.append(ChangedFact(kind, name, a, b))
-    return found
+                found.append(ChangedFact(_kind_of(kind, a, b), name, a, b))
+    return [*found, *_changed_later(before, after, until, here)]
+
+
+def _kind_of(kind: str, a: str, b: str) -> str:
+    return "doubt" if "~" in a and a.partition("~")[0] == b.partition("~")[0] else kind
+
+
+def _changed_later(
+    before: Mapping[str, Any], after: Mapping[str, Any], until: int | None, here: str
+) -> Iterator[ChangedFact]:
+    """Files that the launch read after its first step: others than in the replay, changed while it ran, or gone by now."""
+    last = float("inf") if until is None else until
+    theirs = {str(path): str(digest) for path, digest in (after.get("files") or {}).items()}
+    theirs |= {str(path): str(digest) for path, _, digest in after.get("later") or ()}
+    known = {str(path): str(digest) for path, digest in (before.get("files") or {}).items()}
+    found: dict[str, ChangedFact] = {}
+    for path, step, digest in before.get("later") or ():
+        if step > last:
+            continue
+        earlier, known[path] = known.get(path), digest
+        now, own = theirs.get(path), ITS_OWN in (digest, earlier)
+        if earlier and digest and not own and _kind_of("file", earlier, digest) == "file":
+            found[path] = ChangedFact("file", path, earlier, f"{MEANWHILE} {step}")
+        elif own or not digest:
+            if now is None and path.startswith(here):
+                found[path] = ChangedFact("doubt", path, f"opened at step {step}", "")
+        elif now is not None and now != digest:
+            found[path] = ChangedFact(_kind_of("file", digest, now), path, digest, now)
+    yield from found.values()
+    if (unnoted := before.get("unnoted")) is not None and unnoted <= last:
+        yield ChangedFact("doubt", "files", f"more than {MOST_LATE} were read after the first step", "")
 
 
 def _sources() -> Iterator[tuple[str, str]]:
@@ -124,27 +214,57 @@ def stop_noting() -> dict[str, bool]:
 
 
 def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
-    """Path and digest of every small file that this process has read so far, and not opened for writing.
+    """Path and digest of every file that this process has read so far, and not opened for writing.
 
     Without installed packages, the machine's own files, the user's hidden directories (settings and caches of tools), the
     run's files and its checkpoints: a resume reads other ones.
     """
     opened = stop_noting()
-    not_its_own = ["/proc", "/sys", "/dev", "/etc", "/usr", "/lib", *_installed(), sys.prefix, str(launch_dir.parent.parent)]
-    not_its_own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
-    outside = tuple(os.path.realpath(path) + os.sep for path in not_its_own)
+    outside = _outside(launch_dir)
     count = 0
     for path, written in sorted(opened.items()):
-        real = os.path.realpath(path)
-        hidden = real.startswith(os.path.expanduser("~/."))
-        if written or hidden or (real + os.sep).startswith(outside) or real.startswith(OURS) or count >= MOST_FILES:
+        if written or _is_outside(path, outside) or count >= MOST_FILES:
             continue
-        try:
-            if os.path.isfile(real) and os.path.getsize(real) <= LARGEST_BYTES:
-                yield path, hashlib.sha256(Path(real).read_bytes()).hexdigest()[:16]
-                count += 1
-        except OSError:
-            continue
+        if digest := _digest_of(path):
+            yield path, digest
+            count += 1
+
+
+def _outside(launch_dir: Path) -> tuple[str, ...]:
+    not_its_own = ["/proc", "/sys", "/dev", "/etc", "/usr", "/lib", *_installed(), sys.prefix, str(launch_dir.parent.parent)]
+    not_its_own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
+    return tuple(os.path.realpath(path) + os.sep for path in not_its_own)
+
+
+def _is_outside(path: str, outside: tuple[str, ...]) -> bool:
+    real = os.path.realpath(path)
+    return real.startswith(os.path.expanduser("~/.")) or (real + os.sep).startswith(outside) or real.startswith(OURS)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _digest_of(path: str) -> str:
+    """A digest of the file, "" where it is none; of a large one `~<time of change>` follows that of its size and blocks."""
+    try:
+        if not os.path.isfile(path):
+            return ""
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_size <= LARGEST_BYTES:
+                return hashlib.sha256(file.read()).hexdigest()[:16]
+            digest = hashlib.sha256(str(found.st_size).encode())
+            for number in range(BLOCKS):
+                file.seek(number * (found.st_size - BLOCK_BYTES) // (BLOCKS - 1))
+                digest.update(file.read(BLOCK_BYTES))
+            return f"{digest.hexdigest()[:16]}~{found.st_mtime_ns}"
+    except OSError:
+        return ""
 
 
 def _installed() -> Iterator[str]:

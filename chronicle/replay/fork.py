@@ -22,7 +22,7 @@ from typing import Any
 from chronicle.checkpoints import find_checkpoint_roots, find_verdict, known_states, with_launches
 from chronicle.credentials import hidden_arguments
 from chronicle.errors import ChronicleError, Refusal, UsageProblem
-from chronicle.journal import Entry
+from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import GuardVerdict, LaunchStart, RollbackReceipt, events_of
 from chronicle.journal.place import anchors_of
 from chronicle.launch.code import CodeChange, top_of
@@ -47,6 +47,7 @@ __all__ = [
     "Say",
     "as_recorded",
     "begin_at",
+    "begin_before",
     "find_origin",
     "origin_of_new",
     "play",
@@ -206,6 +207,21 @@ def begin_at(origin: Origin, one: AsRecorded) -> Origin:
     start, checkpoint, identity = one
     environ = {**origin.environ, **_resume(checkpoint, start, origin.roots)}
     return replace(origin, start=start, checkpoint=checkpoint, identity=identity, environ=environ)
+
+
+def begin_before(origin: Origin, step: int) -> Origin | None:
+    """The same launch, from its nearest verified place before `step`; None where there is none, or its contract is gone."""
+    entries = read_journal(origin.settings.paths).entries
+    try:
+        checkpoint, at, identity = _nearest(origin.settings, entries, origin.launch, step, origin.roots)
+    except Refusal:
+        return None
+    by_another = checkpoint is not None and identity.get("launch") != origin.launch
+    if by_another and (origin.settings.paths.run_dir / "contract.json").exists() and _is_later_rollback(entries, origin.launch):
+        return None
+    environ = {name: value for name, value in origin.environ.items() if not name.startswith("CHRONICLE_RESUME_")}
+    environ |= _resume(checkpoint, at, origin.roots)
+    return replace(origin, start=at, checkpoint=checkpoint, identity=identity, environ=environ)
 
 
 def as_recorded(origin: Origin, entries: Sequence[Entry]) -> list[AsRecorded]:

@@ -9,8 +9,9 @@ What is missing for any of this is named, and nothing is started.
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from chronicle.replay.fork import (
     Forked,
     Origin,
     Say,
+    begin_before,
     find_origin,
     origin_of_new,
     play,
@@ -34,6 +36,7 @@ from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
     RESULT,
     PrintComparison,
+    ReplayPlace,
     ReplayVerdict,
     Ruling,
     StateLoaded,
@@ -55,6 +58,9 @@ from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
 OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
+FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farther, or so many times as long as the replay
+Judge = Callable[..., Ruling]
+_Prints = Mapping[int, Mapping[int, Print]]
 # with these the question is what entered the model
 SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
 
@@ -184,28 +190,94 @@ def replay(
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
     found, known = [], False
     if facts is not None and one.facts is not None:
-        found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts)], True
+        until = None if comparison.first is None else comparison.first.step
+        found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts, until)], True
     load = _state_loaded(plan.origin, one)
-    judged = judge_replay(comparison, None, None, changed=found, facts_known=known, load=load)
+    judge = partial(judge_replay, changed=found, facts_known=known)
+    judged = judge(comparison, None, load=load)
     replays = 1
     if judged.again and not once and comparison.first is not None:
-        say(f"{comparison.first.words}: a second replay tells whether it is repeatable")
-        two = _play(plan, sandbox)
-        replays = 2
-        steps = [step for step in comparison.steps if step <= comparison.first.step]
-        same = prints_agree(one.prints, two.prints, steps)
-        again = _compare(record, two, plan.until)
-        judged = judge_replay(comparison, again, same, changed=found, facts_known=known, load=load)
+        say(f"{comparison.first.words}: another replay tells whether it is repeatable")
+        tell = _tell_result if comparison.first.parts[0] in RESULT else _tell_input
+        judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
-            apart = _first_apart(one, two, steps)
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))
-            replays = 4
+            replays += 2
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
+
+
+def _tell_input(
+    plan: ReplayPlan, one: _Played, comparison: PrintComparison, record: _Prints, judge: Judge, sandbox: Path | None, say: Say
+) -> tuple[Ruling, int, int]:
+    """What entered differs: whether that is so in another replay from the same place. Ruling, replays, first step apart."""
+    steps = _compared_steps(comparison)
+    two = _play(plan, sandbox)
+    return judge(comparison, prints_agree(one.prints, two.prints, steps)), 2, _first_apart(one, two, steps)
+
+
+def _tell_result(
+    plan: ReplayPlan, one: _Played, comparison: PrintComparison, record: _Prints, judge: Judge, sandbox: Path | None, say: Say
+) -> tuple[Ruling, int, int]:
+    """Equal input and another result: what replays from earlier places of the launch say. Ruling, replays, first step apart.
+
+    The place before first: what happened in the step itself is there again. Then the same place once more: not repeatable, or
+    the checkpoint lacks something. At last the launch's own beginning, where nothing can be lacking.
+    """
+    assert comparison.first is not None
+    steps, origin = _compared_steps(comparison), plan.origin
+    begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
+    words = origin.words
+    before = begin_before(origin, origin.start) if origin.start > begun else None
+    if before is not None:
+        say(f"once more from {before.words}")
+        two = _play(replace(plan, origin=before), sandbox)
+        earlier = _compare(record, two, plan.until)
+        if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, steps):
+            return judge(comparison, True, place=ReplayPlace(words=words)), 2, steps[-1]
+    again = _play(plan, sandbox)
+    same = prints_agree(one.prints, again.prints, steps)
+    replays, apart = 2 + (before is not None), _first_apart(one, again, steps)
+    if not same or origin.start <= begun:
+        return judge(comparison, same), replays, apart
+    if before is None:
+        return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False)), replays, apart
+    if _is_reached(earlier, comparison):
+        return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=before.words)), replays, apart
+    first = begin_before(origin, begun + 1)
+    if first is None or before.start <= begun:
+        first, three, far = before, two, earlier
+    elif origin.start - begun > max(FAR_STEPS, FAR * (plan.until - origin.start)):
+        doubt = f"from step {before.start} another step differs first, and its beginning is {origin.start - begun} steps away"
+        return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False, doubt=doubt)), replays, apart
+    else:
+        say(f"once more from {first.words}")
+        three = _play(replace(plan, origin=first), sandbox)
+        far, replays = _compare(record, three, plan.until), replays + 1
+    if far.first is None or _is_reached(far, comparison):
+        return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=first.words)), replays, apart
+    place = ReplayPlace(words=first.words, is_whole=first.start <= begun)
+    return judge(far, same, load=_state_loaded(first, three), place=place), replays, apart
+
+
+def _compared_steps(comparison: PrintComparison) -> list[int]:
+    assert comparison.first is not None
+    return [step for step in comparison.steps if step <= comparison.first.step]
+
+
+def _is_same(one: PrintComparison, other: PrintComparison) -> bool:
+    return one.first is not None and other.first is not None and one.first.step == other.first.step
+
+
+def _is_reached(one: PrintComparison, other: PrintComparison) -> bool:
+    """Whether `one` is as recorded in the step that differs in `other`."""
+    assert other.first is not None
+    step = other.first.step
+    return step in one.steps and (one.first is None or one.first.step > step)
 
 
 def _state_loaded(origin: Origin, one: _Played) -> StateLoaded:
@@ -244,7 +316,9 @@ def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int
 
 def _play(plan: ReplayPlan, sandbox: Path | None) -> _Played:
     origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
-    with play(origin, plan.until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+    # one step more, where the record has it: whether its generators stand elsewhere tells of the step before
+    until = plan.until + all(plan.until + 1 in ring.steps() for ring in plan.rings.values())
+    with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
         return _read_result(forked, plan.step)
 
 

@@ -10,8 +10,14 @@ loss, weights. The first part that differs decides:
     generators, options           state differs: random numbers, learning rate
     batch                         data differ
                                   (two replays whose generators or batches disagree: not deterministic)
-    gradient, loss, weights       equal input, another result: a second replay tells. Two replays that agree with each other and
-                                  not with the record: hardware or race. Two that disagree: not deterministic
+    gradient, loss, weights       equal input, another result: another replay tells, from an earlier place of the same launch.
+                                  Two that agree with each other and not with the record: hardware or race. Is the step as
+                                  recorded from the earlier place: state differs (the checkpoint lacks something). Two from one
+                                  place that disagree: not deterministic
+
+A replay from one checkpoint alone proves nothing of the hardware: what no checkpoint holds (a counter, a pool of samples), or
+what this one holds otherwise, gives another result in every replay from it. From the beginning of a launch nothing of the kind
+is possible.
 
 Hardware is named only where everything else that could be the cause was compared and is equal. Else the verdict is "not told",
 with what is missing.
@@ -30,6 +36,7 @@ __all__ = [
     "RESULT",
     "PrintComparison",
     "PrintDifference",
+    "ReplayPlace",
     "ReplayVerdict",
     "Ruling",
     "StateLoaded",
@@ -98,6 +105,7 @@ class PrintComparison:
     begins_equal: bool | None = None  # the weights it began with; None: the record lacks them
     first: PrintDifference | None = None
     gap: int = 0  # steps without a print right before the first difference
+    drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
     unrestored: bool = False  # Python's or NumPy's generators stood elsewhere from the first step on: nobody restores them
 
 
@@ -115,6 +123,7 @@ def compare_prints(
     first: PrintDifference | None = None
     last = start
     gap = 0
+    drawn = False
     left_out: tuple[str, ...] = ()
     for step in range(start + 1, until + 1):
         rows = [(rank, record[rank].get(step), replay.get(rank, {}).get(step)) for rank in sorted(record)]
@@ -135,6 +144,7 @@ def compare_prints(
             at = min(wrong, key=lambda row: tuple(PARTS).index(row[3][0]))
             ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
+            drawn = at[3][0] in RESULT and _are_drawn(record, replay, step + 1)
             gap = step - last - 1
             steps.append(step)
             break
@@ -149,7 +159,14 @@ def compare_prints(
         begins_equal=_begins_equal(record, begins, start),
         first=first,
         gap=gap,
+        drawn=drawn,
     )
+
+
+def _are_drawn(record: Prints, replay: Prints, step: int) -> bool:
+    """Whether torch's generators of some rank stand elsewhere when this step begins."""
+    pairs = [(rows.get(step), replay.get(rank, {}).get(step)) for rank, rows in record.items()]
+    return any(own is not None and other is not None and "torch" in _differing(own, other) for own, other in pairs)
 
 
 def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:
@@ -212,6 +229,21 @@ def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlace:
+    """Where a replay began. `is_whole`: nothing that it lacks can be the cause, because the launch began there as well, or a
+    replay from an earlier place gave the same. `reproduced_from`: the earlier place from which the step is as recorded.
+    """
+
+    words: str = "its beginning"
+    is_whole: bool = True
+    reproduced_from: str = ""
+    doubt: str = "no replay from an earlier place was played"
+
+
+BEGINNING = ReplayPlace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
     """The verdict, why, and the evidence, one sentence each. `again`: a second replay is needed to tell."""
 
@@ -223,17 +255,17 @@ class Ruling:
 
 def judge_replay(
     one: PrintComparison,
-    two: PrintComparison | None,
     replays_agree: bool | None,
     *,
     changed: Sequence[tuple[str, str]],
     facts_known: bool,
     load: StateLoaded,
+    place: ReplayPlace = BEGINNING,
 ) -> Ruling:
     """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.Changed` names it.
 
-    `two`, `replays_agree`: a second replay and whether its prints are those of the first; None where there was none.
-    `facts_known`: both launches said what they were made by.
+    `replays_agree`: whether a second replay has the same prints, from here or from an earlier place; None where there was none.
+    `facts_known`: both launches said what they were made by. `place`: where the replay began, and what one from elsewhere says.
     """
     words = tuple(f"{kind}: {text}" for kind, text in changed)
     if not one.steps:
@@ -269,24 +301,35 @@ def judge_replay(
     if load.unlike and len(one.steps) <= 1 + LATE:
         why = f"the checkpoint does not hold what the training had: {'; '.join(load.unlike[:3])}"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
-    return _another_result(one, two, replays_agree, evidence, tuple(_not_ruled_out(one, load, facts_known)))
+    if one.drawn:
+        why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: torch's generators tell"
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+    doubts = [text for kind, text in changed if kind == "doubt"]
+    missing = (*_not_ruled_out(one, load, facts_known), *doubts)
+    return _another_result(one, replays_agree, evidence, missing, place)
 
 
 def _another_result(
     one: PrintComparison,
-    two: PrintComparison | None,
     replays_agree: bool | None,
     evidence: tuple[str, ...],
     missing: tuple[str, ...],
+    place: ReplayPlace,
 ) -> Ruling:
     """Equal input as far as it was compared, and another result. `missing`: what may be the cause as well."""
     assert one.first is not None
     if replays_agree is False:
         why = "two replays from one checkpoint disagree: the arithmetic itself is not repeatable"
         return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
-    if two is None or replays_agree is None:
+    if replays_agree is None:
         why = "equal input and another result: a second replay would tell"
         return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence, again=True)
+    if place.reproduced_from:
+        why = f"from {place.reproduced_from} step {one.first.step} is as recorded, from {place.words} it is not: "
+        why += "this checkpoint does not hold all that the training had"
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+    if not place.is_whole:
+        missing = (*missing, f"the training may have had what its checkpoints do not hold ({place.doubt})")
     if missing:
         why = f"two replays agree, and it is not ruled out: {'; '.join(missing)}"
         return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence)

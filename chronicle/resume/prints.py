@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.replay.facts import stop_noting, write_facts
+from chronicle.replay.facts import LateFiles, stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import is_call, keep_yielded, tensors_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
@@ -102,7 +102,9 @@ class StepPrints:
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
         self._clock = clock
         self._writer: RingWriter | None = None
-        self._params: list[Any] = []
+        self._params: list[Any] = []  # of the optimizer that counts, then of the others
+        self._others: Sequence[Any] = ()
+        self._noting: LateFiles | None = None
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
         self._batches: list[list[Any]] = []  # micro-batches since the step before
@@ -165,15 +167,21 @@ class StepPrints:
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
 
-    def stepping(self, step: int | None, optimizer: Any, models: Sequence[Any], *, gradient: bool = True) -> None:
+    def stepping(
+        self, step: int | None, optimizer: Any, models: Sequence[Any], others: Sequence[Any] = (), *, gradient: bool = True
+    ) -> None:
         """The guarded optimizer is about to take this step (optimizer steps completed when it is over); None: an engine.
 
-        `gradient` False: the backward pass runs inside the step, and `gradient_ready` follows.
+        `others`: optimizers beside it, whose options and parameters are looked at as well (a critic's). `gradient` False:
+        the backward pass runs inside the step, and `gradient_ready` follows.
         """
         if self._launch_dir is None or step is None:
             return
         if is_captured():
             return
+        if self._noting is not None:
+            self._noting.stepping(step)
+        self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
         self._close(self._now)
         self._steps += 1
         self._inside = not gradient
@@ -187,7 +195,8 @@ class StepPrints:
         if self._begins:
             self._begin(step - 1, optimizer, models)
         elif optimizer is not None and not self._are_these(optimizer):
-            self._params = _params(optimizer, models)  # a training that grew, or froze a part, steps other parameters now
+            # a training that grew, or froze a part, steps other parameters now
+            self._params = self._all_params(optimizer, models)
         self._now = now = _Step(step)
         self._models = models
         if self._entered is not None:
@@ -225,7 +234,7 @@ class StepPrints:
     def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
         """The weights as they are before the first step; what the prints are made by."""
         self._begins = False
-        self._params = _params(optimizer, models)
+        self._params = self._all_params(optimizer, models)
         if not self._params:
             raise ValueError("the optimizer has no parameters")
         if self._writer is None:
@@ -236,15 +245,19 @@ class StepPrints:
             header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
-                write_facts(self._launch_dir, arithmetic(device))
-            stop_noting()
+                self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device)))
+            else:
+                stop_noting()
         first = _Step(max(0, step), BEGINS | WEIGHTS, over=True)
         first.weights = _sample(_chosen(self._params, first.step), first.step)
         self._waiting.append(first)
 
+    def _all_params(self, optimizer: Any, models: Sequence[Any]) -> list[Any]:
+        return [p for one in (optimizer, *self._others) for p in _params(one, models)]
+
     def _are_these(self, optimizer: Any) -> bool:
-        """Whether the first and the last of the optimizer's parameters that train are those that are sampled."""
-        groups = optimizer.param_groups
+        """Whether the first and the last of the optimizers' parameters that train are those that are sampled."""
+        groups = [group for one in (optimizer, *self._others) for group in one.param_groups]
         first = next((p for group in groups for p in group["params"] if p.requires_grad), None)
         last = next((p for group in reversed(groups) for p in reversed(group["params"]) if p.requires_grad), None)
         return bool(self._params) and first is self._params[0] and last is self._params[-1]
@@ -320,7 +333,7 @@ class StepPrints:
                 return
 
     def _read_options(self, now: _Step, optimizer: Any, models: Sequence[Any]) -> None:
-        groups = [] if optimizer is None else optimizer.param_groups
+        groups = [] if optimizer is None else [group for one in (optimizer, *self._others) for group in one.param_groups]
         if not groups:
             return
         if len(groups) > MOST_GROUPS:
@@ -350,6 +363,12 @@ def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
     if optimizer is None:
         return [p for model in models for p in model.parameters() if p.requires_grad]
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _is_one(one: Any, optimizer: Any) -> bool:
+    """Whether two optimizers step the same parameters (one may wrap the other)."""
+    groups, known = one.param_groups, optimizer.param_groups
+    return groups is known or bool(groups and known and groups[0] is known[0])
 
 
 def _chosen(params: Sequence[Any], step: int) -> list[Any]:

@@ -553,7 +553,7 @@ class GuardSession:
         if not self.gradients_later:
             self._see_gradient(optimizer)
         with self._printing:
-            self.prints.stepping(self.step, optimizer, self._models, gradient=not self.gradients_later)
+            self.prints.stepping(self.step, optimizer, self._models, self._known, gradient=not self.gradients_later)
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:

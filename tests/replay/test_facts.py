@@ -11,17 +11,29 @@ from chronicle.replay.facts import changed_facts, read_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import json, sys
+import json, os, subprocess, sys
 from pathlib import Path
-from chronicle.replay.facts import write_facts
+from chronicle.replay.facts import LateFiles, write_facts
 json.load(open("settings.json"))
 Path("own.log").write_text("began")
 Path("own.log").read_text()
 Path(sys.argv[1], "state.json").read_text()
 if Path("extra.txt").exists():
     Path("extra.txt").read_bytes()
-write_facts(Path(sys.argv[2]), {})
-Path("data.txt").read_text()
+late = LateFiles(Path(sys.argv[2]), write_facts(Path(sys.argv[2]), {}))
+late.stepping(1)
+for step in range(2, 6):
+    json.load(open("live.json"))
+    if step == 2:
+        Path("live.json").write_text("[]") if "mine" in sys.argv else subprocess.run(["touch", "live.json"])
+    if step == 3 and Path("edit").exists():
+        subprocess.run(["sh", "-c", "echo 7 > live.json"])
+    if step == 4 and Path("note.txt").exists():
+        Path("note.txt").read_text()
+        os.remove("note.txt")
+    if step == 4 and Path("large.bin").exists():
+        Path("large.bin").read_bytes()
+    late.stepping(step)
 """
 
 
@@ -40,20 +52,52 @@ def facts(directory: Path, launch: int) -> dict[str, object]:
 
 
 def test_a_file_that_the_launch_read_and_that_is_another_now_is_named(tmp_path: Path) -> None:
-    """Not its own files, not a checkpoint's, not what is read after the first step; of what is gone, what lay beside it."""
+    """Not its own files, not a checkpoint's; of what is gone, what lay beside it."""
     (tmp_path / "checkpoints").mkdir()
-    for name in ("settings.json", "checkpoints/state.json", "data.txt"):
+    for name in ("settings.json", "checkpoints/state.json", "live.json"):
         (tmp_path / name).write_text(json.dumps(1))
     (tmp_path / "extra.txt").write_text("more")
     first = facts(tmp_path, 1)
     assert set(first["files"]) == {str(tmp_path / "settings.json"), str(tmp_path / "extra.txt")}  # type: ignore[call-overload]
     assert [item for item in changed_facts(first, facts(tmp_path, 2)) if item.kind == "file"] == []
-    for name in ("settings.json", "checkpoints/state.json", "own.log", "data.txt"):
+    for name in ("settings.json", "checkpoints/state.json", "own.log"):
         (tmp_path / name).write_text(json.dumps(2))
     (tmp_path / "extra.txt").unlink()
     changed = [item.words for item in changed_facts(first, facts(tmp_path, 3)) if item.kind == "file"]
     extra, settings = (f"`{tmp_path / name}`, which the launch read," for name in ("extra.txt", "settings.json"))
     assert changed == [f"{extra} is gone", f"{settings} has changed"]
+
+
+def test_what_is_read_after_the_first_step_is_noted_too(tmp_path: Path) -> None:
+    """A file that is read first at step 2, one that changes while the launch runs, one that comes and goes, a large one."""
+    (tmp_path / "settings.json").write_text("1")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/state.json").write_text("1")
+    live, note, large = (tmp_path / name for name in ("live.json", "note.txt", "large.bin"))
+
+    def told(before: dict[str, object], after: dict[str, object], until: int | None = None) -> list[tuple[str, str]]:
+        return [(item.kind, item.words) for item in changed_facts(before, after, until)]
+
+    live.write_text("1")
+    large.write_bytes(bytes(5 << 20))
+    first = facts(tmp_path, 1)
+    assert told(first, facts(tmp_path, 2)) == []  # touched by somebody at step 2, and the same
+    live.write_text("2")
+    second = facts(tmp_path, 3)
+    assert told(first, second) == [("file", f"`{live}`, which the launch read, has changed")]
+    assert told(first, second, until=1) == []  # it was read first at step 2
+    os.utime(large, (1, 1))
+    assert told(second, facts(tmp_path, 4)) == [("doubt", f"`{large}` was written anew")]
+    large.write_bytes(bytes(2 << 20) + b"1" * (3 << 20))
+    assert told(second, facts(tmp_path, 5)) == [("file", f"`{large}`, which the launch read, has changed")]
+    (tmp_path / "edit").touch()
+    note.touch()
+    third = facts(tmp_path, 6)
+    (tmp_path / "edit").unlink()
+    assert told(third, facts(tmp_path, 7)) == [
+        ("file", f"`{live}`, which the launch read, changed while it ran, about step 3"),
+        ("doubt", f"`{note}`: opened at step 4, and not in the replay"),
+    ]
 
 
 def test_noting_never_ends_an_open(tmp_path: Path) -> None:

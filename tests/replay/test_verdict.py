@@ -8,6 +8,7 @@ import pytest
 from chronicle.replay.ring import Print, SeenParts
 from chronicle.replay.verdict import (
     PrintComparison,
+    ReplayPlace,
     ReplayVerdict,
     Ruling,
     StateLoaded,
@@ -48,11 +49,11 @@ def judged(record: Rows, other: Rows, second: Rows | None = None, **more: Any) -
     """As a replay judges: a second one where that is asked for."""
     options: dict[str, Any] = {"changed": [], "facts_known": True, "load": StateLoaded(), **more}
     one = compared(record, other)
-    first = judge_replay(one, None, None, **options)
+    first = judge_replay(one, None, **options)
     if not first.again:
         return first
     second = other if second is None else second
-    return judge_replay(one, compared(record, second), prints_agree(other, second, one.steps), **options)
+    return judge_replay(one, prints_agree(other, second, one.steps), **options)
 
 
 def differing(field: str, step: int = 7, ranks: int = 1, rank: int = 0, until: int = UNTIL, seen: SeenParts = ALL) -> Rows:
@@ -191,3 +192,30 @@ def test_another_lr_is_named_with_both_values() -> None:
         record[0][step] = replace(record[0][step], options=2, lr=0.2)
     found = judged(record, prints())
     assert found.verdict is ReplayVerdict.STATE and "0.2 in the record, 0.1 in the replay" in found.why
+
+
+def test_a_step_that_is_as_recorded_from_an_earlier_place_accuses_the_checkpoint() -> None:
+    place = ReplayPlace(words="step 20", reproduced_from="step 10")
+    found = judged(differing("gradient"), prints(), place=place)
+    assert found.verdict is ReplayVerdict.STATE and "from step 10 step 7 is as recorded, from step 20 it is not" in found.why
+    assert judged(differing("gradient"), prints(), differing("gradient", 6), place=place).verdict is ReplayVerdict.RANDOM
+
+
+def test_a_replay_from_one_checkpoint_alone_does_not_accuse_the_hardware() -> None:
+    found = judged(differing("gradient"), prints(), place=ReplayPlace(words="step 4", is_whole=False))
+    assert found.verdict is ReplayVerdict.NOT_TOLD and "what its checkpoints do not hold" in found.why
+
+
+def test_random_numbers_that_were_drawn_within_a_step_are_another_state() -> None:
+    record = differing("gradient", 7)
+    for number in range(8, UNTIL + 1):
+        record[0][number] = replace(record[0][number], torch=999)
+    found = judged(record, prints())
+    assert found.verdict is ReplayVerdict.STATE and "within step 7" in found.why
+
+
+def test_a_large_file_that_was_written_anew_is_a_doubt_and_no_difference() -> None:
+    changed = [("doubt", "`teacher.pt` was written anew")]
+    assert judged(prints(), prints(), changed=changed).verdict is ReplayVerdict.REPRODUCED
+    found = judged(differing("gradient"), prints(), changed=changed)
+    assert found.verdict is ReplayVerdict.NOT_TOLD and "teacher.pt" in found.why
