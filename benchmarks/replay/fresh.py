@@ -1,7 +1,7 @@
 """Planted causes on trainers of other shapes: two optimizers, two plain ranks, Fabric, Lightning, a data plan, compiled.
 
-The fourth list, written on 23 November 2026 by someone who had read what replay promises and not how it tells. It looks for what
-may be taken for hardware: state that no checkpoint holds, files read late, large or by hand, random numbers between two
+The fourth list, written on 23 November 2026 by someone who had read what replay promises and not how it tells. It looks for
+what may be taken for hardware: state that no checkpoint holds, files read late, large or by hand, random numbers between two
 micro-batches, a process's id, the clock. In some plays two names are right (`also`), because two things are true of them. Four
 plants that had no effect when the list was first played are planted otherwise. First figures are in `docs/replay.md`.
 """

@@ -75,7 +75,7 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, An
         "code": dict(_sources()),
         "files": dict(_files(launch_dir)),
         "packages": dict(_packages()),
-        "environment": dict(_environment(os.environ)),
+        "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
     }
     _write(launch_dir, found)
@@ -238,7 +238,7 @@ def _outside(launch_dir: Path) -> tuple[str, ...]:
 
 def _is_outside(path: str, outside: tuple[str, ...]) -> bool:
     real = os.path.realpath(path)
-    return real.startswith(os.path.expanduser("~/.")) or (real + os.sep).startswith(outside) or real.startswith(OURS)
+    return real.startswith((os.path.expanduser("~/."), OURS)) or (real + os.sep).startswith(outside)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
@@ -281,6 +281,15 @@ def _packages() -> Iterator[tuple[str, str]]:
         version = None if "." in name else vars(module).get("__version__") if hasattr(module, "__dict__") else None
         if isinstance(version, str) and not name.startswith("_"):
             yield name, version
+
+
+def _started_with() -> Mapping[str, str]:
+    """The variables that this process was started with: libraries set more (a directory of this process, a port)."""
+    try:
+        rows = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return os.environ
+    return dict(os.fsdecode(row).split("=", 1) for row in rows if b"=" in row) or os.environ
 
 
 def _environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -238,7 +238,7 @@ def _tell_result(
         two = _play(replace(plan, origin=before), sandbox)
         earlier = _compare(record, two, plan.until)
         if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, steps):
-            return judge(comparison, True, place=ReplayPlace(words=words)), 2, steps[-1]
+            return judge(comparison, True, place=ReplayPlace(words=words, agreed=True)), 2, steps[-1]
     again = _play(plan, sandbox)
     same = prints_agree(one.prints, again.prints, steps)
     replays, apart = 2 + (before is not None), _first_apart(one, again, steps)

@@ -230,11 +230,13 @@ def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlace:
-    """Where a replay began. `is_whole`: nothing that it lacks can be the cause, because the launch began there as well, or a
-    replay from an earlier place gave the same. `reproduced_from`: the earlier place from which the step is as recorded.
+    """Where a replay began. `is_whole`: nothing that it lacks can be the cause, because the launch began there as well, or
+    (`agreed`) a replay from an earlier place gave the same. `reproduced_from`: an earlier place from which the step is as
+    recorded.
     """
 
     words: str = "its beginning"
+    agreed: bool = False
     is_whole: bool = True
     reproduced_from: str = ""
     doubt: str = "no replay from an earlier place was played"
@@ -305,7 +307,7 @@ def judge_replay(
         why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: torch's generators tell"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
-    missing = (*_not_ruled_out(one, load, facts_known), *doubts)
+    missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts)
     return _another_result(one, replays_agree, evidence, missing, place)
 
 
@@ -338,14 +340,15 @@ def _another_result(
     return Ruling(verdict=ReplayVerdict.HARDWARE, why=why, evidence=evidence)
 
 
-def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool) -> Iterator[str]:
-    """What may be the cause as well, because it was not compared."""
+def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool, *, agreed: bool) -> Iterator[str]:
+    """What may be the cause as well, because it was not compared. `agreed`: a replay that does not use the checkpoint agrees."""
     assert one.first is not None
-    yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in load.unlike[:3])
-    if not load.compared:
-        yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
-    if one.begins_equal is None:
-        yield "the checkpoint may hold other weights than the training had (no print of them in the record)"
+    if not agreed:
+        yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in load.unlike[:3])
+        if not load.compared:
+            yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
+        if one.begins_equal is None:
+            yield "the checkpoint may hold other weights than the training had (no print of them in the record)"
     if one.gap:
         yield f"{one.gap} steps before it have no print (`CHRONICLE_PRINTS=every`)"
     if not facts_known:

@@ -248,8 +248,9 @@ class StepPrints:
                 self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device)))
             else:
                 stop_noting()
-        first = _Step(max(0, step), BEGINS | WEIGHTS, over=True)
-        first.weights = _sample(_chosen(self._params, first.step), first.step)
+        first = _Step(max(0, step), BEGINS, over=True)
+        if not self._others:  # another optimizer may have stepped in this step already
+            first.weights, first.seen = _sample(_chosen(self._params, first.step), first.step), BEGINS | WEIGHTS
         self._waiting.append(first)
 
     def _all_params(self, optimizer: Any, models: Sequence[Any]) -> list[Any]:
@@ -449,8 +450,8 @@ def _contents(batch: Any) -> tuple[list[Any], bool]:
     """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
 
     That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
-    in the memory of a batch that a `DataLoader` yielded, on a CPU, or that Accelerate's loader handed over, on any device: then
-    the rest of that batch counts, too.
+    in the memory of a batch that a `DataLoader` yielded, on a CPU (or are its values in another dtype), or that Accelerate's
+    loader handed over, on any device: then the rest of that batch counts, too.
     """
     leaves = tensors_of(batch)
     found = [_checksum(tensor) for tensor in leaves]
@@ -460,7 +461,18 @@ def _contents(batch: Any) -> tuple[list[Any], bool]:
     for own in reversed(yielded_lately()):
         if any(_place(tensor) in places for tensor in own):
             return [*found, *(_checksum(tensor) for tensor in own)], True
+    for own in reversed(yielded_lately()):
+        if any(_is_cast(tensor, leaf) for tensor in own for leaf in leaves):
+            return [*found, *(_checksum(tensor) for tensor in own)], True
     return found, False
+
+
+def _is_cast(tensor: Any, leaf: Any) -> bool:
+    """Whether a tensor of a loader's batch entered the model in another dtype (a precision plugin's, a `.half()`)."""
+    if tensor.shape != leaf.shape or tensor.dtype == leaf.dtype or not (tensor.is_cpu and leaf.is_cpu):
+        return False
+    small = 1 < leaf.numel() <= LARGEST_WEIGHTED and tensor.is_floating_point() and leaf.is_floating_point()
+    return small and bool(sys.modules["torch"].equal(tensor.to(leaf.dtype), leaf))
 
 
 def _place(tensor: Any) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from chronicle.replay.facts import changed_facts, read_facts
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, subprocess, sys
+os.environ["MADE_HERE"] = str(os.getpid())  # as libraries do, of a directory of this process
 from pathlib import Path
 from chronicle.replay.facts import LateFiles, write_facts
 json.load(open("settings.json"))
@@ -81,7 +82,7 @@ def test_what_is_read_after_the_first_step_is_noted_too(tmp_path: Path) -> None:
     live.write_text("1")
     large.write_bytes(bytes(5 << 20))
     first = facts(tmp_path, 1)
-    assert told(first, facts(tmp_path, 2)) == []  # touched by somebody at step 2, and the same
+    assert told(first, facts(tmp_path, 2)) == []  # touched at step 2, and the same; its own variable is another
     live.write_text("2")
     second = facts(tmp_path, 3)
     assert told(first, second) == [("file", f"`{live}`, which the launch read, has changed")]

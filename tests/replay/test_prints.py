@@ -230,14 +230,14 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> No
 def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels enter the loss and not the model: a print that does not know them says so.
 
-    A loader of Accelerate copies what it hands over to its device, here from one name of the CPU to another.
+    A loader of Accelerate copies what it hands over to its device, here from one name of the CPU to another; a loop may cast it.
     """
 
     def train(directory: Path, labels: torch.Tensor, by_loader: str) -> Ring:
         monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
         monkeypatch.setenv(PRINTS_VARIABLE, "every")
         torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3)
+        model = torch.nn.Linear(4, 3, dtype=torch.float64 if by_loader == "cast" else None)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = chronicle.attach(directory / "run", model, optimizer)
         rows = torch.arange(32.0).view(8, 4)
@@ -246,6 +246,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
             loader = prepare_data_loader(loader, device=torch.device("cpu:0"), put_on_device=True)
         pairs = iter(loader) if by_loader else ((rows[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2))
         for x, y in pairs:
+            x = x.double() if by_loader == "cast" else x
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -255,7 +256,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     other = labels.clone()
     other[5] = 0  # of the third step
-    for kind in ("torch", "prepared"):
+    for kind in ("torch", "prepared", "cast"):
         clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
         assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
         assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind
@@ -288,3 +289,32 @@ def test_steps_of_a_graph_that_is_captured_have_no_print(tmp_path: Path, monkeyp
     ring = loop.train(3).ring()
     assert {1, 2, 7, 8} <= ring.steps().keys() and not {4, 5} & ring.steps().keys()
     assert loop.run.session.faults.found == []
+
+
+def test_what_another_optimizer_steps_is_in_the_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A critic beside the model: its LR and its weights; the beginning is not compared, it may have stepped before."""
+
+    def train(directory: Path, *, lr: float = 0.1, spoil: bool = False) -> Ring:
+        monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
+        monkeypatch.setenv(PRINTS_VARIABLE, "every")
+        torch.manual_seed(0)
+        model, critic = torch.nn.Linear(4, 3), torch.nn.Linear(4, 1)
+        of_model, of_critic = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model, critic))
+        run = chronicle.attach(directory / "run", [model, critic], [of_model, of_critic])
+        for step in range(1, 5):
+            critic(torch.ones(2, 4)).sum().backward()
+            of_critic.param_groups[0]["lr"] = lr if step == 3 else 0.1
+            of_critic.step()
+            of_critic.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            of_model.step()
+            of_model.zero_grad()
+            if spoil and step == 2:
+                critic.weight.data[0, 1] += 1
+        run.session.prints.finish()
+        return read_ring(ring_path(directory / "launch", 0))
+
+    clean, other, spoilt = train(tmp_path / "a"), train(tmp_path / "b", lr=0.2), train(tmp_path / "c", spoil=True)
+    assert first_difference(clean, other) == (3, ["options", "weights"])
+    assert first_difference(clean, spoilt) == (2, ["weights"])
+    assert not any(SeenParts.WEIGHTS in one.seen for one in clean.begins())
