@@ -3,7 +3,8 @@
 The fourth list, written on 23 November 2026 by someone who had read what replay promises and not how it tells. It looks for
 what may be taken for hardware: state that no checkpoint holds, files read late, large or by hand, random numbers between two
 micro-batches, a process's id, the clock. In some plays two names are right (`also`), because two things are true of them. Four
-plants that had no effect when the list was first played are planted otherwise. First figures are in `docs/replay.md`.
+plants that had no effect when the list was first played, and a race that left the ranks apart, are planted otherwise now. First
+figures are in `docs/replay.md`.
 """
 
 import json
@@ -219,8 +220,11 @@ while step < int(sys.argv[1]):
     if kind == "race":
         if rank:
             Path("shared.txt").write_text(str(time.time_ns() % 1000))
-        elif os.path.exists("shared.txt"):
-            inner[0].weight.grad.mul_(1 + 1e-4 * int(Path("shared.txt").read_text() or 0))
+        factor = torch.ones(())
+        if rank == 0 and os.path.exists("shared.txt"):
+            factor += 1e-4 * int(Path("shared.txt").read_text() or 0)
+        dist.broadcast(factor, 0)
+        inner[0].weight.grad.mul_(factor)
     if step == at and kind == "reduced" and rank == place % 2:
         flip(inner[0].weight.grad, 24)
     if step == at and kind == "hand" and rank == 0:

@@ -341,7 +341,7 @@ def _another_result(
 
 
 def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool, *, agreed: bool) -> Iterator[str]:
-    """What may be the cause as well, because it was not compared. `agreed`: a replay that does not use the checkpoint agrees."""
+    """What may be the cause as well, because it was not compared. `agreed`: a replay without the checkpoint agrees."""
     assert one.first is not None
     if not agreed:
         yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in load.unlike[:3])

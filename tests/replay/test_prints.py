@@ -1,5 +1,6 @@
 """Step prints: equal steps have equal prints, and each kind of difference shows in its own field from its step on."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from accelerate.data_loader import prepare_data_loader
 import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.replay import facts
 from chronicle.replay.facts import changed_facts, read_facts
 from chronicle.replay.ring import (
     HEADER_BYTES,
@@ -180,6 +182,7 @@ def test_prints_of_small_steps_are_thinned(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_started_with", lambda: os.environ)  # this process was started without them
     monkeypatch.setenv("MY_SCALE", "1")
     monkeypatch.setenv("MY_API_KEY", "s3cret")
     one = Loop(tmp_path / "a", monkeypatch).train(1)
@@ -230,7 +233,7 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> No
 def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels enter the loss and not the model: a print that does not know them says so.
 
-    A loader of Accelerate copies what it hands over to its device, here from one name of the CPU to another; a loop may cast it.
+    A loader of Accelerate copies what it hands over to its device, from one name of the CPU to another; a loop may cast it.
     """
 
     def train(directory: Path, labels: torch.Tensor, by_loader: str) -> Ring:
