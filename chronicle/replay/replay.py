@@ -198,7 +198,8 @@ def replay(
     replays = 1
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
-        tell = _tell_result if comparison.first.parts[0] in RESULT else _tell_input
+        is_result = comparison.first.parts[0] in RESULT or comparison.begins_equal is False
+        tell = _tell_result if is_result else _tell_input
         judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)

@@ -277,7 +277,9 @@ def judge_replay(
     evidence = (f"first difference: {one.first.words}", *words)
     if one.begins_equal is False:
         why = "the checkpoint does not hold the weights that the training had at this step"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+        why = f"from {place.reproduced_from} the step is as recorded: {why}" if place.reproduced_from else why
+        # a weight that changed after the save, before the next batch, looks the same: an earlier place tells
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=replays_agree is None)
     parts, first = one.first.parts, one.first
     code = [text for kind, text in changed if kind in ("code", "package")]
     if code:

@@ -142,6 +142,22 @@ def test_a_changed_line_is_named(recorded: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_no_checkpoint_holds_is_never_hardware(recorded: Path, tmp_path: Path) -> None:
+    """A counter of the script's own: every replay from a checkpoint differs at once, and the one from the beginning does not."""
+    for name in ("objective.py", "helpers.py", "data.pt"):
+        (tmp_path / name).write_bytes((recorded / name).read_bytes())
+    counted = TRAIN.replace("last = int(sys.argv[1])", "last, calls = int(sys.argv[1]), 0").replace(
+        "    loss.backward()", "    calls += 1\n    loss = loss * (1 + 0.01 * calls)\n    loss.backward()"
+    )
+    (tmp_path / "train.py").write_text(counted)
+    assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
+    done = chronicle(tmp_path, "replay", "22", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["verdict"]) == (5, "state differs"), found
+    assert "from its beginning step 21 is as recorded" in found["why"]
+
+
+@pytest.mark.slow
 def test_the_operation_that_is_not_repeatable_is_named(recorded: Path) -> None:
     script = recorded / "objective.py"
     text = script.read_text()
