@@ -102,7 +102,7 @@ class StepPrints:
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
         self._clock = clock
         self._writer: RingWriter | None = None
-        self._params: list[Any] = []  # of the optimizer that counts, then of the others
+        self._params: list[Any] = []
         self._others: Sequence[Any] = ()
         self._noting: LateFiles | None = None
         self._now: _Step | None = None  # of the step that is being taken
@@ -196,12 +196,15 @@ class StepPrints:
             self._begin(step - 1, optimizer, models)
         elif optimizer is not None and not self._are_these(optimizer):
             # a training that grew, or froze a part, steps other parameters now
-            self._params = self._all_params(optimizer, models)
+            self._params = _params(optimizer, models)
         self._now = now = _Step(step)
         self._models = models
         if self._entered is not None:
             (now.torch, now.others), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
         self._read_options(now, optimizer, models)
+        if self._others:  # as they are now: they may step before or after this one
+            params = [p for one in self._others for p in _params(one, models)]
+            now.weights = _sample(_chosen(params, step), step)
         self._spent += self._clock() - begun
         if gradient:
             self.gradient_ready(optimizer)
@@ -234,7 +237,7 @@ class StepPrints:
     def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
         """The weights as they are before the first step; what the prints are made by."""
         self._begins = False
-        self._params = self._all_params(optimizer, models)
+        self._params = _params(optimizer, models)
         if not self._params:
             raise ValueError("the optimizer has no parameters")
         if self._writer is None:
@@ -249,16 +252,13 @@ class StepPrints:
             else:
                 stop_noting()
         first = _Step(max(0, step), BEGINS, over=True)
-        if not self._others:  # another optimizer may have stepped in this step already
+        if not self._others:  # another optimizer may have stepped in this step already, and its weights are in every print
             first.weights, first.seen = _sample(_chosen(self._params, first.step), first.step), BEGINS | WEIGHTS
         self._waiting.append(first)
 
-    def _all_params(self, optimizer: Any, models: Sequence[Any]) -> list[Any]:
-        return [p for one in (optimizer, *self._others) for p in _params(one, models)]
-
     def _are_these(self, optimizer: Any) -> bool:
-        """Whether the first and the last of the optimizers' parameters that train are those that are sampled."""
-        groups = [group for one in (optimizer, *self._others) for group in one.param_groups]
+        """Whether the first and the last of the optimizer's parameters that train are those that are sampled."""
+        groups = optimizer.param_groups
         first = next((p for group in groups for p in group["params"] if p.requires_grad), None)
         last = next((p for group in reversed(groups) for p in reversed(group["params"]) if p.requires_grad), None)
         return bool(self._params) and first is self._params[0] and last is self._params[-1]
@@ -276,7 +276,8 @@ class StepPrints:
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
             (now.torch, now.others), now.seen = entered, now.seen | GENERATORS
-        now.weights, now.seen = _sample(_chosen(self._params, now.step), now.step), now.seen | WEIGHTS
+        now.weights = [*(now.weights or ()), *_sample(_chosen(self._params, now.step), now.step)]
+        now.seen |= WEIGHTS
         now.over = True
         if batches:
             now.batches, now.seen = batches, now.seen | BATCH | (TARGETS if with_targets else 0)

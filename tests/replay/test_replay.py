@@ -143,7 +143,7 @@ def test_a_changed_line_is_named(recorded: Path) -> None:
 
 @pytest.mark.slow
 def test_what_no_checkpoint_holds_is_never_hardware(recorded: Path, tmp_path: Path) -> None:
-    """A counter of the script's own: every replay from a checkpoint differs at once, and the one from the beginning does not."""
+    """A counter of the script's own: every replay from a checkpoint differs at once, one from the beginning does not."""
     for name in ("objective.py", "helpers.py", "data.pt"):
         (tmp_path / name).write_bytes((recorded / name).read_bytes())
     counted = TRAIN.replace("last = int(sys.argv[1])", "last, calls = int(sys.argv[1]), 0").replace(
