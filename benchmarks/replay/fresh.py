@@ -618,7 +618,7 @@ TRAININGS = {
     "GAN": Training(lay=_lay_gan, command=PLAIN, asked=ASKED),
     "two ranks": Training(lay=_lay_ranks, command=TORCHRUN, asked=ASKED),
     "Fabric": Training(lay=_lay_fabric, command=PLAIN, asked=ASKED),
-    "Lightning": Training(lay=_lay_lightning, command=PLAIN, asked=ASKED),
+    "Lightning": Training(lay=_lay_lightning, command=[*PLAIN[:2], "12"], asked=8),  # from its beginning
     "plan": Training(lay=_lay_plan, command=PLAIN, asked=ASKED),
     "compiled": Training(lay=_lay_compiled, command=PLAIN, asked=ASKED),
 }
@@ -655,12 +655,12 @@ RECORDED = {
         ("half of the gradient lost", "half", 26, 0, V.HARDWARE, None),
     ],
     "Lightning": [
-        ("another order of an epoch", "order", 1, 2, V.DATA, None),
-        ("bit of a moment", "moment", 23, 40, V.HARDWARE, None),
-        ("low bit of a weight", "low", 22, 12, V.HARDWARE, None),
-        ("random numbers drawn", "drawn", 25, 0, V.STATE, None),
-        ("LR by hand", "hand", 24, 0, V.STATE, None),
-        ("a file that came, was read and is gone", "note", 24, 0, V.CODE, V.NOT_TOLD),
+        ("another order of an epoch", "order", 1, 0, V.DATA, None),
+        ("bit of a moment", "moment", 5, 40, V.HARDWARE, None),
+        ("low bit of a weight", "low", 3, 12, V.HARDWARE, None),
+        ("random numbers drawn", "drawn", 6, 0, V.STATE, None),
+        ("LR by hand", "hand", 4, 0, V.STATE, None),
+        ("a file that came, was read and is gone", "note", 6, 0, V.CODE, V.NOT_TOLD),
     ],
     "plan": [
         ("masks seeded anew", "masks", 23, 0, V.STATE, V.DATA),
