@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from benchmarks.replay import accelerated, causes, cells, cost, fresh, futures, kills, searches, trainer
+from benchmarks.replay import accelerated, causes, cells, cost, fifth, fresh, futures, kills, searches, trainer
 
-PARTS = ("cost", "causes", "accelerated", "trainer", "fresh", "cells", "kills", "bisects", "bisect-ranks", "futures")
+PARTS = ("cost", "causes", "accelerated", "trainer", "fresh", "fifth", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
 
 def main() -> int:
@@ -23,6 +23,7 @@ def main() -> int:
     wrong += causes.show(accelerated.causes(), asked.only) if asked.part in (None, "accelerated") else 0
     wrong += causes.show(trainer.causes(), asked.only) if asked.part in (None, "trainer") else 0
     wrong += causes.show(fresh.causes(), asked.only) if asked.part in (None, "fresh") else 0
+    wrong += causes.show(fifth.causes(), asked.only) if asked.part in (None, "fifth") else 0
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
