@@ -50,25 +50,32 @@ RECORDED = (
         FORWARD, "    if kind == 'repeated' and step == at:\n        x[-1], y[-1] = x[0], y[0]\n" + FORWARD)),
     ("the saved generator is another", V.STATE, "savedrng", 30, 0, (
         "        torch.save(state, path)\n",
-        "        if kind == 'savedrng' and step == at:\n            state['rng'] = torch.Generator().manual_seed(1).get_state()\n"
+        "        if kind == 'savedrng' and step == at:\n"
+        "            state['rng'] = torch.Generator().manual_seed(1).get_state()\n"
         "        torch.save(state, path)\n")),
     ("saved moments of two layers exchanged", V.STATE, "savedmoments", 30, 0, (
         "        torch.save(state, path)\n",
-        "        if kind == 'savedmoments' and step == at:\n            import copy\n            state['optimizer'] = copy.deepcopy("
-        "state['optimizer'])\n            for one in state['optimizer']['state'].values():\n                one['exp_avg'] *= -1\n"
+        "        if kind == 'savedmoments' and step == at:\n            import copy\n"
+        "            state['optimizer'] = copy.deepcopy(state['optimizer'])\n"
+        "            for one in state['optimizer']['state'].values():\n                one['exp_avg'] *= -1\n"
         "        torch.save(state, path)\n")),
 )  # fmt: skip
 STAYS = (
     ("a running mean that no checkpoint holds", V.STATE, (
-        BEGIN, BEGIN + "mean = 1.0\n", FORWARD, FORWARD + "    mean = 0.9 * mean + 0.1 * loss.item()\n    loss = loss / mean\n")),
+        BEGIN, BEGIN + "mean = 1.0\n", FORWARD,
+        FORWARD + "    mean = 0.9 * mean + 0.1 * loss.item()\n    loss = loss / mean\n")),
     ("every seventh call since the start", V.STATE, (
-        BEGIN, BEGIN + "calls = 0\n", FORWARD, FORWARD + "    calls += 1\n    loss = loss * (1.1 if calls % 7 == 0 else 1)\n")),
+        BEGIN, BEGIN + "calls = 0\n", FORWARD,
+        FORWARD + "    calls += 1\n    loss = loss * (1.1 if calls % 7 == 0 else 1)\n")),
     ("noise by a random name", V.RANDOM, (
-        BEGIN, BEGIN + "import uuid\nnoise = torch.rand((), generator=torch.Generator().manual_seed(uuid.uuid4().int % 2**31))\n",
+        BEGIN, BEGIN + "import uuid\n"
+        "noise = torch.rand((), generator=torch.Generator().manual_seed(uuid.uuid4().int % 2**31))\n",
         LOSS, "    loss = loss * (1 + 0.01 * noise)\n" + LOSS)),
     ("a thread that is sometimes first", V.RANDOM, (
-        BEGIN, BEGIN + "import threading, time\nbeats = [0]\ndef beat():\n    while True:\n        beats[0] += 1\n        time.sleep(0)\n"
-        "threading.Thread(target=beat, daemon=True).start()\n", LOSS, "    loss = loss * (1 + 1e-3 * (beats[0] % 97))\n" + LOSS)),
+        BEGIN, BEGIN + "import threading, time\nbeats = [0]\n"
+        "def beat():\n    while True:\n        beats[0] += 1\n        time.sleep(0)\n"
+        "threading.Thread(target=beat, daemon=True).start()\n",
+        LOSS, "    loss = loss * (1 + 1e-3 * (beats[0] % 97))\n" + LOSS)),
     ("own noise that the checkpoint holds", V.REPRODUCED, (
         BEGIN, BEGIN + "own = torch.Generator().manual_seed(step)\n", FORWARD, FORWARD + "    own.manual_seed(step)\n"
         "    loss = loss * (1 + 0.1 * torch.rand((), generator=own))\n")),
@@ -83,12 +90,12 @@ def causes() -> Iterator[Cause]:
         yield Cause(name=name, expected=expected, training=variant(*pairs))
     by_exec = variant("from objective import loss_of", "exec(open('objective.py').read())")
     later: list[tuple[str, V, Later, Training]] = [
-        ("a file that is run by exec", V.CODE, edit("objective.py", "helpers.factor() *", "1.01 * helpers.factor() *"), by_exec),
+        ("a file that is run by exec", V.CODE, edit("objective.py", "return helpers", "return 1.01 * helpers"), by_exec),
         ("a module that became a package", V.CODE, _as_a_package, SMALL),
         ("two rows exchanged on disk", V.DATA, _exchange_rows, SMALL),
         ("the data behind a link", V.REPRODUCED, _link, SMALL),
         ("a stray file among the checkpoints", V.REPRODUCED, _stray, SMALL),
-        ("a docstring in a module", V.REPRODUCED, edit("helpers.py", "def factor():\n", 'def factor():\n    """One."""\n'), SMALL),
+        ("a docstring in a module", V.REPRODUCED, edit("helpers.py", "factor():\n", 'factor():\n    """One."""\n'), SMALL),
     ]
     for name, expected, change, training in later:
         yield Cause(name=name, expected=expected, later=change, training=training)

@@ -90,14 +90,14 @@ class LateFiles:
     """What a launch reads after its first step: `facts["later"]` holds rows of path, step and digest ("": it was gone by then).
 
     A file is looked at when the step after its opening begins, a known one only where size or times are others. One that the
-    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths: who reads data file by file has it in the batches.
+    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind: who reads data file by file has it in the batches.
     """
 
     def __init__(self, launch_dir: Path, facts: dict[str, Any]) -> None:
         self._launch_dir, self._facts = launch_dir, facts
         self._outside = _outside(launch_dir)
         self._known: dict[str, tuple[object, str]] = {path: (_stamp(path), digest) for path, digest in facts["files"].items()}
-        self._num = 0
+        self._num = self._num_own = 0
         sys._chronicle_opened = {}  # type: ignore[attr-defined]
 
     def stepping(self, step: int) -> None:
@@ -125,8 +125,11 @@ class LateFiles:
         if digest is not None and stamp == now:
             return None
         new = ITS_OWN if written else _digest_of(path)
+        if written and self._num_own >= MOST_LATE:
+            return None
         self._known[path] = now, new
-        self._num += digest is None
+        self._num += digest is None and not written
+        self._num_own += written
         return None if new == digest else [path, step, new]
 
 

@@ -4,9 +4,10 @@ Prints are compared step by step and rank by rank, in the order in which a step 
 loss, weights. The first part that differs decides:
 
     all equal                     reproduced: what happened is in the data and the weights
+    code, packages                code or packages differ, where one of them is known to have changed
     the weights it began with     state differs: the checkpoint does not hold what the training had; moments and what else the
                                   guard compared at the load, too, where the result is another one in the first steps
-    code, packages, environment   code or packages differ, where one of them is known to have changed; so do files that it read
+    environment, files            code or packages differ, where one of them is known to have changed
     generators, options           state differs: random numbers, learning rate
     batch                         data differ
                                   (two replays whose generators or batches disagree: not deterministic)
@@ -275,15 +276,15 @@ def judge_replay(
     if one.first is None:
         return _all_equal(one, words)
     evidence = (f"first difference: {one.first.words}", *words)
+    code = [text for kind, text in changed if kind in ("code", "package")]
+    if code:
+        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
     if one.begins_equal is False:
         why = "the checkpoint does not hold the weights that the training had at this step"
         why = f"from {place.reproduced_from} the step is as recorded: {why}" if place.reproduced_from else why
         # a weight that changed after the save, before the next batch, looks the same: an earlier place tells
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=replays_agree is None)
     parts, first = one.first.parts, one.first
-    code = [text for kind, text in changed if kind in ("code", "package")]
-    if code:
-        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
     if parts[0] == "options":
         lrs = f": LR {first.record.lr:g} in the record, {first.other.lr:g} in the replay"
         lrs = lrs if first.record.lr != first.other.lr else ""

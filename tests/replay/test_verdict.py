@@ -132,6 +132,8 @@ def test_a_checkpoint_with_other_weights_is_another_state() -> None:
     record = differing("gradient", 5)
     record[0][START] = replace(record[0][START], weights=1)
     assert judged(record, prints()).verdict is ReplayVerdict.STATE
+    changed = [("code", "`dtypes.py` has changed")]  # weights are loaded otherwise
+    assert judged(record, prints(), changed=changed).verdict is ReplayVerdict.CODE
 
 
 def check(name: str, outcome: str, code: str = "M1", expected: str = "1", found: str = "2") -> dict[str, Any]:
