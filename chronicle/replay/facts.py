@@ -90,7 +90,8 @@ class LateFiles:
     """What a launch reads after its first step: `facts["later"]` holds rows of path, step and digest ("": it was gone by then).
 
     A file is looked at when the step after its opening begins, a known one only where size or times are others. One that the
-    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind: who reads data file by file has it in the batches.
+    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind: who reads data file by file has
+    it in the batches.
     """
 
     def __init__(self, launch_dir: Path, facts: dict[str, Any]) -> None:
