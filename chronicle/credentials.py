@@ -32,6 +32,7 @@ _FORMS = re.compile(
 # A name begins where no letter stands before it, and is of a bounded length: a long word is read once, not from each letter
 _URL_PASSWORD = re.compile(r"(?<!\w)(\w+://[^\s:/@]*):[^\s@/]+@")
 _URL_FIELD = re.compile(r"([?&;])([\w.-]+)=([^\s&;#]+)")
+_SIGNED = re.compile(r"(?:^|-)(?:sig|signature|credential)$", re.IGNORECASE)  # who holds the URL may read the object
 _BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _FIELD = re.compile(r"""(["']?)([A-Za-z_][\w.-]{0,99})\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'{}\[\]]+)""")
 
@@ -58,7 +59,7 @@ def redact(text: str) -> str:
     """The text without tokens of known forms, passwords in URLs and their queries, and headers of authorization."""
     text = _URL_PASSWORD.sub(rf"\1:{MASK}@", _FORMS.sub(MASK, text))
     if "://" in text:
-        text = _URL_FIELD.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if looks_secret(m[2]) else m[0], text)
+        text = _URL_FIELD.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if _SIGNED.search(m[2]) or looks_secret(m[2]) else m[0], text)
     return _BEARER.sub(rf"\1 {MASK}", text)
 
 

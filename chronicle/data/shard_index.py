@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chronicle.credentials import redact
 from chronicle.data.shard_forms import (
     ARROW,
     ARROW_PACKED,
@@ -53,6 +55,7 @@ SUFFIX = ".index"
 INDEX_VERSION = 1
 MOST_OPEN = 128  # shards at a time in a process: limits of 1,024 are usual, and there may be 10,000 shards
 _BLOCK = 512
+_USER = re.compile(r"https?://[^/]*@")
 Sample = dict[str, Any]
 
 
@@ -94,7 +97,14 @@ class SourceIndex:
 
 
 def index_source(source: str, place: str | Path) -> SourceIndex:
-    """Read every shard below a directory or URL once. Raises DataError for none, ShardProblem for one that cannot be read."""
+    """Read every shard below a directory or URL once. Raises DataError for none, ShardProblem for one that cannot be read.
+
+    A URL that holds a password, key or signature is refused: it would stand in the index.
+    """
+    if is_remote(str(place)) and (redact(str(place)) != str(place) or _USER.match(str(place)) or "?" in str(place)):
+        raise DataError(f"`{_USER.sub('http…://***@', redact(str(place)))}` is not the URL of a directory alone: it names a "
+                        "user, a key or a query", "credentials belong where the store's package finds them (AWS_ACCESS_KEY_ID, "
+                        "~/.aws, GOOGLE_APPLICATION_CREDENTIALS): an index keeps none")
     shards, sizes, checksums = [], [], []
     for name in list_shards(place)[0]:
         shard, size, checksum = _read_shard(shard_location(str(place), name), name)
@@ -198,12 +208,12 @@ def verify_index(index: SourceIndex, root: str | Path | None = None) -> Iterator
         if not problem and _sha256(path) != shard.sha256:
             problem = f"shard `{path}` has changed: its sha256 is not the indexed {shard.sha256[:12]}…"
         if problem:
-            yield problem
+            yield redact(problem)
     known = {shard.name for shard in index.shards}
     if is_remote(place) or Path(place).is_dir():
         for name in list_shards(place)[0]:
             if name not in known:
-                yield f"shard `{shard_location(place, name)}` is not in the index"
+                yield f"shard `{redact(shard_location(place, name))}` is not in the index"
 
 
 class SourceReader:
@@ -466,6 +476,6 @@ def named_directories(words: Iterable[str]) -> Mapping[str, str]:
         place = place.rstrip("/") if is_remote(place) else str(Path(place).expanduser())
         name = name or (place.rpartition("/")[2] if is_remote(place) else Path(place).absolute().name)
         if name in found or not name or "/" in name:
-            raise DataError(f"`{word}` gives no name of its own to a source", "write NAME=DIR, each name once")
+            raise DataError(f"`{redact(word)}` gives no name of its own to a source", "write NAME=DIR, each name once")
         found[name] = place
     return found

@@ -14,8 +14,10 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chronicle.credentials import redact
 from chronicle.data.repeats import without_repeats
 from chronicle.errors import DataError
 from rollback.disk.durable import write_atomic
@@ -33,7 +36,10 @@ _BLOCK = 512
 
 
 class ShardProblem(DataError):
-    """A shard is missing, truncated, or differs from its index or manifest; the message names the file."""
+    """A shard is missing, truncated, or differs from its index or manifest; the message names the file, never a password."""
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(redact(message), remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +120,15 @@ def is_remote(shard: str) -> bool:
 
 @contextmanager
 def open_shard(shard: str) -> Iterator[IO[bytes]]:
-    """Open a shard for reading. Raises ShardProblem when it cannot be opened."""
+    """Open a shard for reading. Raises ShardProblem when it cannot be opened, or a remote one cannot be read to its end."""
+    if is_remote(shard):
+        with _asked(shard, "opened", lambda filesystem, path: filesystem.open(path, "rb")) as opened:
+            yield io.BufferedReader(_RemoteStream(shard, opened), 1 << 20)
+        return
     try:
-        if is_remote(shard):
-            filesystem, path = _filesystem(shard)
-            opened = filesystem.open(path, "rb")
-        else:
-            opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller's block
+        opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller's block
     except OSError as problem:
-        raise ShardProblem(f"shard `{shard}` cannot be opened: {_reason(problem)}",
+        raise ShardProblem(f"shard `{shard}` cannot be opened: {problem.strerror}",
                            "build it with `chronicle data build`, or correct the path") from problem
     with opened as stream:
         yield stream
@@ -131,11 +137,7 @@ def open_shard(shard: str) -> Iterator[IO[bytes]]:
 def shard_bytes(shard: str) -> int:
     """Return the size of a shard."""
     if is_remote(shard):
-        filesystem, path = _filesystem(shard)
-        try:
-            return int(filesystem.size(path))
-        except OSError as problem:
-            raise ShardProblem(f"shard `{shard}` cannot be found: {problem}") from problem
+        return int(_asked(shard, "found", lambda filesystem, path: filesystem.size(path)))
     with open_shard(shard) as stream:
         return stream.seek(0, io.SEEK_END)
 
@@ -145,17 +147,24 @@ def remote_files(place: str) -> dict[str, int | None]:
 
     Raises ShardProblem where it cannot be listed.
     """
-    filesystem, path = _filesystem(place)
-    try:
-        found = filesystem.find(path, detail=True)
-    except OSError as problem:
-        raise ShardProblem(f"`{place}` cannot be listed: {_reason(problem)}") from problem
-    root = path.rstrip("/") + "/"
-    return {name.removeprefix(root): entry.get("size") for name, entry in found.items() if name.startswith(root)}
+    def listed(filesystem: Any, path: str) -> dict[str, int | None]:
+        filesystem.invalidate_cache()  # what was listed earlier in this process may have changed
+        root = path.rstrip("/") + "/"
+        listing = filesystem.find(path, detail=True)
+        if not listing:
+            filesystem.info(path)  # a web server that is away has no files either
+        return {name.removeprefix(root): entry.get("size") for name, entry in listing.items()
+                if name.startswith(root) and name != root}
+
+    found: dict[str, int | None] = _asked(place, "listed", listed)
+    return found
 
 
 class ShardReader:
-    """Reads parts of one shard by offset. Each process opens its own descriptor at its first read."""
+    """Reads parts of one shard by offset. Each process opens its own descriptor at its first read.
+
+    A remote store that does not answer is asked again for `PATIENCE_S` seconds.
+    """
 
     def __init__(self, shard: str) -> None:
         self.path = self.shard = shard
@@ -163,13 +172,14 @@ class ShardReader:
         self._process = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`. Raises ShardProblem when the shard is shorter."""
+        """Return `size` bytes from `offset`. Raises ShardProblem when the shard is shorter, or cannot be read."""
         if is_remote(self.shard):
-            filesystem, path = _filesystem(self.shard)
-            try:
-                content = bytes(filesystem.cat_file(path, start=offset, end=offset + size))
-            except OSError as problem:
-                raise ShardProblem(f"shard `{self.shard}` cannot be read: {_reason(problem)}") from problem
+            content = bytes(_asked(self.shard, "read", lambda filesystem, path: filesystem.cat_file(
+                path, start=offset, end=offset + size), PATIENCE_S))
+            if len(content) > size:
+                raise ShardProblem(f"shard `{self.shard}`: asked for {size:,} bytes of it, its server gave "
+                                   f"{len(content):,}: it does not know ranges", "serve it by a server that gives parts of a "
+                                   "file (nginx, a bucket), or copy the shards to this machine")
         else:
             if self._descriptor < 0 or self._process != os.getpid():  # a forked worker opens its own descriptor
                 try:
@@ -189,9 +199,91 @@ class ShardReader:
         self._descriptor = -1
 
 
-def _reason(problem: OSError) -> str:
-    """Return the system's message. fsspec reports every failure as "not found" and keeps the real error as the cause."""
-    return str(problem.__cause__ or problem.strerror or problem)
+# --- Remote stores
+
+PATIENCE_S = 300.0  # a read waits so long for a store: other ranks wait 10 minutes in a collective by default
+FIRST_PAUSE_S = 1.0
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError, ValueError)
+
+
+def _asked(shard: str, verb: str, ask: Callable[[Any, str], Any], patience_s: float = 0.0) -> Any:
+    """Return what a store answers to `ask(filesystem, path)`; raises ShardProblem, without credentials, where it does not.
+
+    What a store refuses is final. Else (no connection, an answer that is cut, 5xx) it is asked again, at first after a second
+    and ever more rarely, until `patience_s` are over; the wait and its end are told on stderr.
+    """
+    filesystem, path = _filesystem(shard)
+    began, pause, told = time.monotonic(), FIRST_PAUSE_S, False
+    while True:
+        try:
+            answer = ask(filesystem, path)
+            if told:
+                waited_s = time.monotonic() - began
+                print(f"chronicle: shard `{redact(shard)}` is read again after {waited_s:.0f} s", file=sys.stderr)
+            return answer
+        except Exception as problem:  # noqa: BLE001 every store's package has errors of its own
+            left = patience_s - (time.monotonic() - began)
+            if _is_final(problem) or left <= 0:
+                waited = f" ({patience_s:.0f} s long)" if told else ""
+                reason, remedy = f"shard `{shard}` cannot be {verb}{waited}: {_reason(problem)}", _remedy(problem)
+                hidden = redact(shard) != shard or redact(str(problem)) != str(problem)
+                raise ShardProblem(reason, remedy) from (None if hidden else problem)
+            if not told:
+                print(f"chronicle: shard `{redact(shard)}` cannot be {verb} now: {_reason(problem)}; it is tried again for "
+                      f"{patience_s:.0f} s", file=sys.stderr)
+            told = True
+        time.sleep(max(0.0, min(pause, left)))
+        pause = min(2 * pause, 30.0)
+
+
+class _RemoteStream(io.RawIOBase):
+    """A file of fsspec from any place on; raises ShardProblem alone, and waits for a store as `ShardReader` does."""
+
+    def __init__(self, shard: str, opened: Any) -> None:
+        self._shard, self._opened = shard, opened
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._opened.seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._opened.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._opened.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        # a stream without ranges, which has no cache, cannot be read again where it broke
+        patience_s = PATIENCE_S if getattr(self._opened, "cache", None) is not None else 0.0
+        content = _asked(self._shard, "read", lambda *_: self._opened.read(len(buffer)), patience_s)
+        buffer[:len(content)] = content
+        return len(content)
+
+
+def _is_final(problem: BaseException) -> bool:
+    """Whether asking again is of no use: no such file, no permission, a request that the store refuses."""
+    # fsspec's web files report every failure as "not found"; an answer that is cut has a cause that names itself 400
+    cause = problem.__cause__ if isinstance(problem, FileNotFoundError) and problem.__cause__ else problem
+    answer = getattr(cause.__cause__, "response", None)  # of S3
+    said = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
+    status = str(said or getattr(cause, "status", None) or vars(cause).get("code", ""))  # of the web, of Google
+    if status.isdigit():
+        return 400 <= int(status) < 500 and status not in ("408", "429")
+    return isinstance(cause, _FINAL)
+
+
+def _reason(problem: BaseException) -> str:
+    """Return the store's message in one line. fsspec reports failures as "not found" and keeps the real error as the cause."""
+    words = str(problem.__cause__ or getattr(problem, "strerror", None) or problem) or type(problem).__name__
+    return redact(" ".join(words.split()).rstrip("."))[:300]
+
+
+def _remedy(problem: BaseException) -> str:
+    if isinstance(problem, PermissionError) or "redential" in f"{type(problem).__name__} {problem}":
+        return "give credentials where the store's package looks for them (its environment variables or files), not in the URL"
+    return "correct the URL or path, or see that the store answers"
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -201,9 +293,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
         raise ShardProblem(f"remote shard `{url}` needs fsspec", "pip install fsspec") from problem
     try:
         filesystem, path = url_to_fs(url)
-    except (ImportError, ValueError) as problem:  # the protocol is unknown, or its package is missing
-        raise ShardProblem(f"remote shard `{url}` cannot be opened: {problem}",
-                           "install the package that fsspec names, or correct the URL") from problem
+    except Exception as problem:  # noqa: BLE001 the protocol is unknown, its package is missing, or it finds no credentials
+        raise ShardProblem(f"remote shard `{url}` cannot be opened: {_reason(problem)}",
+                           "install the package that is named (s3fs and gcsfs: `chronicle-ml[remote]`), or correct the URL"
+                           if isinstance(problem, ImportError | ValueError) else _remedy(problem)) from None
     return filesystem, path
 
 

@@ -20,8 +20,9 @@ from typing import ClassVar
 
 import pytest
 
-from chronicle.data import PlanDataset, shard_forms
+from chronicle.data import PlanDataset, shard_forms, shards
 from chronicle.data.shard_index import (
+    SourceIndex,
     SourceReader,
     index_source,
     list_shards,
@@ -236,10 +237,17 @@ class Ranges(SimpleHTTPRequestHandler):
     """Python's file server with ranges; it writes down how many bytes it gave."""
 
     given: ClassVar[list[int]] = []
+    answers: ClassVar[list[str]] = []  # for the next reads by range: "cut", "unavailable", "whole"; then the right one
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
-        if path.is_dir() or "Range" not in self.headers:
+        answer = self.answers.pop(0) if self.answers and "Range" in self.headers else ""
+        if answer == "unavailable":
+            self.send_error(503)
+            return
+        if answer == "whole":
+            del self.headers["Range"]
+        if not path.is_file() or "Range" not in self.headers:
             super().do_GET()
             return
         first, _, last = self.headers["Range"].partition("=")[2].partition("-")
@@ -250,7 +258,7 @@ class Ranges(SimpleHTTPRequestHandler):
         self.send_header("Content-Length", str(len(part)))
         self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
         self.end_headers()
-        self.wfile.write(part)
+        self.wfile.write(part[:len(part) // 2] if answer == "cut" else part)
 
     def log_message(self, *_: object) -> None:
         """Quiet."""
@@ -261,6 +269,7 @@ def served(tmp_path: Path) -> Iterator[str]:
     """The URL of `tmp_path`/served, on this machine."""
     (tmp_path / "served").mkdir()
     Ranges.given.clear()
+    Ranges.answers.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(tmp_path / "served")))
     thread = Thread(target=server.serve_forever)
     thread.start()
@@ -293,3 +302,62 @@ def test_remote_shards_are_read_by_ranges_and_packed_ones_once(tmp_path, served,
     (place / "b.jsonl.zst").unlink()
     with pytest.raises(ShardProblem, match="cannot be found"):
         SourceReader(index, cache=tmp_path / "two")
+
+
+@pytest.fixture
+def remote(tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceIndex, str]:
+    """The index of one remote tar, and its URL; pauses between two reads are short."""
+    pytest.importorskip("aiohttp")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(shards, "FIRST_PAUSE_S", 0.001)
+    (tmp_path / "served/web").mkdir()
+    (tmp_path / "served/web/a.tar").write_bytes(tar_of(1))
+    return index_source("web", f"{served}/web"), f"{served}/web"
+
+
+def test_a_store_that_does_not_answer_for_a_while_is_asked_again_and_both_are_told(remote, capsys):
+    reader = SourceReader(remote[0])
+    whole = reader.read(3)
+    capsys.readouterr()
+    Ranges.answers[:] = ["unavailable", "cut", "unavailable"]
+    assert reader.read(3) == whole
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2 and "503" in told[0] and "tried again for 300 s" in told[0] and "read again after" in told[1]
+
+
+def test_an_outage_that_does_not_end_and_an_object_that_is_gone_stop_with_one_sentence(remote, tmp_path, monkeypatch, capsys):
+    reader = SourceReader(remote[0])
+    monkeypatch.setattr(shards, "PATIENCE_S", 0.2)
+    Ranges.answers[:] = ["unavailable"] * 10_000
+    with pytest.raises(ShardProblem, match=r"a.tar` cannot be read \(0 s long\): 503"):
+        reader.read(3)
+    Ranges.answers.clear()
+    capsys.readouterr()
+    (tmp_path / "served/web/a.tar").unlink()
+    with pytest.raises(ShardProblem, match=r"cannot be read: .*a.tar"):
+        reader.read(3)
+    assert capsys.readouterr().err == ""  # nothing to wait for
+
+
+def test_a_server_without_ranges_and_a_server_that_is_away_are_said_in_one_sentence(remote):
+    Ranges.answers[:] = ["whole"]
+    with pytest.raises(ShardProblem, match="it does not know ranges"):
+        SourceReader(remote[0]).read(3)
+    with pytest.raises(ShardProblem, match="cannot be listed: "):
+        index_source("web", "http://127.0.0.1:9/web")
+
+
+@pytest.mark.parametrize("secret", ["http://me:hunter22@{}", "http://{}/x?X-Amz-Signature=hunter22", "http://hunter22@{}"])
+def test_credentials_in_a_url_reach_neither_an_index_nor_a_message(remote, secret):
+    index, url = remote
+    place = secret.format(url.partition("://")[2])
+    with pytest.raises(DataError, match="names a user, a key or a query") as refused:
+        index_source("web", place)
+    assert "hunter22" not in str(refused.value)
+    if "hunter22@" in secret and "me:" in secret:  # to read by it is allowed: nothing of it is kept
+        reader = SourceReader(index, place)
+        Ranges.answers[:] = ["whole"]
+        with pytest.raises(ShardProblem) as problem:
+            reader.read(3)
+        assert "hunter22" not in f"{problem.value} {problem.value.__cause__}" and "me:***@" in str(problem.value)

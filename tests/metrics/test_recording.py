@@ -179,9 +179,11 @@ def test_settings_that_look_like_secrets_are_hidden(name: str, secret: bool) -> 
 
 def test_secret_values_are_hidden_whatever_their_name() -> None:
     found = plain_settings(
-        {"uri": "postgres://me:word@db/x", "hub": "hf_" + "a" * 30, "plain": "https://host/x", "n": {"token": "x"}}
+        {"uri": "postgres://me:word@db/x", "hub": "hf_" + "a" * 30, "plain": "https://host/x", "n": {"token": "x"},
+         "signed": "https://host/x?X-Amz-Signature=1f", "shared": "https://host/x?sv=2&sig=1f", "asked": "https://host/x?design=1f"}
     )
-    assert found == {"uri": HIDDEN, "hub": HIDDEN, "plain": "https://host/x", "n": {"token": HIDDEN}}
+    assert found == {"uri": HIDDEN, "hub": HIDDEN, "plain": "https://host/x", "n": {"token": HIDDEN}, "signed": HIDDEN,
+                     "shared": HIDDEN, "asked": "https://host/x?design=1f"}
 
 
 SCRIPT = """
