@@ -36,7 +36,7 @@ from rollback.detect.watches import (
     ScaleWatch,
 )
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
@@ -334,7 +334,7 @@ class Detector:
         told = told or (Role.LR in one and values.get(one[Role.LR]) is not None)
         finding = self._disguise.feed(
             row, step, loss=values.get(lead), norm=norm, scale=scale, skipped=skipped, level=channel.middle,
-            noise=channel.scale, told=told,
+            noise=channel.scale, told=told, before=lambda: [item[3] for item in channel.buffer],
         )  # fmt: skip
         if finding is None:
             return

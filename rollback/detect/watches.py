@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any, Self
 
 
@@ -236,7 +238,10 @@ class ScaleWatch(Watch):
 
 DISGUISED_POINTS = 3
 USUAL_POINTS = 32  # points that show what is usual in this log
-TIE_SHARE = 100  # points for each value that repeats by chance: where it does so oftener, three in a row prove nothing
+TIE_POINTS, TIES_LEAST = 64, 12  # values before a repeat that show how often one repeats by chance, and how many are needed
+TIE_DENSITY = 0.3  # of a Gaussian's differences at zero, times their median: the chance of a tie for a grid of one
+TIE_CHANCE, TIE_MOST = 1e-7, 0.95  # of so many repeats in a row; of one, at most
+TIE_SHARE = 100  # points for each that repeats: fewer are an accident, and before so many it is not known
 FAR_FROM_ZERO = 10.0  # noise units: a loss that reaches zero by training comes near it first
 FLOOR_SCALE = 1.0
 FLOOR_FALL = 16.0  # a scale that fell by this factor to its floor
@@ -257,8 +262,8 @@ class DisguiseWatch(Watch):
     """A fold over a point's loss, gradient norm, loss scale and skipped steps; None is "not in this line"."""
 
     __slots__ = (
-        "begun", "first_row", "first_step", "last_loss", "last_skipped", "last_step", "normed", "repeats", "scale_top", "signs",
-        "sound_step", "usual",
+        "begun", "first_row", "first_step", "last_loss", "last_skipped", "last_step", "needed", "normed", "repeats", "scale_top",
+        "signs", "sound_step", "usual",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -270,14 +275,18 @@ class DisguiseWatch(Watch):
         self.repeats = 0  # points whose loss was that of the point before: a coarse number format
         self.scale_top = 0.0
         self.signs = 0  # points in a row that show a sign
+        self.needed = DISGUISED_POINTS  # so many of them are no accident
         self.first_row = self.first_step = self.sound_step = 0
         self.begun = False
 
     def feed(
         self, row: int, step: int, *, loss: float | None, norm: float | None, scale: float | None, skipped: float | None,
-        level: float, noise: float, told: bool,
+        level: float, noise: float, told: bool, before: Callable[[], Sequence[float]] = tuple,
     ) -> DisguiseFinding | None:  # fmt: skip
-        """Fold one point. `level` and `noise` are the loss's usual ones, `told` says that the line holds other values."""
+        """Fold one point. `level` and `noise` are the loss's usual ones, `told` says that the line holds other values.
+
+        `before` returns the last values, this one among them: asked where a value repeats and no norm says why.
+        """
         if loss is not None and loss - loss != 0.0:
             return None  # an open NaN needs no watch
         sign = self._sign(step, loss, norm, scale, skipped, level, noise, told)
@@ -291,10 +300,12 @@ class DisguiseWatch(Watch):
             self._remember(step, loss, skipped)
             return finding
         if self.signs == 0:
-            self.first_row, self.first_step = row, step
+            self.first_row, self.first_step, self.needed = row, step, DISGUISED_POINTS
+        if self.needed == DISGUISED_POINTS and norm is None and self.normed == 0 and loss is not None and loss != 0.0:
+            self.needed = points_of_chance(before(), self.repeats, self.usual)
         self.signs += 1
         self._remember(step, loss, skipped)
-        if self.begun or self.signs < DISGUISED_POINTS:
+        if self.begun or self.signs < self.needed:
             return None
         self.begun = True
         return DisguiseFinding(True, self.first_row, self.first_step, self.sound_step, sign)
@@ -331,7 +342,7 @@ class DisguiseWatch(Watch):
         why = "there is no gradient norm" if norm is None else f"the gradient norm is {'NaN' if norm != norm else 'infinite'}"
         if loss == 0.0 and far and (normless or unknown):
             return f"the loss is exactly 0.0 and {why}: a filter of the trainer hides NaN"
-        if loss == self.last_loss and far and (normless or (unknown and self.repeats * TIE_SHARE <= self.usual)):
+        if loss == self.last_loss and far and (normless or unknown):
             return f"the loss repeats bit for bit and {why}: a filter of the trainer hides NaN"
         return None
 
@@ -346,6 +357,31 @@ class DisguiseWatch(Watch):
         self.last_skipped = skipped if skipped is not None else self.last_skipped
         if loss is None and not self.signs:
             self.usual = 0  # lines without a loss are usual here
+
+
+def points_of_chance(values: Sequence[float], repeats: int, usual: int) -> int:
+    """Return how many repeats in a row prove that a series is stuck: in a coarse number format values repeat by chance.
+
+    Of a grid of width q, differences of the median size d repeat a value with a chance of about 0.3 q / d. Where the
+    differences are themselves alike (averages of a slow series) a tie seldom comes alone: then d is by how much they differ,
+    twice the longest series so far counts, and so does how many of the `usual` values were `repeats`, if that is no accident.
+    """
+    size = len(values)
+    while size > 1 and values[size - 1] == values[size - 2]:
+        size -= 1
+    seen = values[:size]
+    if size < TIES_LEAST and not repeats:
+        return DISGUISED_POINTS
+    leaps = [later - earlier for earlier, later in pairwise(seen[-TIE_POINTS:])]
+    bends = [abs(later - earlier) for earlier, later in pairwise(leaps)]
+    grid = min((later - earlier for earlier, later in pairwise(sorted(set(seen[-TIE_POINTS:])))), default=0.0)
+    apart = min(sorted(map(abs, leaps))[len(leaps) // 2], sorted(bends)[len(bends) // 2]) if size >= TIES_LEAST else 0.0
+    chance = TIE_DENSITY * grid / apart if apart > 0.0 else TIE_MOST
+    if repeats * TIE_SHARE > usual:
+        chance = max(chance, math.sqrt(repeats / usual)) if usual >= TIE_SHARE else TIE_MOST
+    chance = min(TIE_MOST, max(chance, TIE_CHANCE))
+    longest = max(len(list(same)) for _, same in groupby(seen)) - 1
+    return max(DISGUISED_POINTS, 2 * longest + 2 if longest > 1 else 0, math.ceil(math.log(TIE_CHANCE) / math.log(chance)))
 
 
 # --- A resume beside the curve it left
