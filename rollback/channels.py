@@ -147,6 +147,7 @@ JUDGED = (Role.LOSS, Role.OBJECTIVE, Role.SOURCE, Role.REWARD)  # without one of
 TELLING = (*JUDGED, Role.NORM, Role.LR)  # a printed line that holds one of these is a logged step
 HINTS = (  # a printed line without any of these holds none of them
     "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "cost:", "xent", "ntropy", "L.r.",
+    "eturn", "D_", "G_",
 )  # fmt: skip
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 

@@ -81,8 +81,12 @@ COUNT = r"(?P<at>\d[\d,]*)(?![\w.])(?!-\d\d-)"
 COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), first)
     for pattern, first in (
-        (rf"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps)\s*[:=]?\s*{COUNT}", 0),
+        (rf"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps|(?:env|policy)_step)\s*[:=]?\s*{COUNT}", 0),
         (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch:?\s*\[(?P<epoch>\d+)/\d+\][:,]?\s*(?:batch|step|iter|iteration)s?:?\s*\[?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"(?:^|\s)\[(?P<epoch>\d+)/\d+\]\s*\[{COUNT}/(?P<of>\d+)\]", 0),
+        (rf"\btrain\b.*?\bbatch\s+(?P<epoch>\d+)/{COUNT}\s+loss\b", 0),
+        (rf"\bepoch\s+(?P<epoch>\d+)\s*\|.*?\|\s*steps?:\s*{COUNT}", 0),
         (rf"\btrain(?:ing)?:?\s*\[(?P<epoch>\d+)/\d+\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\bepoch\s*\[(?P<epoch>\d+)\]\s*,?\s*\[?(?:batch|iter|step)\s*\[?{COUNT}\]", 0),
         (rf"\bepoch:\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
@@ -105,8 +109,10 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     )
 )
 ANNOUNCED = re.compile(
-    rf"(?<![\w/.])(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*{COUNT}(?!\s*/)(?!\s*%)", re.IGNORECASE
-)
+    r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
+    + COUNT, re.IGNORECASE,
+)  # fmt: skip
+ROUNDED = re.compile(r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE)  # `step:2K`
 BLOCK = re.compile(
     r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
     r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$",
@@ -415,6 +421,9 @@ def parse_log_line(line: str, counted: int = 0) -> Point | None:
 
 
 def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
+    rounded = ROUNDED.search(line)
+    if rounded is not None:
+        return epochs.rounded(float(rounded["at"]), UNITS[rounded["unit"].upper()], line)
     for pattern, first in COUNTERS:
         found = pattern.search(line)
         if found is None or (cut and found.end("at") == len(line)):
@@ -423,7 +432,7 @@ def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
         groups = found.groupdict()
         if groups.get("of"):
             return max(0, int(groups["epoch"]) - first) * int(groups["of"]) + at
-        return epochs.step(float(groups["epoch"]), at) if groups.get("epoch") else at
+        return epochs.step(float(groups["epoch"]), at) if groups.get("epoch") else epochs.plain(at)
     return None
 
 
@@ -441,7 +450,7 @@ def _fields_of(line: str) -> Iterator[re.Match[str]]:
 def _known_part(phrase: str) -> str | None:
     """Return the longest end of a phrase that is a known name: `INFO loss` is `loss`; None for what is not known."""
     words = phrase.strip("()").split(" ")
-    if re.fullmatch(rf"(?:{EVAL_WORDS})\w*", words[0], re.IGNORECASE):
+    if re.fullmatch(rf"(?!values?$)(?:{EVAL_WORDS})\w*", words[0], re.IGNORECASE):
         return None
     for start in range(len(words)):
         name = " ".join(words[start:])
@@ -526,11 +535,29 @@ def _time(line: str) -> float | None:
 
 
 class EpochSteps:
-    """Make one count of steps that begin again with each epoch and whose number in an epoch is not printed."""
+    """Make one count of steps that begin again with each epoch and whose number in an epoch is not printed.
+
+    Or of steps that are printed in thousands (`step:2K`, LeRobot): by the interval before, as long as it rounds to them.
+    """
 
     def __init__(self) -> None:
         self.epoch: float | None = None
         self.last = self.offset = 0
+        self.shown = self.gap = 0  # of steps that count through
+        self.line = ""
+
+    def plain(self, at: int) -> int:
+        """Return a step that counts through."""
+        if at != self.shown:
+            self.gap, self.shown = max(0, at - self.shown), at
+        return at
+
+    def rounded(self, shown: float, unit: float, line: str) -> int:
+        """Return the step of a line that rounds it to a thousand, a million or a billion."""
+        if line != self.line:
+            self.line, next_one = line, self.shown + self.gap
+            self.shown = next_one if abs(next_one / unit - shown) <= 0.5 else int(shown * unit)
+        return self.shown
 
     def step(self, epoch: float, at: int) -> int:
         """Return the step since the log began."""
@@ -564,6 +591,8 @@ def point_of_record(
     known = STEP_NAMES if step is None else (step,)
     lowered = {name.lower(): name for name in flat}
     counter = next((lowered[name] for name in (n.lower() for n in known) if name in lowered), None)
+    if counter is None or counter.lower() in EPOCH_NAMES:
+        counter = _put_share(record, flat) or counter
     if counter is not None and counter.lower() in EPOCH_NAMES and (counted is not None or flat[counter] != int(flat[counter])):
         counter = None
     at = flat[counter] if counter is not None else counted
@@ -582,6 +611,16 @@ def point_of_record(
     if not values and not any(role_of(name) is Role.LOSS for name in record):
         return None
     return Point(0, whole, time, values, launch)  # without a value where the loss was written and is no number
+
+
+def _put_share(record: Mapping[str, Any], flat: dict[str, float]) -> str | None:
+    """Add the step of `"global_step/max_steps": "56/176"` (swift) to the numbers; returns its name."""
+    for name, value in record.items():
+        first = name.split("/")[0] if isinstance(value, str) and "/" in name else ""
+        if first.lower() in STEP_NAMES and first.lower() not in EPOCH_NAMES and (share := SHARE_OF.match(value)):
+            flat[first] = float(share[1])
+            return first
+    return None
 
 
 def _flatten(

@@ -384,7 +384,7 @@ class Channel(ChannelState):
             prior = self.long_run if self.long_run > 0.0 else config.first_inflation * self.scale * self.scale
             self.long_run = prior + weight * (power - prior)
             ratio = self.long_run / (self.scale * self.scale)
-            self.set_inflation(min(config.max_inflation, max(self.wander, ratio)))
+            self.set_inflation(max(self.wander, min(config.max_inflation, ratio)))
             self.healthy += self.block_size
             if self.healthy >= self.next_calibration:
                 self._calibrate()

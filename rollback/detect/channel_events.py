@@ -515,7 +515,7 @@ def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
     """Add a slow rise that recovered by itself to the run's drift (of 20 real divergences one recovered)."""
     if event.shape == "gradual" and not event.after_restart:
         channel.strayed, channel.strayed_row = max(event.crest, _own_wander(channel, channel.last_end)), channel.last_end
-        channel.wander = min(channel.config.max_inflation, 1.6 * max(channel.wander, event.inflation))
+        channel.wander = min(channel.config.stray_inflation, 1.6 * max(channel.wander, event.inflation))
         channel.set_inflation(max(channel.inflation, channel.wander))
 
 

@@ -94,6 +94,7 @@ class ChannelConfig:
     sure_points: int = 48  # until then the slow level is a guess, and its error is no wander of the run
     first_inflation: float = 1.5  # long-run variance over the variance of one point, before it is measured
     max_inflation: float = 64.0
+    stray_inflation: float = 256.0  # of rises that came back by themselves: an average of a slow series drifts that far
     residual_points: int = 1024
     calibrate_points: int = 512
     recalibrate_points: int = 16_384

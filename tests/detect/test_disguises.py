@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Mapping
+from itertools import groupby
 from types import MappingProxyType
 
 import pytest
@@ -114,6 +115,26 @@ def test_a_repeated_loss_is_told_though_one_repeated_by_chance_before() -> None:
         twin = row - 1 if row in (300, 700, 1100, 1500) else min(row, 2000)
         said += detector.feed(row, {"loss": healthy(twin)["loss"]})
     assert [event.alarm_row for event in said if event.kind is Kind.NAN and event.tier is Tier.PROPOSE][:1] == [2003]
+
+
+def slow_and_coarse(row: int, dice: random.Random, wave: list[float]) -> float:
+    """The running mean of a slow series, printed with three digits: in a tenth of the points it does not move."""
+    wave[0] = 0.98 * wave[0] + dice.gauss(0.0, 0.004)
+    wave[1] = 0.9 * wave[1] + 0.1 * wave[0]
+    return round(1.0 + 3.0 / (1 + row / 10) + wave[1], 3)
+
+
+@pytest.mark.parametrize("stuck", [None, 1500])
+def test_a_slow_series_of_few_digits_repeats_by_chance_until_it_is_stuck(stuck: int | None) -> None:
+    """Three proposals of NaN in one healthy run of four equal values each; and 42 of 120 stuck losses were not told."""
+    detector, dice, wave = Detector(), random.Random(4), [0.0, 0.0]
+    values = [slow_and_coarse(row, dice, wave) for row in range(1600)]
+    runs = [len(list(same)) for _, same in groupby(values[32:])]
+    assert max(runs) >= 4  # three repeats in a row are usual here
+    for row in range(1600):
+        detector.feed(row, {"loss": values[row if stuck is None else min(row, stuck)]})
+    found = [event.alarm_row - (stuck or 0) for event in detector.events if event.kind is Kind.NAN]
+    assert found == [] if stuck is None else len(found) == 1 and 3 < found[0] < 60
 
 
 def test_half_a_fold_is_as_good_as_one() -> None:

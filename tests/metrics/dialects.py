@@ -139,6 +139,15 @@ def keras(losses: Losses) -> str:
     )
 
 
+def lerobot(losses: Losses) -> str:
+    """Steps from a thousand on are printed in thousands: a hundred lines say `step:2K`."""
+    return "".join(
+        f"INFO 2026-01-02 03:04:05 ts/train.py:232 step:{step if step < 1000 else f'{step / 1000:.0f}K'} smpl:{step * 8 / 1000:.0f}K "
+        f"ep:{step // 50} epch:{step / 5000:.2f} loss:{loss:.3f} grdn:5.311 lr:1.0e-05 updt_s:0.191 data_s:0.003\n"
+        for step, loss in ((row * EVERY, loss) for row, loss in enumerate(losses, 1))
+    )
+
+
 def table(head: str, row: str) -> Callable[[Losses], str]:
     return lambda losses: head + "".join(row.format(step=n * EVERY, row=n, x=x) for n, x in enumerate(losses, 1))
 
@@ -349,4 +358,21 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "rllib result.json": (".json", records(lambda step, x: {
         "episode_reward_mean": 21.0, "training_iteration": step // EVERY, "timesteps_total": step,
         "info": {"learner": {"default_policy": {"learner_stats": {"total_loss": x, "cur_lr": 5e-5}}}}})),
+    # modelscope/ms-swift swift/plugin/callback: Trainer's dictionary, its step as a text
+    "swift": (".log", lines(
+        "{{'loss': {x:.8f}, 'grad_norm': 0.65250963, 'learning_rate': 8.6e-07, 'memory(GiB)': 63.16, 'train_speed(iter/s)': 0.01119, "
+        "'epoch': 0.64, 'global_step/max_steps': '{step}/5000', 'percentage': '31.82%', 'elapsed_time': '1h 22m 38s'}}")),
+    # huggingface/lerobot lerobot/common/utils/logging_utils.py MetricsTracker; mindspore-lab/mindocr mindocr/utils/callbacks.py
+    "lerobot": (".log", lerobot),
+    "mindocr": (".log", lines(
+        "[2026-01-02 03:04:05] mindocr.utils.callbacks INFO - epoch: [{e}/20] step: [{at}/{of}], loss: {x:.6f}, lr: 0.000793, "
+        "per step time: 223.489 ms, fps per card: 4.47 img/s", epoch=1000, first=1)),
+    # wenet-e2e/wenet wenet/utils/train_utils.py; mozilla/DeepSpeech training/deepspeech_training/train.py
+    "wenet": (".log", lines(
+        "2026-01-02 03:04:05,678 DEBUG TRAIN | steps/sec 1.2| Batch {e}/{at} loss {x:.6f} lr 0.00040000 grad_norm 4.100000 rank 0",
+        epoch=100_000)),
+    "deepspeech": (".log", lines("Epoch {e} |   Training | Elapsed Time: 0:00:11 | Steps: {at} | Loss: {x:.6f}", epoch=100_000)),
+    # thu-ml/tianshou tianshou/trainer/base.py, its bar at the end of each epoch
+    "tianshou": (".log", lines(
+        "Epoch #{row}: 10001it [00:05, 1811.11it/s, env_step={step}, len=200, loss={x:.3f}, n/ep=0, n/st=10, rew=195.00]")),
 }  # fmt: skip

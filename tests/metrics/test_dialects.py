@@ -173,3 +173,31 @@ def _nan_proposed(path: Path) -> list[int]:
     ]
     assert found[0] == found[1]
     return found[0]
+
+
+PLAYERS = {  # form of a line, the series that its spike is on: junyanz/pytorch-CycleGAN-and-pix2pix, pytorch/examples dcgan, vwxyzjn/cleanrl
+    "cyclegan": ("(epoch: {e}, iters: {at}, time: 0.294, data: 0.152) D_A: {x:.3f} G_A: {x:.3f} cycle_A: {x:.3f} idt_A: 0.500 ", "D_A"),
+    "dcgan": ("[{e0}/25][{at}/1000]\tLoss_D: {x:.4f}\tLoss_G: {x:.4f}\tD(x): 0.7012\tD(G(z)): 0.2011 / 0.1002", "Loss_D"),
+    "cleanrl": ("global_step={step}, episodic_return=[{x}]", "episodic_return"),
+    "rsl_rl": (" Learning iteration {row}/1500 \n  Computation: 98304 steps/s (collection: 0.9s, learning 0.1s)\n"
+               "   Value function loss: {x:.4f}\n  Surrogate loss: -0.0041\n  Mean reward: 10.20", "Value function loss"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAYERS)
+def test_logs_of_players_are_read_by_the_steps_they_print(name: str, tmp_path: Path) -> None:
+    """Two of them have no word `loss`, and the bracket of another was no step: four refusals of healthy logs."""
+    form, leads = PLAYERS[name]
+    rows = [
+        form.format(step=row * 100, row=row, e=1 + (row - 1) // 10, e0=(row - 1) // 10, at=(row - 1) % 10 * 100 + 100, x=x)
+        for row, x in enumerate([*LOSSES[:120], *[math.nan] * 10], 1)
+    ]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(rows) + "\n")
+    every = 1 if name == "rsl_rl" else 100
+    points = [(point.step, point.values.get(leads)) for point in read_log(path)]
+    assert [step for step, _ in points] == [every * row for row in range(1, 131)]
+    assert [value for _, value in points[:120]] == pytest.approx(LOSSES[:120], rel=0.03)
+    scan = scan_file(path)
+    onsets = {event.onset_step for event in scan.events if event.kind is Kind.NAN and event.tier is Tier.PROPOSE}
+    assert onsets == {121 * every}
