@@ -81,9 +81,12 @@ COUNT = r"(?P<at>\d[\d,]*)(?![\w.])(?!-\d\d-)"
 COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), first)
     for pattern, first in (
-        (rf"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps|(?:env|policy)_step)\s*[:=]?\s*{COUNT}", 0),
+        (
+            r"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps|(?:env|policy)_step)\s*[:=]?\s*"
+            + COUNT, 0,
+        ),
         (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
-        (rf"\bepoch:?\s*\[(?P<epoch>\d+)/\d+\][:,]?\s*(?:batch|step|iter|iteration)s?:?\s*\[?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch:?\s*\[(?P<epoch>\d+)/\d+\][:,]?\s*(?:batch|step|iter)s?:?\s*\[?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"(?:^|\s)\[(?P<epoch>\d+)/\d+\]\s*\[{COUNT}/(?P<of>\d+)\]", 0),
         (rf"\btrain\b.*?\bbatch\s+(?P<epoch>\d+)/{COUNT}\s+loss\b", 0),
         (rf"\bepoch\s+(?P<epoch>\d+)\s*\|.*?\|\s*steps?:\s*{COUNT}", 0),
@@ -112,7 +115,9 @@ ANNOUNCED = re.compile(
     r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
     + COUNT, re.IGNORECASE,
 )  # fmt: skip
-ROUNDED = re.compile(r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE)  # `step:2K`
+ROUNDED = re.compile(  # `step:2K`
+    r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE
+)
 BLOCK = re.compile(
     r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
     r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$",

@@ -262,8 +262,8 @@ class DisguiseWatch(Watch):
     """A fold over a point's loss, gradient norm, loss scale and skipped steps; None is "not in this line"."""
 
     __slots__ = (
-        "begun", "first_row", "first_step", "last_loss", "last_skipped", "last_step", "needed", "normed", "repeats", "scale_top",
-        "signs", "sound_step", "usual",
+        "begun", "first_row", "first_step", "last_loss", "last_skipped", "last_step", "needed", "normed", "repeats",
+        "scale_top", "signs", "sound_step", "usual",
     )  # fmt: skip
 
     def __init__(self) -> None:

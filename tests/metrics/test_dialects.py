@@ -175,8 +175,10 @@ def _nan_proposed(path: Path) -> list[int]:
     return found[0]
 
 
-PLAYERS = {  # form of a line, the series that its spike is on: junyanz/pytorch-CycleGAN-and-pix2pix, pytorch/examples dcgan, vwxyzjn/cleanrl
-    "cyclegan": ("(epoch: {e}, iters: {at}, time: 0.294, data: 0.152) D_A: {x:.3f} G_A: {x:.3f} cycle_A: {x:.3f} idt_A: 0.500 ", "D_A"),
+# Form of a line, and its first series: junyanz/pytorch-CycleGAN-and-pix2pix, pytorch/examples dcgan, vwxyzjn/cleanrl
+# and leggedrobotics/rsl_rl
+PLAYERS = {
+    "cyclegan": ("(epoch: {e}, iters: {at}, time: 0.294, data: 0.152) D_A: {x:.3f} G_A: {x:.3f} cycle_A: {x:.3f} ", "D_A"),
     "dcgan": ("[{e0}/25][{at}/1000]\tLoss_D: {x:.4f}\tLoss_G: {x:.4f}\tD(x): 0.7012\tD(G(z)): 0.2011 / 0.1002", "Loss_D"),
     "cleanrl": ("global_step={step}, episodic_return=[{x}]", "episodic_return"),
     "rsl_rl": (" Learning iteration {row}/1500 \n  Computation: 98304 steps/s (collection: 0.9s, learning 0.1s)\n"
