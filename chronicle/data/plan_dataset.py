@@ -375,18 +375,23 @@ class PlanLoader(PlanBatches):
 
         trainer.args.ignore_data_skip = True
         trainer.add_callback(PlanState())
-        trainer.get_train_dataloader = lambda: _Endless(loader) if loader.num_samples is None else loader
+        parts = int(trainer.args.gradient_accumulation_steps)
+        trainer.get_train_dataloader = lambda: _Endless(loader, parts) if loader.num_samples is None else loader
 
 
 class _Endless:
-    """A loader for a trainer that counts its own epochs: it takes `len` batches from each, wherever the plan's epochs end."""
+    """A loader for a trainer that counts its own epochs: it takes `len` batches from each, wherever the plan's epochs end.
 
-    def __init__(self, loader: PlanLoader) -> None:
-        self._loader, self.dataset = loader, loader.data
+    `len` is a multiple of the accumulated `parts`: the Trainer ends an epoch with a step of what is left, and its epochs begin
+    at a resume, so that step would lie elsewhere than without the resume.
+    """
+
+    def __init__(self, loader: PlanLoader, parts: int) -> None:
+        self._loader, self.dataset, self._parts = loader, loader.data, parts
         self.change_when_read, self.forget_change = loader.change_when_read, loader.forget_change
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return -(-len(self._loader) // self._parts) * self._parts
 
     def __iter__(self) -> Iterator[Any]:
         while True:

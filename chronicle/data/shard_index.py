@@ -18,6 +18,7 @@ import io
 import json
 import os
 import re
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,6 +56,7 @@ SUFFIX = ".index"
 INDEX_VERSION = 1
 MOST_OPEN = 128  # shards at a time in a process: limits of 1,024 are usual, and there may be 10,000 shards
 _BLOCK = 512
+_ABOUT = re.compile(r"(readme|licen[cs]e|notice|changelog|checksums?|(md5|sha\d+)sums?)\b", re.IGNORECASE)
 _USER = re.compile(r"https?://[^/]*@")
 Sample = dict[str, Any]
 
@@ -106,14 +108,16 @@ def index_source(source: str, place: str | Path) -> SourceIndex:
                         "user, a key or a query", "credentials belong where the store's package finds them (AWS_ACCESS_KEY_ID, "
                         "~/.aws, GOOGLE_APPLICATION_CREDENTIALS): an index keeps none")
     shards, sizes, checksums = [], [], []
-    for name in list_shards(place)[0]:
+    names, others = list_shards(place)
+    for name in names:
         shard, size, checksum = _read_shard(shard_location(str(place), name), name)
         shards.append(shard)
         sizes.append(size)
         checksums.append(checksum)
     if not sum(shard.num_samples for shard in shards):
-        raise DataError(f"`{place}` holds no samples", f"expected files that end in {', '.join(KINDS)}, or streams of them in "
-                        f"{', '.join(PACKINGS)}")
+        lie = f", but {len(others):,} files such as `{others[0]}`" if others else ""
+        raise DataError(f"`{place}` holds no samples{lie}",
+                        f"expected files that end in {', '.join(KINDS)}, or streams of them in {', '.join(PACKINGS)}")
     root = str(place) if is_remote(str(place)) else str(Path(place).absolute())
     return SourceIndex(source=source, root=root, shards=tuple(shards), sizes=np.concatenate(sizes),
                        checksums=np.concatenate(checksums))
@@ -123,10 +127,18 @@ def list_shards(place: str | Path) -> tuple[list[str], list[str]]:
     """Return the names of the shards below a place, sorted, and of the files that are none.
 
     Hidden files are neither, nor are indexes beside tars. Of a directory with the `state.json` of Hugging Face's `datasets`
-    only the Arrow files that it lists count: others are caches of `map`, with the same rows. Raises DataError for no directory.
+    only the Arrow files that it lists count: others are caches of `map`, with the same rows. What has a tar's name up to the
+    suffix (img2dataset's `00000.parquet` beside `00000.tar`) tells of that tar, and a README beside shards of all.
+    Raises DataError for no directory, and for one of several splits.
     """
     found = [*remote_files(str(place))] if is_remote(str(place)) else _local_files(Path(place))
     state = {folder for folder, _, last in (name.rpartition("/") for name in found) if last == "state.json"}
+    splits = sorted(folder for folder in state if folder) if "dataset_dict.json" in found else []
+    if splits:
+        raise DataError(f"`{redact(str(place))}` holds {len(splits)} splits: {', '.join(splits[:6])}",
+                        f"name one of them, such as {redact(shard_location(str(place), splits[-1]))}")
+    tars = {_without_suffix(name) for name in found if kind_of(form_of(name)) == "tar"}
+    several = tars or any(kind_of(form_of(name)) in ("lines", "rows") for name in found)
     listed = {folder: _listed(shard_location(str(place), f"{folder}/state.json".lstrip("/"))) for folder in state}
     shards, others = list[str](), list[str]()
     for name in sorted(found, key=lambda one: one.split("/")):
@@ -134,7 +146,9 @@ def list_shards(place: str | Path) -> tuple[list[str], list[str]]:
         if last.startswith(".") or last.endswith(".tar.idx"):
             continue
         cache = folder in listed and listed[folder] and last.endswith(".arrow") and last not in listed[folder]
-        if form_of(last) and not cache:
+        kind = kind_of(form_of(last))
+        beside = (kind == "file" and several and _ABOUT.match(last)) or (kind != "tar" and _without_suffix(name) in tars)
+        if kind and not cache and not beside:
             shards.append(name)
         else:
             others.append(name)
@@ -329,14 +343,25 @@ def _tar_spans(stream: Watched, path: str) -> list[tuple[int, int]]:
     """Return (bytes, CRC) of each sample; what lies before its first member (directories, headers of paths) belongs to it."""
     spans: list[tuple[int, int]] = []
     size, crc, key = 0, 0, None
+    keys, fields, torn, twice = set[str](), set[str](), list[str](), list[str]()
     for member, span in _members(stream, path):
         if member is not None:
             mine = _key(member)
             if key is not None and mine != key:
                 spans.append((size, crc))
                 size, crc = 0, 0
+            if mine != key:
+                torn += [mine] if mine in keys else []
+                keys.add(mine)
+                fields.clear()
+            twice += [member] if member in fields else []
+            fields.add(member)
             key = mine
         size, crc = size + len(span), zlib.crc32(span, crc)
+    for found, what in ((torn, "samples lie in several places, each of which is taken for one (`tar --sort=name` keeps them "
+                               "together)"), (twice, "members have one name in one sample: the last one is read")):
+        if found:
+            print(f"chronicle: shard `{redact(path)}`: {len(found):,} {what}, such as `{found[0]}`", file=sys.stderr)
     return [*spans, (size, crc)] if key is not None else spans
 
 
@@ -352,12 +377,17 @@ def _members(stream: Watched, path: str) -> Iterator[tuple[str | None, bytes]]:
         if not head.strip(b"\0"):
             if pending:
                 raise ShardProblem(f"shard `{path}` ends after the header of a long name", "copy it again")
+            _require_end(stream, path)
             return
         try:
             info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
         except tarfile.TarError as problem:
             raise ShardProblem(f"shard `{path}` cannot be read as a tar at byte {stream.count - _BLOCK}: {problem}",
                                "build or copy it again") from problem
+        if info.type == tarfile.GNUTYPE_SPARSE or any(name.startswith("GNU.sparse.") for name in extended):
+            name = extended.get("GNU.sparse.name", info.name)
+            raise ShardProblem(f"shard `{path}` holds the sparse file `{name}`, whose bytes do not lie there as they are",
+                               "write the tar again without `-S` (`--sparse`)")
         size = int(extended.get("size", info.size)) if info.isreg() else info.size
         padded = -(-size // _BLOCK) * _BLOCK
         body = stream.read(padded)
@@ -371,8 +401,20 @@ def _members(stream: Watched, path: str) -> Iterator[tuple[str | None, bytes]]:
             yield extended.get("path", info.name), pending
             pending, extended = b"", {}
         elif info.type != tarfile.GNUTYPE_LONGLINK:
+            if info.islnk():
+                print(f"chronicle: shard `{redact(path)}`: the hard link `{extended.get('path', info.name)}` is left out, as "
+                      "WebDataset does", file=sys.stderr)
             yield None, pending
             pending, extended = b"", {}
+
+
+def _require_end(stream: Watched, path: str) -> None:
+    """Raise ShardProblem where more than zeros follows the end of a tar: readers stop there, so samples would be lost."""
+    end = stream.count
+    while block := stream.read(1 << 20):
+        if block.strip(b"\0"):
+            raise ShardProblem(f"shard `{path}` goes on after its end at byte {end}: no reader finds what lies behind it",
+                               "keep the parts as files of their own, or join them by `tar --concatenate`")
 
 
 def _pax(body: bytes) -> dict[str, str]:

@@ -3,10 +3,16 @@
 What is compared: every tensor and every value in every file of the last checkpoint (weights, moments, schedule, progress,
 random generators), the LR, loss, norm and sample digest of every step; for one process, DDP, FSDP2 and ZeRO 1 to 3 on two
 ranks, float32 and bf16, with and without accumulation, with the compression ramp and with ACT. A sample of the matrix is
-part of every test run, the whole of it is `slow` and prints a table (`pytest -m slow -k whole_matrix -s`).
+part of every test run, the whole of it is `slow` and prints a table (`pytest -m slow -k whole_matrix -s`). A second table has
+the modern recipe and data plans under other loops and trainers (`-k plans_and_the_modern_recipe`; `plan_cells.py`): there the
+tensors of weights and optimizers and all losses are compared.
 """
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +22,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.bit_transformer.launches import job, read_lines, run_jobs
+from benchmarks.elastic_data import write_foreign_tars
+from chronicle.data.shard_index import index_source, write_source_index
+from tests.bit_transformer.launches import ROOT, job, read_lines, run_jobs
 
 HALF, WHOLE = 4, 8
 MOST_PADDING = 2  # of ACT's two halting units, one bias of one element each
@@ -225,3 +233,39 @@ def _verdict(directory: Path) -> str:
     except AssertionError as problem:
         return f"differs: {str(problem).splitlines()[0]}"
     return "bit-identical"
+
+
+# --- The second table: 16 cells each of a loop of one's own, Accelerate, the HF Trainer and Lightning; 16 of the modern recipe
+
+PLANS = ("torch", "accelerate", "trainer", "lightning")
+MODERN = {"modern": (1, ["single"], ("plain", "compile")), "modern-two-ranks": (2, ["ddp", "fsdp2"], ("plain",))}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", [*PLANS, *MODERN])
+def test_plans_and_the_modern_recipe_change_no_bit(tmp_path: Path, kind: str) -> None:
+    """{0, 2 workers} × {1, 3 parts} × {saved in a pass, at its end} × {samples, packed rows}; {float32, bf16} × {1, 4 parts} ×
+    {one process, compiled; DDP, FSDP2 on two ranks}.
+    """
+    write_foreign_tars(tmp_path, shards=2, samples=40)
+    for name in ("web", "code"):
+        write_source_index(index_source(name, tmp_path / name), tmp_path / f"{name}.index")
+    world, shardings, forms = MODERN.get(kind, (1, [], ()))
+    cells = ["-".join(("modern", *cell)) for cell in product(shardings, ("no", "bf16"), "14", forms)] or [
+        "-".join(cell) for cell in product([kind], "02", "13", ("mid", "end"), ("plain", "packed"))]
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)] if world > 1 else []
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    for phase in ("first", "rest"):
+        words = [sys.executable, *start, str(Path(__file__).with_name("plan_cells.py")), str(tmp_path), phase, *cells]
+        done = subprocess.run(words, env={**environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
+                              text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    table = {}
+    for cell, rank in product(cells, range(world)):
+        whole, rest = (json.loads((tmp_path / cell / f"{side}-{rank}.json").read_text()) for side in ("whole", "rest"))
+        count = len(rest["losses"])
+        same = whole["digest"] == rest["digest"] and whole["losses"][-count:] == rest["losses"] and count < len(whole["losses"])
+        table[f"{cell} rank {rank}"] = "bit-identical" if same else "differs"
+    print("\n" + "\n".join(f"{name:<40} {verdict}" for name, verdict in table.items()))
+    assert set(table.values()) == {"bit-identical"}, table

@@ -1,7 +1,9 @@
 """Shards that nobody here wrote: indexed as they are, read in any order, and found where they changed."""
 
+import io
 import json
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -9,7 +11,14 @@ import pytest
 
 from benchmarks.elastic_data import write_foreign_tars
 from chronicle.data import shard_index
-from chronicle.data.shard_index import SourceReader, index_source, read_source_index, verify_index, write_source_index
+from chronicle.data.shard_index import (
+    SourceReader,
+    index_source,
+    list_shards,
+    read_source_index,
+    verify_index,
+    write_source_index,
+)
 from chronicle.data.shards import ShardProblem
 from chronicle.errors import DataError
 
@@ -135,3 +144,78 @@ def test_nothing_to_index_and_a_damaged_index_are_one_sentence(tmp_path, place):
             read_source_index(path)
     with pytest.raises(DataError, match="cannot be opened"):
         read_source_index(tmp_path / "absent.index")
+
+
+# --- Sets in the form of writers that nobody here is
+
+
+def named_tar(path: Path, *names: str, link: str = "") -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            if name == link:
+                member.type, member.linkname, member.size = tarfile.LNKTYPE, names[0], 0
+            tar.addfile(member, io.BytesIO(name.encode()))
+
+
+def test_what_tells_of_shards_is_no_shard(tmp_path):
+    """img2dataset writes a table of urls and a JSON of counts beside each tar; who publishes a set adds a README and sums."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    named_tar(tmp_path / "00000.tar", "000000000.jpg", "000000000.json", "000000000.txt")
+    parquet.write_table(arrow.table({"url": ["http://x"], "key": ["000000000"]}), tmp_path / "00000.parquet")
+    for name in ("00000_stats.json", "README.md", "SHA256SUMS.txt"):
+        (tmp_path / name).write_text("{}")
+    index = index_source("laion", tmp_path)
+    assert index.num_samples == 1 and sorted(SourceReader(index).read(0)) == ["__key__", "__source__", "jpg", "json", "txt"]
+    assert list_shards(tmp_path)[1] == ["00000.parquet", "00000_stats.json", "README.md", "SHA256SUMS.txt"]
+    (tmp_path / "00000.tar").unlink()  # of a directory of texts it is one
+    (tmp_path / "00000.parquet").unlink()
+    assert list_shards(tmp_path)[0] == ["README.md", "SHA256SUMS.txt"]
+
+
+def test_all_splits_of_a_saved_dataset_are_not_one_source(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": [str(number) for number in range(20)]})
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(3))}).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(DataError, match="holds 2 splits: test, train"):
+        index_source("set", tmp_path / "set")
+    rows.shuffle(seed=1).select(range(7)).save_to_disk(str(tmp_path / "part"), num_shards=2)
+    assert index_source("train", tmp_path / "set/train").num_samples == 20
+    assert index_source("x", tmp_path / "part").num_samples == 7
+
+
+def test_samples_that_tar_tore_apart_and_links_are_said(tmp_path, capsys):
+    named_tar(tmp_path / "a.tar", "1.txt", "2.txt", "1.cls", "3.txt", "3.txt", "4.txt", link="4.txt")
+    index = index_source("torn", tmp_path)
+    told = capsys.readouterr().err
+    assert index.num_samples == 4 and "1 samples lie in several places" in told and "such as `1`" in told
+    assert "1 members have one name in one sample" in told and "the hard link `4.txt` is left out" in told
+    capsys.readouterr()
+    named_tar(tmp_path / "a.tar", "d/1.txt", "d/1.cls", "e/1.txt")
+    assert index_source("whole", tmp_path).num_samples == 2 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("form", ["gnu", "pax"])
+def test_a_sparse_file_and_a_second_tar_behind_the_end_are_refused(tmp_path, form):
+    with open(tmp_path / "a.bin", "wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    (tmp_path / "s").mkdir()
+    subprocess.run(["tar", "-S", f"--format={form}", "-cf", "s/a.tar", "a.bin"], cwd=tmp_path, check=True)
+    with pytest.raises(ShardProblem, match=r"holds the sparse file `a.bin`"):
+        index_source("s", tmp_path / "s")
+    named_tar(tmp_path / "s/a.tar", "1.txt")
+    content = (tmp_path / "s/a.tar").read_bytes()
+    (tmp_path / "s/a.tar").write_bytes(content + bytes(4096))
+    assert index_source("s", tmp_path / "s").num_samples == 1
+    (tmp_path / "s/a.tar").write_bytes(content + content)
+    with pytest.raises(ShardProblem, match=rf"goes on after its end at byte {1024 + 512}"):
+        index_source("s", tmp_path / "s")
+
+
+def test_a_set_of_another_form_is_named(tmp_path):
+    for name in ("index.json", "shard.00000.mds"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match=r"holds no samples, but 2 files such as `index.json`"):
+        index_source("mds", tmp_path)
