@@ -1,0 +1,1 @@
+"""Fifteen scripts of strangers, frozen on 2026-11-23."""
