@@ -199,7 +199,8 @@ class Launches:
             return Cycle(outcome=Outcome.BROKEN, said=said, faults=faults, detail=detail)
         if not verdicts:
             return Cycle(outcome=Outcome.UNGUARDED, said=said, faults=faults)
-        if self.resumes and verdicts[-1].get("basis") == "fresh":
+        told = any(one.get("name") == "resume" for one in verdicts[-1].get("noted") or ())  # a further training began
+        if self.resumes and verdicts[-1].get("basis") == "fresh" and not told:
             return Cycle(outcome=Outcome.BROKEN, said=said, faults=faults, detail="nothing was loaded: it did not resume")
         self.resumes = True
         outcome = Outcome.WARNED if verdicts[-1].get("verdict") == "warned" else Outcome.UNVERIFIED

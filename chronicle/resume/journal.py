@@ -31,10 +31,13 @@ from chronicle.journal.place import Standing, look
 from chronicle.journal.writer import fresh_id, id_milliseconds, new_id
 from chronicle.paths import RunPaths
 
-__all__ = ["TRAINED_ON", "GuardHistory", "GuardJournal", "TakenState", "find_run_dir", "fold_history"]
+__all__ = ["FURTHER", "RENEWED", "TRAINED_ON", "GuardHistory", "GuardJournal", "TakenState", "find_run_dir", "fold_history"]
 
-# as a verdict notes it: a further optimizer begins in a process that has trained these weights
+# as a verdict notes it: training goes on in a process that has trained these weights; the second one by a new optimizer
 TRAINED_ON = {"name": "resume", "why": "this process trained these weights before, and trains on with them"}
+RENEWED = {**TRAINED_ON, "why": f"{TRAINED_ON['why']}, by an optimizer that begins anew"}
+# and where another model begins in it: the next fold, the next seed
+FURTHER = {"name": "resume", "why": "nothing was loaded: this launch trained another model before, and begins a further one"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenState:
@@ -58,6 +61,8 @@ class GuardHistory:
     parents: frozenset[str] = frozenset()  # ids of the runs that this one was declared a fork of
     states: KnownStates = NO_STATES  # of checkpoints that were saved without a guard
     taken: Mapping[str, TakenState] = field(default_factory=dict)  # digest of the weights -> the newest state with them
+    saved_by: int | None = None  # the launch that saved last
+    further: bool = False  # since the last save a further training was begun, of which nothing is saved
 
     @property
     def last_step(self) -> int | None:
@@ -166,7 +171,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     copied_from: set[str] = set()
     parents: set[str] = set()
     taken: dict[str, TakenState] = {}
-    newest = ""  # weights of the newest of them, until another launch begins
+    newest = ""  # weights of the newest save, where it is one of them
+    saved_by, further = None, False
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
             path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
@@ -174,7 +180,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
-            newest = ""
+            newest, saved_by, further = "", entry.launch, False
             if entry.kind == EntryKind.GUARD_SAVED and (state := StateSaved.of(entry)).weights:
                 newest = state.weights
                 taken[newest] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
@@ -186,7 +192,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             verdict = GuardVerdict.of(entry)
             if verdict.verdict == "refused":
                 continue
-            if newest and any(one == TRAINED_ON for one in verdict.noted):
+            further = further or any(one == FURTHER for one in verdict.noted)
+            if newest and any(one == RENEWED for one in verdict.noted):
                 taken[newest] = replace(taken[newest], renewed=True)
             if verdict.contract:
                 fulfilled.add(verdict.contract)
@@ -205,6 +212,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         parents=frozenset(parents),
         states=known_states(entries),
         taken=taken,
+        saved_by=saved_by,
+        further=further,
     )
 
 

@@ -51,7 +51,7 @@ from chronicle.resume.fingerprint import (
 from chronicle.resume.hand_set import HandSet
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import note_longer_schedule
-from chronicle.resume.journal import TRAINED_ON, GuardHistory, GuardJournal
+from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory, GuardJournal
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
@@ -324,7 +324,8 @@ class Loads:
         if self.start.no_basis == BEGINS_ANEW:
             return []  # which is said
         if any(model in _trained for model in live.models):
-            return [noted(TRAINED_ON["name"], "L2", found="nothing was loaded", cause=TRAINED_ON["why"])]
+            words = TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED
+            return [noted(words["name"], "L2", found="nothing was loaded", cause=words["why"])]
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -345,6 +346,12 @@ class Loads:
         memory = None if root is None else _memory_of(root)[0]
         # an optimizer without state beside one that has steps: part of the state was not loaded
         whole = all(group.num_states or not group.num_params for group in found.groups)
+        if loads_nothing and pending is None and not step and any(saved for saved, _ in history.checkpoints):
+            if self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
+                return [noted(FURTHER["name"], "L2", found="nothing was loaded", cause=FURTHER["why"])]
+            if history.further:
+                cause = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
+                return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
         if loads_nothing and pending is None and not step and (why := _left_behind(found, history)):
             self._loaded_unseen(why, None)
             return []

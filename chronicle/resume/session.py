@@ -455,8 +455,17 @@ class GuardSession:
         if surely or (loaded is not None and taken is not None and taken[1] > loaded):
             self._forget("step", NO_STEP_SEEN)
 
+    def guards(self, optimizers: Sequence[Any]) -> bool:
+        """Whether steps were taken under guard with one of these optimizers."""
+        return any(drives(one, known) for one in optimizers for known in self._known)
+
+    @property
+    def retired(self) -> bool:
+        """Whether it does nothing more in this launch."""
+        return self._retired
+
     def retire(self) -> None:
-        """The guard could not be set up completely: it does nothing more in this launch."""
+        """The guard could not be set up completely, or another session took over: it does nothing more in this launch."""
         self._retired = self.envelope.off = True
         self.prints.end()
 
@@ -471,7 +480,7 @@ class GuardSession:
 
     def _reopen(self) -> None:
         """The next optimizer step is a first one: tripwires and counts of the state before it no longer hold."""
-        self._stepped, self._steps_here, self._tripwire = False, 0, None
+        self._stepped, self._steps_here, self._tripwire, self._counted = False, 0, None, None
         self._described = None
         self.first_gradient.loaded()
         self.sequel.loaded()
@@ -487,7 +496,10 @@ class GuardSession:
         """The framework has new objects; one may be the loader whose order a rollback wants changed."""
         if not self.off:
             with self.contained("preparation"):
-                self.honours.move_data(self._observe())
+                live = self._observe()
+                if self._known and live.optimizers and not self.guards(live.optimizers):
+                    self.begins()  # the next fold or seed
+                self.honours.move_data(live)
 
     def _before_first_batch(self) -> None:
         if not self.off:

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,17 @@ __all__ = ["GuardedCallback", "StepLog", "hook_engine_steps", "hook_optimizer_st
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
 
-def hook_optimizer_steps(session: GuardSession) -> None:
+
+def hook_optimizer_steps(session: GuardSession, takes_over: Sequence[Any] = ()) -> None:
     """Call `session.before_step` before every step of any torch optimizer in this process.
 
     Every optimizer, because the error may be that another one steps. Sessions are held weakly, so that a deleted
-    Accelerator is not guarded for ever.
+    Accelerator is not guarded for ever. `takes_over`: optimizers that an older session of the same run may have stepped: it
+    ends, because the schedule that it expects no longer drives them.
     """
+    for other in tuple(_sessions):
+        if other is not session and other.journal.paths == session.journal.paths and other.guards(takes_over):
+            other.retire()
     if not _registered:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -42,7 +47,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             if session.engine_steps:
                 session.envelope.inner_step(optimizer)
-            if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step()):
+            if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step(optimizer)):
                 session.before_step(optimizer)
                 session.envelope.before_step(optimizer)
         except Exception as problem:
@@ -56,8 +61,15 @@ def _lost(problem: Exception) -> None:
         session.lost("step", problem)
 
 
-def _is_allocation_step() -> bool:
-    """Whether torch's distributed checkpoint takes this step, with LR 0, to allocate the state that it will load."""
+def _is_allocation_step(optimizer: Any) -> bool:
+    """Whether a step only allocates the state that a load will fill: an optimizer without state, and gradients of zero.
+
+    torch's distributed checkpoint takes such a step with LR 0, torchtnt's with the LR of the schedule.
+    """
+    if not getattr(optimizer, "state", True):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if gradients and not any(bool(gradient.any()) for gradient in gradients):
+            return True
     frame = sys._getframe(3)
     for _ in range(20):
         if frame.f_code.co_name == "_init_optim_state":

@@ -141,7 +141,7 @@ class AttachedRun:
         for optimizer in self._live.optimizers:
             optimizer.register_load_state_dict_pre_hook(shield(self._before_load, self._load_failed), prepend=True)
             optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
-        hook_optimizer_steps(self.session)
+        hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
         self.session.before_change = self._memory_changes
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
@@ -187,7 +187,7 @@ class AttachedRun:
     # ---- the state of the optimizer is taken: it is described when it is written --------------------------------
 
     def _on_save(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-        if self.session.off:
+        if self.session.off or self._is_allocated(optimizer):
             return state
         latest, lrs = self._latest() if self._latest else None, _lrs(self._live.optimizers)
         seen = self.session.data.position
@@ -197,6 +197,13 @@ class AttachedRun:
             latest = Description(make=lambda: self._describe(lrs, seen), missed=self._missed, saved=taken)
             self._latest = weakref.ref(latest)
         return {**state, KEY: latest}
+
+    def _is_allocated(self, optimizer: Any) -> bool:
+        """Whether its state was made to be loaded into (`_is_allocation_step`).
+
+        torch's distributed checkpoint asks the file for every key of what it loads into, and a file may have none of ours.
+        """
+        return self.session.waits_for_first_step and not self.session.start.resumed and bool(optimizer.state)
 
     def _save_failed(self, problem: Exception) -> None:
         self.session.faults.record("save", problem)
@@ -250,6 +257,8 @@ class AttachedRun:
                 self.session.state_written()
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        if self.session.retired:
+            return state  # the session that took over reads the record
         record = state.get(KEY)
         if isinstance(record, Description):
             record = record.made()

@@ -15,6 +15,10 @@ torch.manual_seed(71)
 
 
 class Save(TrainerCallback):
+    def on_training_run_start(self, trainer, **_):
+        if os.path.exists("state.pt"):
+            trainer.load_checkpoint("state.pt")
+
     def on_train_epoch_end(self, trainer, **_):
         trainer.save_checkpoint("state.pt", save_per_node=False)
 
@@ -25,8 +29,6 @@ model = nn.Sequential(nn.Linear(9, 30), nn.SiLU(), nn.Linear(30, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 guarded = chronicle.attach("strangers", model, optimizer)  # the line
 trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[Save()])
-if os.path.exists("state.pt"):
-    trainer.load_checkpoint("state.pt")
 trainer.train(
     rows, num_epochs=8, per_device_batch_size=16, create_scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=9, gamma=0.7),
 )
