@@ -93,7 +93,7 @@ last = int(sys.argv[1])
 for x, y in itertools.islice(loader, step, None):
     step += 1
     if kind == "spoilt" and step == at:
-        inner[2].weight.data.view(-1)[place % 96] = 1e4
+        inner[2].bias.data[place % 3] = 1e4
     loss = torch.nn.functional.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()
