@@ -16,6 +16,7 @@ os.environ["MADE_HERE"] = str(os.getpid())  # as libraries do, of a directory of
 from pathlib import Path
 from chronicle.replay.facts import LateFiles, write_facts
 json.load(open("settings.json"))
+exec(open("more.py").read()) if Path("more.py").exists() else None
 Path("own.log").write_text("began")
 Path("own.log").read_text()
 Path(sys.argv[1], "state.json").read_text()
@@ -80,13 +81,16 @@ def test_what_is_read_after_the_first_step_is_noted_too(tmp_path: Path) -> None:
         return [(item.kind, item.words) for item in changed_facts(before, after, until)]
 
     live.write_text("1")
+    (tmp_path / "more.py").write_text("more = 1")
     large.write_bytes(bytes(5 << 20))
     first = facts(tmp_path, 1)
     assert told(first, facts(tmp_path, 2)) == []  # touched at step 2, and the same; its own variable is another
     live.write_text("2")
+    (tmp_path / "more.py").write_text("more = 2")  # run by `exec`
     second = facts(tmp_path, 3)
-    assert told(first, second) == [("file", f"`{live}`, which the launch read, has changed")]
-    assert told(first, second, until=1) == []  # it was read first at step 2
+    read = [f"`{path}`, which the launch read, has changed" for path in (tmp_path / "more.py", live)]
+    assert told(first, second) == [("file", words) for words in read]
+    assert told(first, second, until=1) == [("file", read[0])]  # the other was read first at step 2
     os.utime(large, (1, 1))
     assert told(second, facts(tmp_path, 4)) == [("doubt", f"`{large}` was written anew")]
     large.write_bytes(bytes(2 << 20) + b"1" * (3 << 20))

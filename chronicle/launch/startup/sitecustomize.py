@@ -146,8 +146,10 @@ def note_opened():
             return
         opened = sys._chronicle_opened
         path = args[0]
-        if opened is None or not isinstance(path, str) or path.endswith((".py", ".pyc", ".so")) or len(opened) >= MOST_OPENED:
+        if opened is None or not isinstance(path, str) or path.endswith((".pyc", ".so")) or len(opened) >= MOST_OPENED:
             return
+        if path.endswith(".py") and ("-packages/" in path or "/lib/python" in path):
+            return  # an import; a script's own source may be run by `exec`
         try:
             mode, flags = args[1], args[2]
             writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
