@@ -301,10 +301,10 @@ class DisguiseWatch(Watch):
             return finding
         if self.signs == 0:
             self.first_row, self.first_step, self.needed = row, step, DISGUISED_POINTS
-        if self.needed == DISGUISED_POINTS and norm is None and self.normed == 0 and loss is not None and loss != 0.0:
-            self.needed = points_of_chance(before(), self.repeats, self.usual)
         self.signs += 1
         self._remember(step, loss, skipped)
+        if self.signs == DISGUISED_POINTS and norm is None and self.normed == 0 and loss is not None and loss != 0.0:
+            self.needed = points_of_chance(before(), self.repeats, self.usual)
         if self.begun or self.signs < self.needed:
             return None
         self.begun = True
