@@ -92,7 +92,7 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
         for folder in _directories(root.parent / _ABANDONED_DIR):
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
-    found = [c for c in found if not c.single_file or c.step is not None]
+    found = [c for c in found if c.step is not None or c.strays or not _is_by_content(c)]
     named = [c for c in found if not is_copy_of_newest(c.path.name)]
     present, known = {c.step for c in named if c.abandoned is None}, {c.step for c in named}
     copies = [c for c in found if is_copy_of_newest(c.path.name)]
@@ -262,6 +262,11 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, step=step, step_source="counters") if is_count(step) else checkpoint
 
 
+def _is_by_content(checkpoint: Checkpoint) -> bool:
+    known = format_named(checkpoint.format)
+    return known is not None and known.by_content
+
+
 def _entries_of(root: Path) -> tuple[DirectoryEntry, ...]:
     return scan_entries(root, levels=1) if root.is_dir() else ()
 
@@ -297,13 +302,19 @@ def _nearest(checkpoints: Sequence[Checkpoint], step: int) -> str:
     near = [str(s) for s in (below, above) if s is not None]
     if near:
         return "the nearest are " + " and ".join(near) if len(near) > 1 else f"the nearest is {near[0]}"
-    unread = [c.path.name for c in checkpoints if c.step is None]
-    return f"only {', '.join(unread[:5])}, whose step is not known" if unread else "there is none at all"
+    unread = [c for c in checkpoints if c.step is None]
+    if not unread:
+        return "there is none at all"
+    names = ", ".join(c.path.name for c in unread[:5])
+    stray = next((f" (a stray lies in it: `{c.path.name}/{c.strays[0]}`)" for c in unread if c.strays), "")
+    return f"only {names}, whose step is not known{stray}"
 
 
 def _way_to_near(checkpoints: Sequence[Checkpoint], step: int) -> str:
     """A hint: the nearest checkpoint at or below the step, else where else to look."""
     steps = sorted({c.step for c in checkpoints if c.step is not None}, key=lambda s: (s > step, abs(s - step)))
+    if not steps and any(c.strays for c in checkpoints):
+        return "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
     return f"name one of these, such as --to {steps[0]}" if steps else "name the directory that holds them with --checkpoints"
 
 

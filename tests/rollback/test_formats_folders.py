@@ -1,4 +1,4 @@
-"""Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune. Read, moved, edited, undone.
+"""Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune, and a script's own. Read, moved, edited, undone.
 
 The layouts are those that the frameworks' own classes wrote for `python -m benchmarks.authorities strangers`.
 """
@@ -251,3 +251,102 @@ def test_later_ones_are_set_aside(tmp_path: Path) -> None:
     litgpt(root, 40)
     assert run(["rollback", "--to", "20", "--yes", *tell(root, "litgpt")]) == 0
     assert [p.name for p in root.iterdir() if not p.name.startswith(".")] == ["step-00000020"]
+
+
+# --- Directories of a script
+
+
+def script(path: Path, step: int, files: str = "one") -> Path:
+    """A directory as scripts write it; `files`: "one" file, "parts" of their own, "ranks", "weights" alone, "own" names."""
+    path.mkdir(parents=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    for _ in range(step):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict()}
+    if files == "one":
+        torch.save({**parts, "step": step}, path / "state.pt")
+    if files in ("parts", "weights"):
+        torch.save(parts["model"], path / "model.pt")
+    if files == "parts":
+        torch.save(parts["optimizer"], path / "optimizer.pt")
+        torch.save(parts["scheduler"], path / "scheduler.pt")
+        (path / "meta.json").write_text(json.dumps({"step": step}))
+    if files == "own":
+        torch.save({"opt": parts["optimizer"], "sched": parts["scheduler"]}, path / "training_state.bin")
+    if files == "ranks":
+        for rank in range(2):
+            torch.save({**parts, "step": step}, path / f"state_rank{rank}.pth")
+        torch.save(parts["model"], path / "weights.tar")
+    return path
+
+
+@pytest.mark.parametrize("files", ["one", "parts", "own", "ranks"])
+@pytest.mark.parametrize("name", ["step-{}", "checkpoint-{}", "iter_{:07d}", "run_a_ckpt{}", "{}"])
+def test_a_scripts_directory_is_a_checkpoint_of_the_step_that_it_counts(files: str, name: str, tmp_path: Path) -> None:
+    for step in (10, 20):
+        script(tmp_path / name.format(step), step, files)
+    found = list_checkpoints(tmp_path)
+    assert [(c.step, c.format, c.step_source) for c in found] == [(n, "folder", "counters") for n in (10, 20)]
+    assert errors(found[0].path) == []
+
+
+def test_the_step_of_a_scripts_directory_is_not_its_number(tmp_path: Path) -> None:
+    script(tmp_path / "epoch3", 30)
+    assert [c.step for c in list_checkpoints(tmp_path)] == [30]
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "more"),
+    [
+        ("3", "one", None),  # of the third run, overwritten: it counts 30
+        ("step-30", "weights", None),  # nothing in it counts
+        ("run-30", "one", None),  # no word for a step
+        ("step-30", "one", "latest.pt"),  # a run's folder of files
+        ("30", "one", "model_20.pth"),
+    ],
+)
+def test_what_a_script_left_is_not_guessed_to_be_a_checkpoint(name: str, files: str, more: str | None, tmp_path: Path) -> None:
+    path = script(tmp_path / name, 30, files)
+    if more:
+        torch.save({}, path / more)
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_a_runs_folder_with_a_number_lists_its_files(tmp_path: Path) -> None:
+    root = tmp_path / "7"
+    state = script(tmp_path / "x", 30) / "state.pt"
+    root.mkdir()
+    for name in ("model_30.pth", "checkpoint.pth"):
+        (root / name).write_bytes(state.read_bytes())
+    assert sorted(c.path.name for c in list_checkpoints(root)) == ["checkpoint.pth", "model_30.pth"]
+
+
+@pytest.mark.parametrize("files", ["one", "parts", "own"])
+def test_a_scripts_directory_is_edited_later_ones_set_aside_and_both_undone(files: str, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for step in (10, 20):
+        script(root / f"step-{step}", step, files)
+    places = ["--run", "r", "--logs", str(tmp_path / "logs"), "--checkpoints", str(root)]
+    before, old = tree(root), read_state(open_checkpoint(root / "step-10"))
+    assert run(["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", *places]) == 0
+    new = read_state(open_checkpoint(root / "step-10"))
+    assert new.optimizers[0].groups[0]["lr"] == pytest.approx(old.optimizers[0].groups[0]["lr"] / 2)
+    assert new.schedulers[0].state["base_lrs"] == [pytest.approx(LR / 2)]
+    assert not (root / "step-20").exists()
+    assert run(["undo", "--yes", *places]) == 0
+    assert tree(root) == before
+
+
+def test_a_stray_in_a_scripts_directory_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path / "checkpoints" / "step-20", 20, "parts")
+    (path / "optimizer.pt.orig").write_bytes(b"x")
+    before = tree(tmp_path)
+    assert run(["rollback", "--to", "20", "--yes", "--logs", str(tmp_path / "logs"), "--checkpoints", str(path.parent)]) != 0
+    said = capsys.readouterr().err
+    assert "`step-20/optimizer.pt.orig`" in said and "verify --quarantine" in said
+    assert {k: v for k, v in tree(tmp_path).items() if k in before} == before

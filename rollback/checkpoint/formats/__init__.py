@@ -9,7 +9,7 @@ from __future__ import annotations
 from rollback.checkpoint.formats.accelerate import AccelerateFormat
 from rollback.checkpoint.formats.dcp import DcpFormat, MegatronFormat
 from rollback.checkpoint.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
-from rollback.checkpoint.formats.folders import FOLDERS
+from rollback.checkpoint.formats.folders import FOLDERS, ScriptFolder
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.formats.named import NAMED
 from rollback.checkpoint.formats.torch_checkpoint import LightningFormat, TorchFormat
@@ -25,6 +25,7 @@ FORMATS: tuple[CheckpointFormat, ...] = (
     *FOLDERS,
     *NAMED,
     DcpFormat(),
+    ScriptFolder(),
     LightningFormat(),
     TorchFormat(),
 )

@@ -1,4 +1,4 @@
-"""Directories of several torch files, each part in a file of its own: litgpt, OLMo-core, SpeechBrain, torchtune.
+"""Directories of several torch files, each part in a file of its own: litgpt, OLMo-core, SpeechBrain, torchtune, and scripts.
 
 A rollback moves them, and edits the LRs in each file. Where their launches take the LR from is in `rollback.lr.authority`.
 Layouts:
@@ -11,6 +11,10 @@ Layouts:
                  (speechbrain/utils/checkpoints.py `Checkpointer.save_checkpoint`, core.py `Brain._save`)
     torchtune    epoch_N or step_N with the weights; recipe_state/recipe_state.pt beside them
                  (torchtune/training/checkpointing/_utils.py, `RECIPE_STATE_DIRNAME`)
+    a script     step_N, checkpoint-N, epochN, N, … with torch files directly in it, named as the script likes
+
+The name of a script's directory is no proof: its step is what the files in it count, and a directory that is a number alone
+is a checkpoint only where they count to that number.
 """
 
 from __future__ import annotations
@@ -18,35 +22,36 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from rollback.checkpoint.formats.dcp import missing_in_dcp, read_dcp_state, role_in_dcp
 from rollback.checkpoint.formats.format import RoleAndRank, missing_file
 from rollback.checkpoint.formats.named import NamedFormat
-from rollback.checkpoint.formats.torch_checkpoint import read_script_state
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
-from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, scheduler_state
+from rollback.checkpoint.formats.torch_checkpoint import STEP_KEYS, read_script_state, with_counted_step
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover
+from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, scheduler_state, scheduler_unit
 from rollback.disk.content import read_bounded
-from rollback.errors import Finding
+from rollback.errors import Finding, UnknownFormat
 from rollback.files.config_text import NotPlainConfig, numbers
 from rollback.files.dcp_file import METADATA_NAME
 from rollback.files.state_file import read_state_file
 
 _MAX_TEXT = 1 << 20
-_TORCH = re.compile(r".*\.(?:pt|pth|ckpt)")
 
 
 class FolderFormat(NamedFormat):
     """A directory whose torch files and DCP directories are read one after the other; `texts` are files in other forms."""
 
     editable = True
-    texts: str = ""
+    torch_files: ClassVar[str] = r".*\.(?:pt|pth|ckpt)"
+    texts: ClassVar[str] = ""
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The states of all parts together, each named by its file."""
         folders = {f.path.rpartition("/")[0] for f in checkpoint.files if f.path.rpartition("/")[2] == METADATA_NAME}
         parts = [read_dcp_state(checkpoint, folder, owner="app") for folder in sorted(folders)]
         for file in checkpoint.files:
-            if file.role is not Role.MODEL and _TORCH.fullmatch(file.path) and not re.fullmatch(self.texts, file.path):
+            if file.role is not Role.MODEL and re.fullmatch(self.torch_files, file.path) and not re.fullmatch(self.texts, file.path):
                 parts.append(_read_part(checkpoint, file))
         schedulers = tuple(s for part in parts for s in part.schedulers)
         return CheckpointState(
@@ -209,6 +214,57 @@ class TorchtuneFormat(FolderFormat):
     def step_in_name(self, name: str) -> int | None:
         """None: it counts epochs, or is in the recipe's state."""
         return None
+
+
+class ScriptFolder(FolderFormat):
+    """A directory that a script made for one step, with torch files of its own names; the last format that is asked."""
+
+    name = "folder"
+    by_content = True
+    steps = r"(?i)(?:.*[-_.])?(?:global_?step|step|iter|iteration|it|update|checkpoint|ckpt|epoch|ep)[-_=]?\d+|\d+"
+    stems = r"."
+    torch_files = r"[^/]+\.(?:pt|pth|ckpt|bin|tar|pkl)"
+    _PART = re.compile(r"(?i)(?:rank|shard|part|world|proc|process|gpu|node|[dtpe]p)[-_=]?\d+|\d+[-_]of[-_]\d+")
+    _RUN = re.compile(r"(?i)(?:last|latest|newest|best|current|final)\b.*")
+
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """A step's name over torch files; not where a file has a step of its own, or is the newest of several: a run's folder."""
+        files = [e.path for e in entries if e.kind is not FileType.DIRECTORY and re.fullmatch(self.torch_files, e.path)]
+        stems = [self._PART.sub("", path.rpartition(".")[0]) for path in files]
+        return (
+            self.is_checkpoint_name(name)
+            and any(not is_leftover(path) for path in files)
+            and not any(re.search(r"\d", stem) or self._RUN.fullmatch(stem) for stem in stems)
+        )
+
+    def step_in_name(self, name: str) -> int | None:
+        """None: what a script's number counts is unknown."""
+        return None
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """A torch file by its ending; weights by theirs."""
+        if is_leftover(path):
+            return None
+        rank = re.search(r"(?i)rank[-_=]?(\d{1,9})", path)
+        if re.fullmatch(self.torch_files, path):
+            return Role.CUSTOM, int(rank[1]) if rank else None
+        return (Role.MODEL, None) if path.endswith(".safetensors") else None
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """All parts together; the step where two voices agree, as for a single file. `UnknownFormat`: see above."""
+        state = super().read_state(checkpoint)
+        counters = [value for name, value in state.counters.items() if name.rpartition(":")[2] in STEP_KEYS]
+        step = state.optimizer_step or next((value for value in counters if isinstance(value, int)), None)
+        unit = scheduler_unit(state.schedulers, step, None)
+        name = checkpoint.path.name
+        state = with_counted_step(replace(state, optimizer_step=step, scheduler_unit=unit), name)
+        if name.isdigit() and int(name) not in (state.writer_step, step):
+            said = "count no steps" if step is None else f"count {step} steps"
+            raise UnknownFormat(
+                f"`{checkpoint.path}` holds torch files that {said}, not {name}: whether it is a checkpoint is unknown",
+                "name a file in it, or let the script call the directory step-N",
+            )
+        return state
 
 
 FOLDERS: tuple[FolderFormat, ...] = (LitgptFormat(), OlmoCoreFormat(), SpeechBrainFormat(), TorchtuneFormat())

@@ -24,6 +24,7 @@ class CheckpointFormat(ABC):
     name: ClassVar[str]  # as shown and stored, e.g. "accelerate"
     editable: ClassVar[bool] = True  # whether a rollback moves and edits it; else it is read and named alone
     single_file: ClassVar[bool] = False  # whether its checkpoints are one file each
+    by_content: ClassVar[bool] = False  # its names say little: without a known step it is no checkpoint
 
     @abstractmethod
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:

@@ -94,7 +94,7 @@ class KerasFormat(NamedFormat):
     """Keras 3's `.keras` file."""
 
     name = "keras"
-    single_file = True
+    single_file = by_content = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with this ending."""
@@ -223,7 +223,7 @@ class NemoFormat(NamedFormat):
     """NeMo: a `.nemo` archive."""
 
     name = "nemo"
-    single_file = True
+    single_file = by_content = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with this ending."""
@@ -348,7 +348,7 @@ class SafetensorsFormat(NamedFormat):
     """One `.safetensors` file: weights, or an optimizer's state by the names of its tensors."""
 
     name = "safetensors"
-    single_file = True
+    single_file = by_content = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with this ending."""

@@ -39,14 +39,14 @@ _EIGHT_BIT = "moments quantised by bitsandbytes (state1, absmax1, qmap1); the LR
 _RANDOM = ({"random_state", "torch_manual_seed"}, {"python", "numpy", "cpu"})
 _NO_STATE = ("state_dict", "loops", "callbacks")  # of Lightning: weights, counters, and what monitors
 # `meta.iter`: mmengine/runner/runner.py `save_checkpoint`
-_STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step", "meta.iter")
+STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step", "meta.iter")
 
 
 class LightningFormat(CheckpointFormat):
     """Lightning's `epoch=E-step=N.ckpt` and `last.ckpt`."""
 
     name = "lightning"
-    single_file = True
+    single_file = by_content = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One `.ckpt` file."""
@@ -97,7 +97,7 @@ class TorchFormat(CheckpointFormat):
     """One `torch.save` of a dict, in any container: the script's own names."""
 
     name = "torch"
-    single_file = True
+    single_file = by_content = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with an ending that scripts use."""
@@ -134,12 +134,20 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
         rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
         state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
     hints = hints_in(name, file.tree, [prefix for prefix, _, _ in found])
-    count = state.optimizer_step
-    step = _step_said_twice(name, counters, [last_epoch_of(s.state) for s in schedulers], count)
+    return replace(with_counted_step(state, name), lr_hints=hints)
+
+
+def with_counted_step(state: CheckpointState, name: str) -> CheckpointState:
+    """The state with the writer's step, where two voices agree on one, and what a scheduler counts a step.
+
+    `name` is the file's, or that of the directory that a script made for its files.
+    """
+    count, schedulers = state.optimizer_step, state.schedulers
+    step = _step_said_twice(name, state.counters, [last_epoch_of(s.state) for s in schedulers], count)
     unit = state.scheduler_unit
     if step not in (None, count) and unit != 1:  # made anew, or several batches a step? Only a remainder tells
         unit = None if count and step % count == 0 else scheduler_unit(schedulers, step, None)
-    return replace(state, writer_step=step, scheduler_unit=unit, lr_hints=hints)
+    return replace(state, writer_step=step, scheduler_unit=unit)
 
 
 def _step_said_twice(
@@ -151,7 +159,7 @@ def _step_said_twice(
     epoch. A scheduler's may count batches: then the step is a multiple of the optimizer's, and nothing is concluded.
     """
     in_name = {int(found) for found in re.findall(r"\d{1,18}", name)}
-    said = [counters[key] for step in _STEP_KEYS for key in counters if key.endswith(f":{step}")]
+    said = [counters[key] for step in STEP_KEYS for key in counters if key.endswith(f":{step}")]
     steps = [value for value in said if isinstance(value, int)]
     stepped = [step for step in steps if epochs and set(epochs) == {step} and (not count or step % count)]
     return next((step for step in steps if step in in_name), next(iter(stepped), None))
@@ -166,7 +174,7 @@ def _state(
 ) -> CheckpointState:
     step = max((o.steps[1] for o in optimizers if o.steps), default=None)
     if step is None:
-        step = next((int(counters[k]) for n in _STEP_KEYS for k in counters if k.endswith(f":{n}")), None)
+        step = next((int(counters[k]) for n in STEP_KEYS for k in counters if k.endswith(f":{n}")), None)
     return CheckpointState(
         checkpoint=checkpoint,
         schedulers=schedulers,

@@ -43,6 +43,10 @@ _TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     )
 )
 _STEMS = re.compile(r"optimizer|scheduler|trainer_state|rng_state|model\.safetensors|pytorch_model")
+_OWN = re.compile(  # of a Trainer alone
+    r"trainer_state\.json|training_args\.bin|rng_state(_\d+)?\.pth|global_step\d+|.*(?:pytorch_model|model).*\.(?:bin|safetensors)"
+)
+_FOREIGN = re.compile(r"[^/]+\.(?:pt|pth|ckpt|tar|pkl)")
 _ARGUMENTS = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "max_steps",
     "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "bf16",
@@ -56,11 +60,16 @@ class TransformersFormat(CheckpointFormat):
     name = "transformers"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """`checkpoint-N`, or a Trainer's optimizer or scheduler file inside."""
+        """`checkpoint-N`, or a Trainer's optimizer or scheduler file beside what only a Trainer writes.
+
+        A script may call its own files `optimizer.pt` and `scheduler.pt`, and its directory `checkpoint-N`.
+        """
         paths = {entry.path for entry in entries}
+        own = any(_OWN.fullmatch(path) for path in paths)
+        if _STEP_NAME.fullmatch(name) and not any(_FOREIGN.fullmatch(path) and not self.role_of(path) for path in paths):
+            own = own or any(self.role_of(path) for path in paths)
         # After training, `output_dir` itself holds a trainer_state.json beside its checkpoints: that is no checkpoint.
-        known = _STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths)
-        return known and any(self.role_of(path) for path in paths)
+        return own and (_STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths))
 
     def step_in_name(self, name: str) -> int | None:
         """N in `checkpoint-N`, the `global_step`."""
