@@ -1,4 +1,4 @@
-"""Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune, and a script's own. Read, moved, edited, undone.
+"""Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune, a script's. Read, moved, edited, undone.
 
 The layouts are those that the frameworks' own classes wrote for `python -m benchmarks.authorities strangers`.
 """

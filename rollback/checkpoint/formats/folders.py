@@ -51,7 +51,8 @@ class FolderFormat(NamedFormat):
         folders = {f.path.rpartition("/")[0] for f in checkpoint.files if f.path.rpartition("/")[2] == METADATA_NAME}
         parts = [read_dcp_state(checkpoint, folder, owner="app") for folder in sorted(folders)]
         for file in checkpoint.files:
-            if file.role is not Role.MODEL and re.fullmatch(self.torch_files, file.path) and not re.fullmatch(self.texts, file.path):
+            read = re.fullmatch(self.torch_files, file.path) and not re.fullmatch(self.texts, file.path)
+            if read and file.role is not Role.MODEL:
                 parts.append(_read_part(checkpoint, file))
         schedulers = tuple(s for part in parts for s in part.schedulers)
         return CheckpointState(
@@ -228,7 +229,7 @@ class ScriptFolder(FolderFormat):
     _RUN = re.compile(r"(?i)(?:last|latest|newest|best|current|final)\b.*")
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """A step's name over torch files; not where a file has a step of its own, or is the newest of several: a run's folder."""
+        """A step's name over torch files; where a file has a step of its own, or is the newest of several, it is a run's."""
         files = [e.path for e in entries if e.kind is not FileType.DIRECTORY and re.fullmatch(self.torch_files, e.path)]
         stems = [self._PART.sub("", path.rpartition(".")[0]) for path in files]
         return (
