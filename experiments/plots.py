@@ -88,17 +88,18 @@ def _write(name: str, draw: Callable[[Any], ReportTable], directory: Path) -> No
 
 
 def _save(figure: Any, path: Path) -> None:
-    """A PNG of 128 colours: a third of the bytes, and reports are kept in repositories."""
+    """A PNG of 256 colours: a third of the bytes, and reports are kept in repositories."""
     from PIL import Image
 
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=100)
-    Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 # --- Colours and words
 
-COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e")
+COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e",
+           "#7b3294", "#b2182b", "#2166ac", "#a6761d")  # fmt: skip
 UPDATES = "updates after the common checkpoint"
 
 
@@ -150,7 +151,8 @@ def draw_differences(figure: Any, data: StudyData) -> ReportTable:
     """One panel an arm, one scale."""
     rows, reference = [], data.plan.study.reference
     arms = [arm for arm in compared(data) if arm != reference and data.seeds(arm, reference)]
-    columns = max(1, math.ceil(len(arms) / 2)) if len(arms) > 3 else max(1, len(arms))
+    columns = max(1, min(4, math.ceil(len(arms) / 2))) if len(arms) > 3 else max(1, len(arms))
+    figure.set_figheight(max(4.4, 2.0 * math.ceil(len(arms) / columns)))
     grid = figure.subplots(math.ceil(len(arms) / columns) or 1, columns, squeeze=False, sharex=True, sharey=True)
     for axes, arm in zip(grid.ravel(), arms, strict=False):
         seeds, colour = data.seeds(arm, reference), colour_of(data, arm)
@@ -174,9 +176,10 @@ def draw_differences(figure: Any, data: StudyData) -> ReportTable:
     for axes in grid.ravel()[: len(arms)]:
         _mark_slices(axes, data)
         axes.axhline(0, color="black", lw=0.8)
-    widest = [abs(float(value)) for *_, low, high in rows for value in (low, high)]
-    top = float(np.quantile(widest, 0.97)) if widest else 0.0
-    grid[0, 0].set_ylim(*(-1.3 * top, 1.3 * top) if top else (-1, 1))
+    ends = [float(value) for *_, low, high in rows for value in (low, high)]
+    bottom, top = (min(0.0, np.quantile(ends, 0.03)), max(0.0, np.quantile(ends, 0.97))) if ends else (0.0, 0.0)
+    room = 0.3 * max(-bottom, top)
+    grid[0, 0].set_ylim(*(bottom - room, top + room) if room else (-1, 1))
     figure.supxlabel(UPDATES, fontsize=8)
     figure.supylabel(f"held-out {data.plan.study.unit}, minus {reference}", fontsize=8)
     return ReportTable(name="differences", header=("arm", "update", "mean", "low", "high"), rows=tuple(rows))
@@ -243,7 +246,7 @@ def _smooth(curve: Curve, width: int) -> Curve:
 
 def _legend_below(figure: Any, axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(10, max(1, len(labels))), fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, max(1, len(labels))), fontsize=8, frameon=False)
 
 
 # --- Plots of effects
