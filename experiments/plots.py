@@ -93,7 +93,8 @@ def _save(figure: Any, path: Path) -> None:
 
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=100)
-    Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
+    colours = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    colours.save(path, optimize=True)
 
 
 # --- Colours and words
