@@ -26,7 +26,7 @@ __all__ = ["NOT_COMPARED", "ChangedFact", "LateFiles", "changed_facts", "read_fa
 
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
-MOST_LATE = 64
+MOST_LATE, MOST_ROWS = 64, 256
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
 MEANWHILE = "changed while it ran, about step"
@@ -90,8 +90,8 @@ class LateFiles:
     """What a launch reads after its first step: `facts["later"]` holds rows of path, step and digest ("": it was gone by then).
 
     A file is looked at when the step after its opening begins, a known one only where size or times are others. One that the
-    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind: who reads data file by file has
-    it in the batches.
+    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind, and `MOST_ROWS` rows (a file that is
+    new at every step): who reads data file by file has it in the batches.
     """
 
     def __init__(self, launch_dir: Path, facts: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ class LateFiles:
         if rows:
             self._facts.setdefault("later", []).extend(rows)
             _write(self._launch_dir, self._facts)
-        if self._num > MOST_LATE:
+        if self._num > MOST_LATE or len(self._facts.get("later", ())) >= MOST_ROWS:
             self._facts["unnoted"] = step  # from here on
             _write(self._launch_dir, self._facts)
             stop_noting()
@@ -188,7 +188,7 @@ def _changed_later(
             found[path] = ChangedFact(_kind_of("file", digest, now), path, digest, now)
     yield from found.values()
     if (unnoted := before.get("unnoted")) is not None and unnoted <= last:
-        yield ChangedFact("doubt", "files", f"more than {MOST_LATE} were read after the first step", "")
+        yield ChangedFact("doubt", "files", f"what was read from step {unnoted} on was not noted: it was too much", "")
 
 
 def _sources() -> Iterator[tuple[str, str]]:

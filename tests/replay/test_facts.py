@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.replay.facts import changed_facts, read_facts
+from chronicle.replay.facts import LateFiles, changed_facts, read_facts, write_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -120,3 +122,19 @@ os.close(os.open("settings.json", os.O_RDONLY, dir_fd=directory))
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=tmp_path, env={**os.environ, **own},
                           capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_changes_at_every_step_is_noted_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a million steps keeps a small file, and says from which step on it does not know."""
+    place = tmp_path / "logs" / "run" / "launches" / "0001"
+    place.mkdir(parents=True)
+    monkeypatch.setattr(sys, "_chronicle_opened", {}, raising=False)
+    late, beat = LateFiles(place, write_facts(place, {})), tmp_path / "beat.txt"
+    for step in range(1, 400):
+        beat.write_text(str(step))
+        if (opened := getattr(sys, "_chronicle_opened", None)) is not None:
+            opened[str(beat)] = False
+        late.stepping(step)
+    found = read_facts(place)
+    assert found is not None and len(found["later"]) == found["unnoted"] == 256
+    assert any(item.kind == "doubt" and "from step 256 on" in item.words for item in changed_facts(found, found))
