@@ -193,6 +193,11 @@ class GuardSession:
         return not self._stepped
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a batch of the training entered the model, or a step was taken, in this launch or since its latest load."""
+        return self._stepped or self.batches.has_seen
+
+    @property
     def off(self) -> bool:
         """Whether the guard was switched off for this launch."""
         return self._retired or self.options.mode is Mode.OFF

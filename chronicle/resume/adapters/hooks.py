@@ -47,7 +47,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             if session.engine_steps:
                 session.envelope.inner_step(optimizer)
-            if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step(optimizer)):
+            if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step(optimizer, session)):
                 session.before_step(optimizer)
                 session.envelope.before_step(optimizer)
         except Exception as problem:
@@ -61,12 +61,13 @@ def _lost(problem: Exception) -> None:
         session.lost("step", problem)
 
 
-def _is_allocation_step(optimizer: Any) -> bool:
-    """Whether a step only allocates the state that a load will fill: an optimizer without state, and gradients of zero.
+def _is_allocation_step(optimizer: Any, session: GuardSession) -> bool:
+    """Whether a step only allocates the state that a load will fill: no batch before it, no state, and gradients of zero.
 
-    torch's distributed checkpoint takes such a step with LR 0, torchtnt's with the LR of the schedule.
+    torch's distributed checkpoint takes such a step with LR 0, torchtnt's with the LR of the schedule. After a batch, gradients
+    of zero are a finding: all labels are masked.
     """
-    if not getattr(optimizer, "state", True):
+    if not session.has_begun and not getattr(optimizer, "state", True):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if gradients and not any(bool(gradient.any()) for gradient in gradients):
             return True

@@ -203,7 +203,7 @@ class AttachedRun:
 
         torch's distributed checkpoint asks the file for every key of what it loads into, and a file may have none of ours.
         """
-        return self.session.waits_for_first_step and not self.session.start.resumed and bool(optimizer.state)
+        return not self.session.has_begun and not self.session.start.resumed and bool(optimizer.state)
 
     def _save_failed(self, problem: Exception) -> None:
         self.session.faults.record("save", problem)
