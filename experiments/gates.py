@@ -36,10 +36,15 @@ class GateCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """After how many updates an arm's data and its state first differ from the reference's, by plan; None: never."""
+    """After how many updates an arm's data and its state first differ from the reference's, by plan; None: never.
+
+    `by_settings`: what differs in state are settings of the command alone, and a setting may change no loss (an interval of
+    checkpoints, a number of workers).
+    """
 
     data_after: int | None
     state_after: int | None
+    by_settings: bool = False
 
     @property
     def first(self) -> int | None:
@@ -76,7 +81,7 @@ def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatmen
         i * size for i, (own, other) in enumerate(zip(arm.slices, reference.slices, strict=True)) if own != other
     ]
     differs += [0] if any(arm.set.get(name) != reference.set.get(name) for name in reads) else []
-    lost = own_settings
+    lost, by_settings = own_settings, True
     for leg in legs:
         restart = leg.restart
         if restart is None:
@@ -85,7 +90,8 @@ def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatmen
             differs.append(leg.first)
         if restart.loses or set(restart.set) - set(reads) or restart.rollback:
             lost.append(leg.first)
-    return Treatment(data_after=min(differs, default=None), state_after=min(lost, default=None))
+            by_settings = by_settings and not restart.loses and not restart.rollback
+    return Treatment(data_after=min(differs, default=None), state_after=min(lost, default=None), by_settings=by_settings)
 
 
 def _check_exact(data: StudyData) -> Iterator[GateCheck]:
@@ -155,10 +161,12 @@ def _compare_until_treated(plan: StudyPlan, run: RunData, base: RunData) -> Gate
         problems.append(f"loss differs from update {lost + 1} on")
     if treatment.data_after is not None and seen == total and is_logged:
         problems.append("data never differ: the treatment did not take place")
-    if treatment.state_after is not None and lost == total:
+    if treatment.state_after is not None and lost == total and not treatment.by_settings:
         problems.append("loss never differs: the treatment did not take place")
     read = f"data equal until {seen}" if is_logged else "data not compared: no `data_digest` was logged"
     found = "; ".join(problems) or f"{read}, loss until {lost}, of {total}"
+    if treatment.state_after is not None and lost == total and treatment.by_settings:
+        found += "; what was set changed no loss"
     return GateCheck(name=f"A/A {run.run.name}", what=what, ok=not problems, found=found)
 
 

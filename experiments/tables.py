@@ -145,11 +145,13 @@ def _secondary_names(data: StudyData) -> tuple[str, ...]:
 
 
 def outcome_table(data: StudyData) -> ReportTable:
-    """Return the outcomes of every run."""
-    names = ("averaged/mixture", *_secondary_names(data))
-    rows = [(arm, str(seed), *(f"{outcome_of(data.runs[arm, seed], name):.7f}" for name in names))
-            for arm in data.arms for seed in data.seeds(arm)]  # fmt: skip
-    return ReportTable(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows), show=16)
+    """Return the outcomes of every run, the primary one first; what no run measured has no column."""
+    trainer = data.plan.study.trainer
+    runs = [(arm, seed, data.runs[arm, seed]) for arm in data.arms for seed in data.seeds(arm)]
+    names = [name for name in _secondary_names(data) if any(np.isfinite(outcome_of(run, name)) for _, _, run in runs)]
+    rows = [(arm, str(seed), *(f"{outcome_of(run, name):.7f}" for name in (PRIMARY, *names))) for arm, seed, run in runs]
+    header = ("arm", "seed", PRIMARY if trainer is None else trainer.outcome, *names)
+    return ReportTable(name="outcomes", header=header, rows=tuple(rows), show=16)
 
 
 def secondary_table(data: StudyData) -> ReportTable:

@@ -280,6 +280,8 @@ def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
     """Return how many seeds would settle an inconclusive contrast; empty where it is settled."""
     if one.verdict is not EffectVerdict.INCONCLUSIVE or one.result is None:
         return ""
+    if not any(one.differences):
+        return f"The two are equal to the last digit in every pair; a verdict needs {LEAST_PAIRS} pairs."
     parts, r = [], one.result
     equal = num_seeds_for_equivalence(margin, r.sd, alpha=alpha)
     if equal and equal > r.num_pairs:

@@ -73,7 +73,7 @@ def differences(folder: Path) -> list[str]:
     plan, told = json.loads((folder / "plan.json").read_text(encoding="utf-8")), []
     study, values = plan["study"], {}
     for row in rows_of(folder / "outcomes.csv"):
-        values.setdefault(row["arm"], {})[int(row["seed"])] = float(row["averaged/mixture"])
+        values.setdefault(row["arm"], {})[int(row["seed"])] = float(list(row.values())[2])
     table = {row["contrast"]: row for row in rows_of(folder / "contrast-table.csv")}
     found, main = {}, []
     for contrast in study["contrasts"]:

@@ -25,7 +25,14 @@ from experiments.outcomes import bounce, find_transients, read_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study
 from experiments.statistics import compare_paired
-from experiments.verdicts import EffectVerdict, Judged, answer_questions, judge_contrasts, judge_factorial
+from experiments.verdicts import (
+    EffectVerdict,
+    Judged,
+    answer_questions,
+    judge_contrasts,
+    judge_factorial,
+    what_would_settle,
+)
 from tests.experiments.fakes import FakeLauncher
 
 SEEDS = 8
@@ -312,6 +319,14 @@ def test_a_control_that_is_small_but_real_was_seen() -> None:
 
     assert "It was seen, but it is small" in answer(control)
     assert "must be there was not seen" in answer(replace(control, t_p=0.6, sign_flip_p=0.6))
+
+
+def test_two_arms_that_are_equal_to_the_last_digit_are_said_to_be() -> None:
+    result = compare_paired((0.0, 0.0), margin=0.02)
+    one = Judged(name="interval", formula="dense − base", question="", family="main", seeds=(0, 1), differences=(0.0, 0.0),
+                 result=result, t_p=1.0, sign_flip_p=1.0, verdict=EffectVerdict.INCONCLUSIVE)  # fmt: skip
+    assert "equal to the last digit in every pair" in what_would_settle(one, 0.02, 0.05)
+    assert "no practicable number" in what_would_settle(replace(one, differences=(1e-9, -1e-9)), 0.02, 0.05)
 
 
 def test_one_arm_that_nearly_diverged_does_not_hide_the_others() -> None:

@@ -13,15 +13,21 @@ from experiments.definition import find_study
 from experiments.design import plan_study
 from experiments.files import StudyPaths
 from experiments.runner import read_registered
+from tests.experiments.test_stranger import CHAR
 from tests.experiments.test_troubles import STUDY
 from tests.launch.test_slurm import slurm  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_an_array_carries_out_the_plan(slurm: dict[str, str], tmp_path: Path) -> None:  # noqa: F811
-    study = tmp_path / "troubles.yaml"
-    study.write_text(STUDY.replace("arms: [base, killed, full, starved]", "arms: [base]"))
+OURS = STUDY.replace("arms: [base, killed, full, starved]", "arms: [base]")
+THEIRS = CHAR.replace("moments, small, again, skipped], once: [exact, rounded]", "moments], once: [exact]")
+
+
+@pytest.mark.parametrize("definition", [OURS, THEIRS], ids=["bit-transformer", "plain-script"])
+def test_an_array_carries_out_the_plan(slurm: dict[str, str], tmp_path: Path, definition: str) -> None:  # noqa: F811
+    study = tmp_path / "studied.yaml"
+    study.write_text(definition)
     plan = plan_study(find_study(str(study)), "tiny")
     paths = StudyPaths(tmp_path / "logs" / "on-slurm")
     script = tmp_path / "array.sh"
