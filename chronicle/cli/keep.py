@@ -118,7 +118,8 @@ def keep(
         text = "\n".join(_keep_lines(plan, limit))
         agree("Move them out of the checkpoints directory?", text, yes=yes)
         by_name = {str(one.path): one for one in found}
-        moves = plan_set_aside(root, [by_name[save.name] for save in plan.remove])
+        gone = {save.name for save in plan.remove}
+        moves = plan_set_aside(root, [by_name[name] for name in gone], [c for name, c in by_name.items() if name not in gone])
         with uninterrupted():
             event = SetAside(
                 root=str(root),

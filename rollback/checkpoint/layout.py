@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -97,6 +98,11 @@ class Checkpoint:
         return tuple(file for file in self.files if file.role is role)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What lies in the directory of the checkpoints: its own name, and of a one-file checkpoint its parts beside it."""
+        return (self.path.name, *(f.path for f in self.files if self.single_file and f.path != self.path.name))
+
+    @property
     def size_bytes(self) -> int:
         """Total size of the files."""
         return sum(file.size_bytes for file in self.files)
@@ -174,6 +180,31 @@ def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
     return stems.search(name) is not None
 
 
+# --- Files of one save, side by side
+
+_SAVED = re.compile(r"(.+)\.(?:pt|pth|ckpt|pkl|bin|tar|npz|safetensors|json)")
+RANKED = re.compile(r"(?i)(?:rank|shard|part|world|proc|process|gpu|node|[dtpe]p)[-_=]?\d+|\d+[-_]of[-_]\d+")
+
+
+def parts_beside(name: str, others: Iterable[str]) -> tuple[str, ...]:
+    """Those of `others` that carry the last number of `name` after other letters: `model_20.pt` for `optim_20.pt`.
+
+    Names whose letters are the same are a series (`a_10.pt`, `a_20.pt`; days, ranks, shards) and no parts of one save.
+    """
+    own = _letters_and_number(name)
+    if own is None:
+        return ()
+    found = {other: _letters_and_number(other) for other in others if other != name and not is_leftover(other)}
+    return tuple(sorted(o for o, seen in found.items() if seen and seen[1] == own[1] and seen[0] != own[0]))
+
+
+def _letters_and_number(name: str) -> tuple[str, str] | None:
+    stem = _SAVED.fullmatch(name)
+    plain = RANKED.sub("", stem[1]) if stem else ""
+    numbers = re.findall(r"\d+", plain)
+    return (re.sub(r"\d+", "", plain), numbers[-1]) if numbers else None
+
+
 # --- Stamp of a checkpoint
 
 
@@ -187,12 +218,16 @@ def stamp_of(path: Path) -> str:
 
     if path.name == ACCELERATE_STATE_DIR:
         path = path.parent  # both name the same checkpoint
-    names = [entry.path for entry in scan_entries(path)] if path.is_dir() else [""]
+    if path.is_dir():
+        files = {entry.path: path / entry.path for entry in scan_entries(path)}
+    else:
+        beside = [entry.name for entry in scan_entries(path.parent, levels=1) if entry.kind is FileType.FILE]
+        files = {"": path} | {f"../{name}": path.parent / name for name in parts_beside(path.name, beside)}
     digest = hashlib.sha256()
-    for name in names:
-        found = os.lstat(path / name)
-        mark = RemoteView.opened.mark(path / name) if RemoteView.opened is not None else None
+    for name, file in files.items():
+        found = os.lstat(file)
+        mark = RemoteView.opened.mark(file) if RemoteView.opened is not None else None
         kept = (found.st_mtime_ns, found.st_ino) if mark is None else mark
-        values = (found.st_size, *kept) if not os.path.isdir(path / name) else ()
+        values = (found.st_size, *kept) if not os.path.isdir(file) else ()
         digest.update(repr((name, *values)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]

@@ -20,7 +20,16 @@ from typing import Any
 
 from rollback.checkpoint.formats import FORMATS
 from rollback.checkpoint.formats.format import CheckpointFormat
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover, scan_entries
+from rollback.checkpoint.layout import (
+    Checkpoint,
+    DirectoryEntry,
+    FileType,
+    Role,
+    StateFile,
+    is_leftover,
+    parts_beside,
+    scan_entries,
+)
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, as_mapping, find_states
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
@@ -75,7 +84,7 @@ def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint
     found = _describe(Path(os.path.abspath(path)), abandoned=_abandoned_id(path))
     if found is None:
         raise UnknownFormat(*_what_is_there(path))
-    return _with_counted_step(found) if count_steps else found
+    return _with_parts(_with_counted_step(found) if count_steps else found)
 
 
 def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> list[Checkpoint]:
@@ -92,7 +101,12 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
         for folder in _directories(root.parent / _ABANDONED_DIR):
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
-    found = [c for c in found if c.step is not None or c.strays or not _is_by_content(c)]
+    own = {c.path for c in found if c.step is not None or c.strays or not _is_by_content(c)}
+    names: dict[Path, list[str]] = {}
+    for one in found:
+        if one.single_file and one.path not in own:
+            names.setdefault(one.path.parent, []).append(one.path.name)
+    found = [_with_parts(c, names.get(c.path.parent, ())) for c in found if c.path in own]
     named = [c for c in found if not is_copy_of_newest(c.path.name)]
     present, known = {c.step for c in named if c.abandoned is None}, {c.step for c in named}
     copies = [c for c in found if is_copy_of_newest(c.path.name)]
@@ -260,6 +274,24 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint  # no step: reading or verifying it reports why
     step = state.optimizer_step if state.writer_step is None else state.writer_step
     return replace(checkpoint, step=step, step_source="counters") if is_count(step) else checkpoint
+
+
+def _with_parts(checkpoint: Checkpoint, stateless: Sequence[str] | None = None) -> Checkpoint:
+    """A one-file checkpoint with the files of the same save beside it: weights or a schedule that count no step of their own.
+
+    `stateless` are the names beside it that were found to be no checkpoints; without it the files are asked.
+    """
+    if not checkpoint.single_file or is_copy_of_newest(checkpoint.path.name):
+        return checkpoint
+    folder = checkpoint.path.parent
+    if stateless is None:
+        names = [entry.name for entry in _entries_of(folder) if entry.kind is FileType.FILE]
+        beside = [_describe(folder / name, abandoned=None) for name in parts_beside(checkpoint.path.name, names)]
+        stateless = [c.path.name for c in beside if c is not None and c.single_file and _with_counted_step(c).step is None]
+    parts = parts_beside(checkpoint.path.name, stateless)
+    roles = {name: Role.MODEL if name.endswith(".safetensors") else Role.CUSTOM for name in parts}
+    files = [StateFile(path=n, role=role, rank=None, size_bytes=(folder / n).stat().st_size) for n, role in roles.items()]
+    return replace(checkpoint, files=(*checkpoint.files, *files)) if files else checkpoint
 
 
 def _is_by_content(checkpoint: Checkpoint) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -244,13 +244,14 @@ def _copies(
 
 
 def _later(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Later]:
-    """Checkpoints in the root with a higher step, earliest first: the order in which they are moved."""
-    found = [
-        Later(name=c.path.name, step=c.step, launch=c.launch)
+    """Checkpoints in the root with a higher step, earliest first: the order in which they are moved; each file of them once."""
+    found = {
+        name: Later(name=name, step=c.step, launch=c.launch)
         for c in checkpoints
         if c.abandoned is None and c.step is not None and target.step is not None and c.step > target.step
-    ]
-    return sorted(found, key=lambda later: (later.step, later.name))
+        for name in c.names
+    }
+    return sorted(found.values(), key=lambda later: (later.step, later.name))
 
 
 def _displaces(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
@@ -320,7 +321,11 @@ def _lines(plan: Plan, guarded: bool) -> Iterator[str]:
     for pointer in plan.pointers:
         yield _row("pointer", f"{pointer.path}: {pointer.before.strip()} → {pointer.after.strip()}")
     if plan.abandon:
-        yield _row("abandon", f"{_count(plan.abandon, 'later checkpoint')}, moved to abandoned/, not deleted:")
+        steps = {(later.step, later.launch) for later in plan.abandon}
+        count = _count(plan.abandon, "later checkpoint")
+        if plan.single_file and len(steps) < len(plan.abandon):
+            count = f"{_count(plan.abandon, 'file')} of {_count(steps, 'later step')}"
+        yield _row("abandon", f"{count}, moved to abandoned/, not deleted:")
         yield from (_row("", line) for line in _wrapped([later.name for later in plan.abandon]))
     yield _row("LR", _lr_sentence(plan, guarded))
     yield from (_row("", line) for line in _forecast(plan, guarded))
@@ -431,7 +436,7 @@ def _cost(plan: Plan) -> str:
     return f"{plan.cost.steps} steps{hours}"
 
 
-def _count(things: Sequence[object], noun: str) -> str:
+def _count(things: Collection[object], noun: str) -> str:
     return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
 
 

@@ -81,6 +81,7 @@ def plan_from_disk(
             "move or edit them",
             remedy="start the launch from it by the trainer's own option, and change the LR there",
         )
+    _refuse_parts(request, chosen, state, root)
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
     plan = compose_plan(
@@ -106,6 +107,36 @@ def plan_from_disk(
         return plan
     configs = [edit.file for edit in plan.config_edits]
     return replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, configs)))
+
+
+def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: CheckpointState, root: Path) -> None:
+    """A step that is several files side by side is moved as a whole; it is edited, and brought back, in one file alone."""
+    parts = chosen.names[1:]
+    if not parts:
+        return
+    whole = "let the script save each step in a directory of its own (`step-N/`): such a step is edited and brought back whole"
+    if chosen.path.parent != root:
+        raise PlanRefused(
+            f"`{chosen.path}` is one of {len(parts) + 1} files of its step, with {', '.join(parts)} beside it, and a rollback "
+            "brings one file back",
+            f"`chronicle undo` brings all of them back; or {whole}",
+        )
+    if request.lr_scale is None and request.lr is None and not request.sets:
+        return
+    if RemoteView.opened is not None:
+        raise PlanRefused(
+            f"`{chosen.path.name}` is one of {len(parts) + 1} files of its step: in a store the edited copy would lie "
+            f"under a new name without {', '.join(parts)}",
+            whole,
+        )
+    held = {s.file: "a scheduler" for s in state.schedulers} | {o.file: "an optimizer" for o in state.optimizers}
+    name = next((name for name in parts if name in held), None)
+    if name is not None:
+        raise PlanRefused(
+            f"the LR of step {chosen.step} lies in several files: `{chosen.path.name}`, and `{name}` beside it holds "
+            f"{held[name]}; a rollback edits one file in an exchange, or one directory",
+            f"{whole}; without an edit the step is gone back to as it is, and the script's own option sets the LR",
+        )
 
 
 def _read_pointers(root: Path) -> dict[str, str]:

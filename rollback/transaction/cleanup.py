@@ -64,10 +64,16 @@ def refuse_mount_points(root: Path) -> None:
         )
 
 
-def plan_set_aside(root: Path, checkpoints: Sequence[Checkpoint]) -> tuple[StrayMove, ...]:
-    """Whole checkpoints that leave `root`, where no loader finds them and `prune` may delete them."""
-    paths = [Path(os.path.abspath(checkpoint.path)).relative_to(os.path.abspath(root)) for checkpoint in checkpoints]
-    return tuple(StrayMove(path=path.as_posix(), inode=os.lstat(root / path).st_ino) for path in sorted(paths))
+def plan_set_aside(root: Path, checkpoints: Sequence[Checkpoint], stay: Sequence[Checkpoint] = ()) -> tuple[StrayMove, ...]:
+    """Whole checkpoints that leave `root`, where no loader finds them and `prune` may delete them. Shared parts `stay`."""
+    paths = [Path(os.path.abspath(path)).relative_to(os.path.abspath(root)) for path in _whole(checkpoints, stay)]
+    return tuple(StrayMove(path=path.as_posix(), inode=os.lstat(root / path).st_ino) for path in sorted(set(paths)))
+
+
+def _whole(checkpoints: Sequence[Checkpoint], stay: Sequence[Checkpoint]) -> list[Path]:
+    """The paths of checkpoints with their parts beside them, but for the parts that a checkpoint that stays needs."""
+    needed = {one.path.parent / name for one in stay for name in one.names}
+    return [path for one in checkpoints for name in one.names if (path := one.path.parent / name) not in needed]
 
 
 def set_aside_dir(root: Path, id_: str) -> Path:
@@ -232,9 +238,9 @@ def apply_prune(plan: PrunePlan, objects: Sequence[Path], *, parent: Path, id_: 
     """Delete the checkpoints of the plan, and the objects. Each checkpoint is renamed away before its files go."""
     workspace = workspace_of(parent, id_)
     disk.make_directory(workspace)
-    for number, checkpoint in enumerate(plan.delete):
-        disk.move(checkpoint.path, workspace / f"{number}-{checkpoint.path.name}")
-        disk.sync_directory(checkpoint.path.parent)
+    for number, path in enumerate(dict.fromkeys(_whole(plan.delete, [kept for kept, _ in plan.kept]))):
+        disk.move(path, workspace / f"{number}-{path.name}")
+        disk.sync_directory(path.parent)
     for folder in sorted({checkpoint.path.parent for checkpoint in plan.delete}):
         if not any(folder.iterdir()):
             disk.remove_tree(folder)

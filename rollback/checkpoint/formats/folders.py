@@ -28,7 +28,7 @@ from rollback.checkpoint.formats.dcp import missing_in_dcp, read_dcp_state, role
 from rollback.checkpoint.formats.format import RoleAndRank, missing_file
 from rollback.checkpoint.formats.named import NamedFormat
 from rollback.checkpoint.formats.torch_checkpoint import STEP_KEYS, read_script_state, with_counted_step
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover
+from rollback.checkpoint.layout import RANKED, Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, scheduler_state, scheduler_unit
 from rollback.disk.content import read_bounded
 from rollback.errors import Finding, UnknownFormat
@@ -225,13 +225,12 @@ class ScriptFolder(FolderFormat):
     steps = r"(?i)(?:.*[-_.])?(?:global_?step|step|iter|iteration|it|update|checkpoint|ckpt|epoch|ep)[-_=]?\d+|\d+"
     stems = r"."
     torch_files = r"[^/]+\.(?:pt|pth|ckpt|bin|tar|pkl)"
-    _PART = re.compile(r"(?i)(?:rank|shard|part|world|proc|process|gpu|node|[dtpe]p)[-_=]?\d+|\d+[-_]of[-_]\d+")
     _RUN = re.compile(r"(?i)(?:last|latest|newest|best|current|final)\b.*")
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """A step's name over torch files; where a file has a step of its own, or is the newest of several, it is a run's."""
         files = [e.path for e in entries if e.kind is not FileType.DIRECTORY and re.fullmatch(self.torch_files, e.path)]
-        stems = [self._PART.sub("", path.rpartition(".")[0]) for path in files]
+        stems = [RANKED.sub("", path.rpartition(".")[0]) for path in files]
         return (
             self.is_checkpoint_name(name)
             and any(not is_leftover(path) for path in files)

@@ -70,7 +70,7 @@ class LightningFormat(CheckpointFormat):
         file = read_state_file(checkpoint.path)
         tree = as_mapping(file.tree) or {}
         if _LIGHTNING_KEY not in tree:
-            return read_script_state(checkpoint, file)
+            return _read_with_parts(checkpoint, file)
         name = checkpoint.path.name
         optimizers = tuple(
             optimizer_state(name, ("optimizer_states", index), value, owner="trainer")
@@ -118,7 +118,21 @@ class TorchFormat(CheckpointFormat):
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Optimizers and schedulers found by their keys."""
-        return read_script_state(checkpoint, read_state_file(checkpoint.path))
+        return _read_with_parts(checkpoint, read_state_file(checkpoint.path))
+
+
+def _read_with_parts(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState:
+    """The state of a script's file, with the optimizers and schedulers of the parts beside it; the step is the file's own."""
+    state = read_script_state(checkpoint, file)
+    for part in checkpoint.names[1:]:
+        if _SUFFIX.fullmatch(part):
+            path = checkpoint.folder / part
+            found = read_script_state(replace(checkpoint, path=path), read_state_file(path))
+            state = replace(state, schedulers=(*state.schedulers, *found.schedulers),
+                            optimizers=(*state.optimizers, *found.optimizers))  # fmt: skip
+            unit = state.scheduler_unit or scheduler_unit(state.schedulers, state.writer_step or state.optimizer_step, None)
+            state = replace(state, scheduler_unit=unit)
+    return state
 
 
 def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState:

@@ -1,0 +1,126 @@
+"""A step that a script saves as several files side by side: `optim_20.pt` with `model_20.pt` and `sched_20.pt`.
+
+ADM's `opt000100.pt`, `model000100.pt` and `ema_0.9999_000100.pt` are such files, and so is what many small scripts write.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from chronicle.cli.main import run
+from rollback.checkpoint.layout import parts_beside, stamp_of
+from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state
+from rollback.checks.verify import verify_checkpoint
+from rollback.errors import Severity
+
+
+def save(root: Path, step: int, optimizer: str, weights: tuple[str, ...], scheduler: str | None) -> None:
+    model = torch.nn.Linear(4, 1)
+    made = torch.optim.AdamW(model.parameters(), lr=4e-4)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 1000)
+    for _ in range(step):
+        model(torch.ones(2, 4)).sum().backward()
+        made.step()
+        schedule.step()
+    root.mkdir(parents=True, exist_ok=True)
+    torch.save(made.state_dict(), root / optimizer.format(step))
+    for name in weights:
+        path = root / name.format(step)
+        if name.endswith(".safetensors"):
+            save_file(model.state_dict(), path)
+        else:
+            torch.save(model.state_dict(), path)
+    if scheduler:
+        torch.save(schedule.state_dict(), root / scheduler.format(step))
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for step in (10, 20, 30):
+        save(tmp_path / "saved", step, "optim_{}.pt", ("model_{}.pt",), "sched_{}.pt")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def adm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for step in (10, 20, 30):
+        save(tmp_path / "saved", step, "opt{:06d}.pt", ("model{:06d}.pt", "ema_0.9999_{:06d}.pt"), None)
+    return tmp_path / "saved"
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "parts"),
+    [
+        ("optim_20.pt", ["model_20.pt", "sched_20.pt", "model_30.pt", "optim_20.pt.bak"], ("model_20.pt", "sched_20.pt")),
+        ("opt000100.pt", ["model000100.pt", "ema_0.9_000100.pt", "opt000200.pt"], ("ema_0.9_000100.pt", "model000100.pt")),
+        ("optim_5.bin", ["unet_5.safetensors", "args_5.json", "picture_5.png"], ("args_5.json", "unet_5.safetensors")),
+        ("2026-11-21_12-00-00.pt", ["2026-11-22_12-00-00.pt"], ()),
+        ("optim_20_rank0.pt", ["optim_20_rank1.pt", "model_20.pt"], ("model_20.pt",)),
+        ("optim_5.pt", ["model-00001-of-00005.safetensors", "optim_15.pt"], ()),
+        ("last.pt", ["best.pt", "model_20.pt"], ()),
+    ],
+)
+def test_parts_have_the_number_and_other_letters(name: str, others: list[str], parts: tuple[str, ...]) -> None:
+    assert parts_beside(name, others) == parts
+
+
+def test_all_files_of_a_step_are_read_moved_and_brought_back_together(pairs: Path) -> None:
+    before = names(pairs)
+    first = list_checkpoints(pairs)[0]
+    assert (first.step, first.names) == (10, ("optim_10.pt", "model_10.pt", "sched_10.pt"))
+    assert [s.file for s in read_state(pairs / "optim_20.pt").schedulers] == ["sched_20.pt"]
+    assert run(["rollback", "--to", "20", "--checkpoints", str(pairs), "--yes"]) == 0
+    assert names(pairs) == {name for name in before if "30" not in name}
+    assert run(["undo", "--checkpoints", str(pairs), "--yes"]) == 0
+    assert names(pairs) == before
+
+
+def test_an_lr_that_lies_in_two_files_is_not_edited_in_one(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {path.name: path.read_bytes() for path in pairs.iterdir()}
+    assert run(["rollback", "--to", "20", "--lr-scale", "0.5", "--checkpoints", str(pairs), "--yes"]) != 0
+    assert "`sched_20.pt` beside it holds a scheduler" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in pairs.iterdir()} == kept
+
+
+def test_an_lr_in_one_file_beside_weights_is_edited(adm: Path) -> None:
+    order = ["rollback", "--to", "20", "--lr-scale", "0.5", "--checkpoints", str(adm), "--yes"]
+    assert run([*order, "--accept-unproved", "the script takes it from the file"]) == 0
+    assert torch.load(adm / "opt000020.pt")["param_groups"][0]["lr"] == 2e-4
+    assert names(adm) == {f"{part}0000{step}.pt" for part in ("opt", "model", "ema_0.9999_") for step in (10, 20)}
+
+
+def test_a_damaged_part_spoils_its_step_and_a_changed_one_its_verdict(pairs: Path) -> None:
+    stamp = stamp_of(pairs / "optim_20.pt")
+    with (pairs / "model_20.pt").open("r+b") as file:
+        file.truncate(900)
+    findings = {one.step: verify_checkpoint(one, full=True) for one in list_checkpoints(pairs)}
+    assert [step for step, found in findings.items() if any(f.severity is Severity.ERROR for f in found)] == [20]
+    assert "model_20.pt" in {f.path for f in findings[20]}
+    assert stamp_of(pairs / "optim_20.pt") != stamp
+
+
+def test_one_file_of_an_abandoned_step_is_not_brought_back_alone(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rollback", "--to", "10", "--checkpoints", str(pairs), "--yes"]) == 0
+    aside = next(pairs.parent.glob("abandoned/*/optim_30.pt"))
+    assert run(["rollback", "--to", str(aside), "--checkpoints", str(pairs), "--yes"]) != 0
+    assert "model_30.pt, sched_30.pt beside it" in capsys.readouterr().err
+
+
+def test_a_budget_counts_and_takes_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "saved"
+    for step in (10, 20, 30, 40, 50):
+        save(root, step, "optim_{}.pt", ("model_{}.pt", "ema_{}.safetensors"), None)
+    assert run(["verify", "--all", "--checkpoints", str(root)]) == 0
+    assert open_checkpoint(root / "optim_30.pt").size_bytes == sum(path.stat().st_size for path in root.glob("*_30.*"))
+    assert run(["keep", "--budget", "60%", "--checkpoints", str(root), "--yes"]) == 0
+    steps = {name.rpartition("_")[2].partition(".")[0] for name in names(root)}
+    assert len(names(root)) == 3 * len(steps) and len(steps) == 3
