@@ -8,13 +8,18 @@ away. Of files and of variables of the environment only digests are kept;
 what looks like a secret is left out. `changed_facts` says what is different in another launch. No torch here.
 """
 
+import base64
+import csv
 import hashlib
 import json
+import locale
 import os
 import re
+import resource
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +27,19 @@ from chronicle.credentials import holds_secret, looks_secret
 from chronicle.replay.ring import facts_path
 from rollback.disk.durable import write_atomic
 
-__all__ = ["NOT_COMPARED", "ChangedFact", "LateFiles", "changed_facts", "read_facts", "stop_noting", "write_facts"]
+__all__ = [
+    "ITS_OWN",
+    "NOT_COMPARED",
+    "ChangedFact",
+    "LateFiles",
+    "changed_facts",
+    "is_as_installed",
+    "is_outside",
+    "places_outside",
+    "read_facts",
+    "stop_noting",
+    "write_facts",
+]
 
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
@@ -30,7 +47,8 @@ MOST_LATE, MOST_ROWS = 64, 256
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
 MEANWHILE = "changed while it ran, about step"
-OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+PACKAGES = Path(__file__).resolve().parents[2]
+OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep)
 TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
 OWN = ("chronicle", "rollback", "chronicle_ml")  # ours: another version of it is named by its own
 # Variables that differ between two equal starts, and those that a replay sets itself.
@@ -54,6 +72,8 @@ class ChangedFact(NamedTuple):
     @property
     def words(self) -> str:
         """In a few words; digests are not shown."""
+        if self.kind == "doubt" and not self.name.startswith(os.sep) and self.after:
+            return f"{self.name}: {self.before} → {self.after}"
         if self.kind == "doubt":
             return f"`{self.name}` was written anew" if self.after else f"`{self.name}`: {self.before}, and not in the replay"
         if self.kind == "file" and self.after.startswith(MEANWHILE):
@@ -68,12 +88,15 @@ class ChangedFact(NamedTuple):
 
 def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
     """Write what this process trains with, and return it. Raises OSError."""
+    opened = stop_noting()
     found = {
         "v": VERSION,
         "host": os.uname().nodename,
         "directory": os.getcwd(),
         "code": dict(_sources()),
-        "files": dict(_files(launch_dir)),
+        "files": dict(_files(launch_dir, opened)),
+        "written": list(_written(launch_dir, opened))[:MOST_ROWS],
+        "machine": dict(_machine()),
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
@@ -117,7 +140,7 @@ class LateFiles:
             stop_noting()
 
     def _row(self, path: str, written: bool, step: int) -> list[Any] | None:
-        if _is_outside(path, self._outside):
+        if is_outside(path, self._outside):
             return None
         stamp, digest = self._known.get(path, (None, None))
         if digest == ITS_OWN:
@@ -154,10 +177,13 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: in
         one, other = before.get(table) or {}, after.get(table) or {}
         for name in sorted(one.keys() | other.keys()):
             a, b = str(one.get(name) or ""), str(other.get(name) or "")
-            both = bool(a and b) or kind in ("environment", "arithmetic")
+            both = bool(a and b) or kind == "environment"
             gone = a and not os.path.exists(name) and (kind == "code" or (kind == "file" and name.startswith(here)))
             if a != b and (both or gone):
                 found.append(ChangedFact(_kind_of(kind, a, b), name, a, b))
+    one, other = before.get("machine") or {}, after.get("machine") or {}
+    both = sorted(one.keys() & other.keys())
+    found += [ChangedFact("doubt", name, one[name], other[name]) for name in both if one[name] != other[name]]
     return [*found, *_changed_later(before, after, until, here)]
 
 
@@ -217,32 +243,85 @@ def stop_noting() -> dict[str, bool]:
     return opened
 
 
-def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
-    """Path and digest of every file that this process has read so far, and not opened for writing.
+def _files(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
+    """Path and digest of every file that this process has read so far or has mapped, and not opened for writing.
 
     Without installed packages, the machine's own files, the user's hidden directories (settings and caches of tools), the
     run's files and its checkpoints: a resume reads other ones.
     """
-    opened = stop_noting()
     outside = _outside(launch_dir)
     count = 0
-    for path, written in sorted(opened.items()):
-        if written or _is_outside(path, outside) or count >= MOST_FILES:
+    for path, written in sorted({**dict.fromkeys(_mapped(), False), **opened}.items()):
+        if written or is_outside(path, outside) or count >= MOST_FILES:
             continue
         if digest := _digest_of(path):
             yield path, digest
             count += 1
 
 
+def _written(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[str]:
+    """The files that this process has opened for writing so far, where others are compared."""
+    outside = _outside(launch_dir)
+    yield from (path for path, written in sorted(opened.items()) if written and not is_outside(path, outside))
+
+
+def _mapped() -> Iterator[str]:
+    """Files that are mapped into memory now and hold no code: safetensors and `memmap` are opened by libraries in C."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as table:
+            rows = [line.rstrip("\n").split(maxsplit=5) for line in table]
+    except OSError:
+        return
+    paths = {row[5]: "x" in row[1] for row in rows if len(row) == 6 and row[5].startswith("/")}
+    for row in rows:
+        if len(row) == 6 and "x" in row[1]:
+            paths[row[5]] = True
+    yield from (path for path, is_code in paths.items() if not is_code and not path.endswith((" (deleted)", ".so", ".pyc")))
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    """What the system gives to this process, and a script may go by."""
+    yield "processors", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    yield "time zone", "/".join(time.tzname)
+    yield "locale", locale.setlocale(locale.LC_ALL)
+    names = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_STACK")
+    yield "limits", " ".join(f"{name[7:].lower()} {resource.getrlimit(getattr(resource, name))[0]}" for name in names)
+
+
 def _outside(launch_dir: Path) -> tuple[str, ...]:
-    not_its_own = ["/proc", "/sys", "/dev", "/etc", "/usr", "/lib", *_installed(), sys.prefix, str(launch_dir.parent.parent)]
-    not_its_own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
-    return tuple(os.path.realpath(path) + os.sep for path in not_its_own)
+    own = [str(launch_dir.parent.parent)]
+    own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
+    return tuple(os.path.realpath(path) + os.sep for path in ("/dev", *_installed(), sys.prefix)) + places_outside(own)
 
 
-def _is_outside(path: str, outside: tuple[str, ...]) -> bool:
+def places_outside(own: Sequence[str]) -> tuple[str, ...]:
+    """The machine's own places and those of `own`: their files are not compared."""
+    return tuple(os.path.realpath(path) + os.sep for path in ("/proc", "/sys", "/etc", "/usr", "/lib", *own))
+
+
+def is_as_installed(path: str) -> bool:
+    """Whether a file of an installed package holds what the package brought (`RECORD`); compiled ones of Python do."""
+    path = os.path.realpath(path)
+    site = next((place for place in map(os.path.realpath, _installed()) if path.startswith(place + os.sep)), None)
+    if site is None:
+        return path.startswith(os.path.realpath(sys.prefix) + os.sep) and path.endswith((".cfg", ".pth"))
+    inside = os.path.relpath(path, site)
+    for record in Path(site).glob("*.dist-info/RECORD"):
+        try:
+            rows = csv.reader(record.read_text(encoding="utf-8").splitlines())
+            told = next((row[1] for row in rows if row and row[0] == inside), "")
+            if told.startswith("sha256="):
+                digest = hashlib.sha256(Path(path).read_bytes()).digest()
+                return told[7:] == base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        except (OSError, ValueError, IndexError):
+            continue
+    return "dist-info" in inside
+
+
+def is_outside(path: str, outside: tuple[str, ...]) -> bool:
+    """Whether a file lies in one of these places, among the user's settings, or is ours."""
     real = os.path.realpath(path)
-    return real.startswith((os.path.expanduser("~/."), OURS)) or (real + os.sep).startswith(outside)
+    return real.startswith((os.path.expanduser("~/."), *OURS)) or (real + os.sep).startswith(outside)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

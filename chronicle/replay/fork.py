@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class Origin:
     environ: Mapping[str, str]
     roots: tuple[Path, ...]
     rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
+    clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
     @property
     def words(self) -> str:
@@ -401,6 +402,8 @@ def _start(
     anchors = [run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]
     anchors += [] if change.code is None else [Path(change.code.top)]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
+    clock = {"CHRONICLE_CLOCK": str(directory / "clock.json")} if origin.clock else {}
+    (directory / "clock.json").write_text(json.dumps(origin.clock), encoding="utf-8")
     spec = Spec(
         run_dir=str(paths.run_dir.resolve()),
         roots=tuple(map(str, origin.roots)),
@@ -411,7 +414,7 @@ def _start(
         ranks=ranks,
         command=change.command or origin.command,
         cwd=str(origin.cwd),
-        environ={**origin.environ, **trackers},
+        environ={**origin.environ, **trackers, **clock},
         overlaid=tuple(map(str, minimal(anchors))),
         sandbox=str(directory),
         launch=origin.launch,

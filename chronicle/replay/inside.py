@@ -29,6 +29,7 @@ from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
+from chronicle.replay.watched import watched
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
@@ -94,7 +95,7 @@ def main() -> int:
     except SandboxRefused as problem:
         _say_end(result, {"refused": problem.message, "remedy": problem.remedy})
         return REFUSED
-    return run_inside(lambda: _play(spec, result, left, different))
+    return run_inside(lambda: watched(lambda: _play(spec, result, left, different), result / "seen.json"))
 
 
 def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:

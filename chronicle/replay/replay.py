@@ -6,18 +6,21 @@ the last step, and compared print by print (`verdict.py`). Where equal input gav
 What is missing for any of this is named, and nothing is started.
 """
 
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
-from chronicle.journal.events import Replayed
+from chronicle.journal.events import EntryKind, Replayed
+from chronicle.metrics.log import read_metrics
 from chronicle.paths import list_launch_numbers
 from chronicle.replay.facts import changed_facts, read_facts
 from chronicle.replay.fork import (
@@ -45,6 +48,7 @@ from chronicle.replay.verdict import (
     prints_agree,
     state_loaded,
 )
+from chronicle.replay.watched import unrecorded
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.one_step import (
     OPS_VARIABLE,
@@ -62,6 +66,7 @@ FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farth
 Judge = Callable[..., Ruling]
 _Prints = Mapping[int, Mapping[int, Print]]
 # with these the question is what entered the model
+BOTH_ENDS = (EntryKind.LAUNCH_START, EntryKind.LAUNCH_END)
 SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
 
 
@@ -172,6 +177,7 @@ class _Played:
     facts: Mapping[str, Any] | None
     end: Mapping[str, Any]
     batches: Mapping[int, list[int]]
+    seen: Mapping[str, Any] | None  # what its processes took from outside
     shown: Sequence[str]  # the batch of the step that was asked for, in words
 
 
@@ -193,12 +199,13 @@ def replay(
         until = None if comparison.first is None else comparison.first.step
         found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts, until)], True
     load = _state_loaded(plan.origin, one)
-    judge = partial(judge_replay, changed=found, facts_known=known)
+    judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=_unrecorded(plan.origin, facts, one))
     judged = judge(comparison, None, load=load)
     replays = 1
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
         is_result = comparison.first.parts[0] in RESULT or comparison.begins_equal is False
+        plan = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin)))
         tell = _tell_result if is_result else _tell_input
         judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
@@ -243,6 +250,8 @@ def _tell_result(
     again = _play(plan, sandbox)
     same = prints_agree(one.prints, again.prints, steps)
     replays, apart = 2 + (before is not None), _first_apart(one, again, steps)
+    if same is False and _is_reached(_compare(record, again, plan.until), comparison):
+        return judge(comparison, same, place=ReplayPlace(by_clock=True)), replays, apart
     if not same or origin.start <= begun:
         return judge(comparison, same), replays, apart
     if before is None:
@@ -343,8 +352,35 @@ def _read_result(forked: Forked, step: int | None) -> _Played:
         facts=read_facts(result / "launch"),
         end=end,
         batches=_batches_of(result / "batches", end["launch"], 0),
+        seen=_json_of(result / "seen.json"),
         shown=tell_shown(read_shown(result / "launch"), logged),
     )
+
+
+def _json_of(path: Path) -> Mapping[str, Any] | None:
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _unrecorded(origin: Origin, facts: Mapping[str, Any] | None, one: _Played) -> tuple[str, ...]:
+    """What this replay took from outside, and what was otherwise in the record for all that is known; in words."""
+    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
+    times = {kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries if (kind := entry.kind) in BOTH_ENDS}
+    own = [str(origin.settings.paths.run_dir), *map(str, origin.roots)]
+    begun, ended = (times.get(kind) for kind in BOTH_ENDS)
+    return tuple(unrecorded(one.seen, facts or {}, begun=begun or 0.0, ended=ended, own=own))
+
+
+def _clock_of(origin: Origin) -> Mapping[str, Any]:
+    """When the recorded launch began, and when it had taken which step."""
+    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
+    begun = next(datetime.fromisoformat(entry.ts).timestamp() for entry in entries if entry.kind == BOTH_ENDS[0])
+    path = origin.settings.paths.metrics_path(origin.launch)
+    points = read_metrics(path) if path.is_file() else ()
+    return {"begin": begun, "steps": {point.step: point.time for point in points if point.time is not None}}
 
 
 def _batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:

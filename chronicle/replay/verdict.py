@@ -197,6 +197,7 @@ def _begins_equal(record: Prints, begins: Mapping[int, Print], start: int) -> bo
 
 # ---- the state that it began with, as the guard saw it -----------------------------------------------------------------
 
+MOST_WORDS = 4  # of one kind
 LATE = 2  # steps after which a difference in the state is in the samples at last
 STATE_IN_MEMORY = "M1"
 
@@ -233,10 +234,11 @@ def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
 class ReplayPlace:
     """Where a replay began. `is_whole`: nothing that it lacks can be the cause, because the launch began there as well, or
     (`agreed`) a replay from an earlier place gave the same. `reproduced_from`: an earlier place from which the step is as
-    recorded.
+    recorded. `by_clock`: it is as recorded where the clock stands as it stood then.
     """
 
     words: str = "its beginning"
+    by_clock: bool = False
     agreed: bool = False
     is_whole: bool = True
     reproduced_from: str = ""
@@ -264,11 +266,13 @@ def judge_replay(
     facts_known: bool,
     load: StateLoaded,
     place: ReplayPlace = BEGINNING,
+    unrecorded: Sequence[str] = (),
 ) -> Ruling:
     """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.Changed` names it.
 
     `replays_agree`: whether a second replay has the same prints, from here or from an earlier place; None where there was none.
-    `facts_known`: both launches said what they were made by. `place`: where the replay began, and what one from elsewhere says.
+    `facts_known`: both launches said what they were made by. `unrecorded`: what the replay took from outside, and nobody knows
+    what it was in the record. `place`: where the replay began, and what one from elsewhere says.
     """
     words = tuple(f"{kind}: {text}" for kind, text in changed)
     if not one.steps:
@@ -310,7 +314,7 @@ def judge_replay(
         why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: torch's generators tell"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
-    missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts)
+    missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts, *_few(unrecorded))
     return _another_result(one, replays_agree, evidence, missing, place)
 
 
@@ -323,6 +327,9 @@ def _another_result(
 ) -> Ruling:
     """Equal input as far as it was compared, and another result. `missing`: what may be the cause as well."""
     assert one.first is not None
+    if replays_agree is False and place.by_clock:
+        why = f"where the clock stands as in the record, step {one.first.step} is as recorded: what reads it enters the step"
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
     if replays_agree is False:
         why = "two replays from one checkpoint disagree: the arithmetic itself is not repeatable"
         return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
@@ -341,6 +348,12 @@ def _another_result(
     ranks = ", ".join(map(str, one.first.ranks))
     why = f"equal input, and two replays agree with each other and not with the record: step {one.first.step}, rank {ranks}"
     return Ruling(verdict=ReplayVerdict.HARDWARE, why=why, evidence=evidence)
+
+
+def _few(words: Sequence[str]) -> Iterator[str]:
+    yield from words[:MOST_WORDS]
+    if len(words) > MOST_WORDS:
+        yield f"{len(words) - MOST_WORDS} more of this kind"
 
 
 def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool, *, agreed: bool) -> Iterator[str]:

@@ -119,6 +119,7 @@ class StepPrints:
         self._models: Sequence[Any] = ()
         self._operations = StepOperations(self._launch_dir, environ) if OPS_VARIABLE in environ else None
         self.batch: StepBatch | None = None
+        self._set_clock: Callable[[int], None] | None = getattr(sys, "_chronicle_clock", None)  # in a replay's second launch
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         if self._launch_dir is not None:
@@ -144,6 +145,8 @@ class StepPrints:
 
     def loaded(self) -> None:
         """Another state is in memory."""
+        if self._set_clock is not None and (step := getattr(sys, "_chronicle_resumes", None)) is not None:
+            self._set_clock(step)
         if self.on:
             self._close(self._now)
             self._batches, self._with_targets = [], True
@@ -181,6 +184,8 @@ class StepPrints:
             return
         if self._noting is not None:
             self._noting.stepping(step)
+        if self._set_clock is not None:
+            self._set_clock(step)
         self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
         self._close(self._now)
         self._steps += 1
@@ -555,6 +560,7 @@ def arithmetic(device: str) -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.startswith("cuda"):
@@ -567,3 +573,12 @@ def arithmetic(device: str) -> dict[str, Any]:
             "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
     return found
+
+
+def _processor() -> str:
+    """The model of the processor: libraries of linear algebra choose by it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as table:
+            return next((line.partition(":")[2].strip() for line in table if line.startswith("model name")), "")
+    except OSError:
+        return ""

@@ -221,3 +221,18 @@ def test_a_large_file_that_was_written_anew_is_a_doubt_and_no_difference() -> No
     assert judged(prints(), prints(), changed=changed).verdict is ReplayVerdict.REPRODUCED
     found = judged(differing("gradient"), prints(), changed=changed)
     assert found.verdict is ReplayVerdict.NOT_TOLD and "teacher.pt" in found.why
+
+
+def test_what_is_in_no_record_keeps_the_hardware_from_being_accused() -> None:
+    unrecorded = [f"what came from `10.0.0.{number}:80` is in no record" for number in range(6)]
+    found = judged(differing("gradient"), prints(), unrecorded=unrecorded)
+    assert found.verdict is ReplayVerdict.NOT_TOLD and "10.0.0.3" in found.why and "2 more" in found.why
+    assert judged(prints(), prints(), unrecorded=unrecorded).verdict is ReplayVerdict.REPRODUCED
+    data = judged(differing("batch"), prints(), unrecorded=unrecorded)
+    assert data.verdict is ReplayVerdict.DATA and "10.0.0" not in "".join(data.evidence)
+
+
+def test_a_step_that_is_as_recorded_by_the_clock_of_the_record_is_not_deterministic() -> None:
+    place = ReplayPlace(by_clock=True)
+    found = judged(differing("gradient"), prints(), differing("gradient", 6), place=place)
+    assert found.verdict is ReplayVerdict.RANDOM and "where the clock stands as in the record, step 7" in found.why

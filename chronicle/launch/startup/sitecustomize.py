@@ -9,6 +9,8 @@ It notes which files are opened until the first step is printed, so that a repla
 Under torchrun it says which start of the ranks this process belongs to (`announce_attempt`): it may be over before anybody
 looks.
 
+In the second launch of a replay it sets the script's clock to the record's (`other_clock.py`).
+
 It also announces a signal at which the process prints the stacks of its threads (`announce_stacks`), for a rank that hangs.
 
 Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
@@ -146,7 +148,7 @@ def note_opened():
             return
         opened = sys._chronicle_opened
         path = args[0]
-        if opened is None or not isinstance(path, str) or path.endswith((".pyc", ".so")) or len(opened) >= MOST_OPENED:
+        if opened is None or not isinstance(path, str) or ".pyc" in path or path.endswith(".so") or len(opened) >= MOST_OPENED:
             return
         if path.endswith(".py") and ("-packages/" in path or "/lib/python" in path):
             return  # an import; a script's own source may be run by `exec`
@@ -159,6 +161,16 @@ def note_opened():
             pass
 
     sys.addaudithook(opening)
+
+
+def set_clock():
+    """In a replay's second launch: the clock as it stood in the record (`other_clock.py`)."""
+    try:
+        import other_clock
+
+        other_clock.set_clock(os.environ["CHRONICLE_CLOCK"])
+    except Exception as problem:  # noqa: BLE001 a replay then has the real clock
+        sys.stderr.write("chronicle replay: the clock is the real one (" + type(problem).__name__ + ": " + str(problem) + ")\n")
 
 
 def give_way():
@@ -184,4 +196,6 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
         note_opened()
+    if os.environ.get("CHRONICLE_CLOCK"):
+        set_clock()
 give_way()

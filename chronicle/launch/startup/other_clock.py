@@ -1,0 +1,124 @@
+"""The clock as it stood in the record, for a replay's second launch: who reads it and trains by it gives another result then.
+
+`chronicle replay` names a file in `CHRONICLE_CLOCK`: when the recorded launch began, and when it had taken which step. The code
+of the script (no installed package, nor the standard library, nor chronicle) reads these times: from `time` and `datetime` of
+this process, on the way between two steps with the seconds that pass. Everybody else reads the real ones, so no wait and no
+limit of a library changes. Clocks that a library in C reads are not reached.
+"""
+# mypy: ignore-errors
+
+import datetime
+import json
+import os
+import sys
+import time
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+now_ns, steady_ns = time.time_ns, time.monotonic_ns
+
+
+class Clock:
+    """How far the script's clock is from the real one."""
+
+    def __init__(self, begin, steps):
+        self.steps = steps
+        self.first = self.ahead = int(begin * 1e9) - now_ns()
+
+    def at_step(self, step):
+        """The record's clock stands where it stood when this step was over."""
+        if step in self.steps:
+            self.ahead = int(self.steps[step] * 1e9) - now_ns()
+
+    def since(self):
+        """By how much the clock was moved since the process began."""
+        return self.ahead - self.first
+
+
+def is_own(frame):
+    """Whether the script's own code asks."""
+    name = frame.f_code.co_filename
+    return not ("-packages/" in name or "/lib/python" in name or name.startswith(("<frozen", PACKAGE)))
+
+
+def move(clock):
+    """Put the clock in the place of the functions that tell the time."""
+
+    def counted(original, moved, unit):
+        def read():
+            value = original()
+            return value + moved() / unit if is_own(sys._getframe(1)) else value
+
+        def read_ns():
+            value = original()
+            return value + moved() if is_own(sys._getframe(1)) else value
+
+        return read_ns if unit == 1 else read
+
+    def told(original, place):
+        def read(*args):
+            if len(args) <= place and is_own(sys._getframe(1)):
+                given = (now_ns() + clock.ahead) / 1e9
+                args = (*args, time_of["localtime"](given) if original.__name__ in ("strftime", "asctime") else given)
+            return original(*args)
+
+        return read
+
+    time_of = {name: getattr(time, name) for name in ("localtime", "gmtime", "ctime", "strftime", "asctime")}
+    for name, place in (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0)):
+        setattr(time, name, told(time_of[name], place))
+    time.time, time.time_ns = counted(time.time, lambda: clock.ahead, 1e9), counted(time.time_ns, lambda: clock.ahead, 1)
+    for name in ("monotonic", "perf_counter"):
+        setattr(time, name, counted(getattr(time, name), clock.since, 1e9))
+        setattr(time, name + "_ns", counted(getattr(time, name + "_ns"), clock.since, 1))
+    move_dates(clock)
+
+
+def move_dates(clock):
+    """`datetime.datetime` and `datetime.date` whose present is the clock's; all else is as it was."""
+    real, day = datetime.datetime, datetime.date
+
+    def kind(base):
+        class Kind(type):
+            def __instancecheck__(cls, instance):
+                return isinstance(instance, base)
+
+            def __subclasscheck__(cls, other):
+                return issubclass(other, base)
+
+        return Kind
+
+    def seconds(frame):
+        return (now_ns() + (clock.ahead if is_own(frame) else 0)) / 1e9
+
+    class Moment(real, metaclass=kind(real)):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(seconds(sys._getframe(1)), tz)
+
+        @classmethod
+        def today(cls):
+            return cls.fromtimestamp(seconds(sys._getframe(1)))
+
+        @classmethod
+        def utcnow(cls):
+            return cls.fromtimestamp(seconds(sys._getframe(1)), datetime.timezone.utc).replace(tzinfo=None)  # noqa: UP017 any Python
+
+    class Day(day, metaclass=kind(day)):
+        @classmethod
+        def today(cls):
+            return cls.fromtimestamp(seconds(sys._getframe(1)))
+
+    for other, own in ((Moment, real), (Day, day)):
+        other.__module__, other.__qualname__, other.__name__ = own.__module__, own.__qualname__, own.__name__
+    datetime.datetime, datetime.date = Moment, Day
+
+
+def set_clock(path):
+    """Read the file and move the clock; the guard tells the steps (`sys._chronicle_clock`)."""
+    with open(path) as file:
+        found = json.load(file)
+    clock = Clock(found["begin"], {int(step): when for step, when in found["steps"].items()})
+    move(clock)
+    if os.environ.get("CHRONICLE_RESUME_STEP", "").isdecimal():
+        sys._chronicle_resumes = int(os.environ["CHRONICLE_RESUME_STEP"])
+    sys._chronicle_clock = clock.at_step

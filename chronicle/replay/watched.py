@@ -1,0 +1,320 @@
+"""What a replay's processes took from outside: every file that they opened, whoever they connected to, what they started.
+
+Step prints know what Python read. A library in C maps files, a script asks a server, a program prints an answer: none of it is
+in the record. So a replay runs under a filter of system calls (`seccomp`, user notification): each `open`, `connect`, `exec`,
+`rename` and `shmget` of it and of all its children is told to this process, and goes on. `unrecorded` then says what may
+have been otherwise in the record: a file is as it was where its digest is known or it is older than the launch.
+
+Not seen: the clock (`launch/startup/other_clock.py`), names and times of files that are not opened, `/proc`, and who connects
+to the training from outside. Linux only; where the kernel gives no such filter, that is said, and nothing is taken to be known.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import platform
+import re
+import select
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from chronicle.replay.facts import ITS_OWN, is_as_installed, is_outside, places_outside
+from chronicle.replay.sandbox import end_with_parent
+
+__all__ = ["unrecorded", "watched"]
+
+# number of each system call, of this one, and the machine's number in the filter
+X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
+              "rename": 82, "renameat": 264, "renameat2": 316}  # fmt: skip
+ARM: Final = {"openat": 56, "openat2": 437, "connect": 203, "execve": 221, "execveat": 281, "shmget": 194, "renameat": 38,
+              "renameat2": 276}  # fmt: skip
+MACHINES: Final = {"x86_64": (X86, 317, 0xC000003E), "aarch64": (ARM, 277, 0xC00000B7)}
+NO_NEW_PRIVS, SET_FILTER, NEW_LISTENER = 38, 1, 8
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+ALLOW, NOTIFY = 0x7FFF0000, 0x7FC00000
+RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
+NOTICE, ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
+AT_FDCWD = (-100) & 0xFFFFFFFF
+LONGEST = 4096
+
+# what every process of a machine reads, and what has no content that is kept
+OF_THE_MACHINE = re.compile(
+    r"/proc/.*|/sys/(devices/system|fs/cgroup|kernel/mm|bus|class/(infiniband|net|drm)|module|hypervisor)(/.*)?"
+    r"|/dev/(null|zero|full|tty|ptmx|pts/.*|u?random|console|nvidia.*|kfd|dri/.*|infiniband/.*|fuse|std(in|out|err)|fd/.*)"
+)
+CACHES = re.compile(
+    r".*\.pyc(\.\d+)?|/(var/)?tmp/torchinductor_[^/]*/.*|.*/\.triton/.*|.*/torch_extensions/.*|/dev/shm/(torch_|sem\.).*"
+)
+NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*)|/dev/log|.*:53")
+# programs whose answer is made of files and arguments, or tells of the machine
+KNOWN_PROGRAMS = re.compile(
+    r"python[\d.]*|chronicle|torchrun|accelerate|deepspeed|(ba|da|z)?sh|env|nice|timeout|taskset|numactl|stdbuf|cat|echo|printf|test|true|"
+    r"false|ls|head|tail|grep|sed|awk|gawk|mawk|cut|tr|wc|sort|uniq|find|xargs|basename|dirname|readlink|mkdir|rm|cp|mv|touch|ln|"
+    r"tee|sleep|git|which|uname|hostname|nproc|lscpu|lspci|ldconfig(\.real)?|nvidia-smi|rocm-smi|getconf|id|"
+    r"(x86_64-linux-gnu-|aarch64-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|as|collect2|cc1|cc1plus|ar|objdump)(-[\d.]+)?|"
+    r"ninja|nvcc|ptxas|cuobjdump|addr2line"
+)
+
+
+# ---- in the sandbox ----------------------------------------------------------------------------------------------------
+
+
+def watched(work: Callable[[], int], told: Path) -> int:
+    """Run `work` in a process of its own under the filter, and write to `told` what it took from outside. Returns its code."""
+    ours, its = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            ours.close()
+            end_with_parent()
+            _let_watch(its)
+            code = work()
+        finally:
+            os._exit(code)
+    its.close()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM))
+    said, listeners, _, _ = socket.recv_fds(ours, 200, 1)
+    seen = _Seen()
+    if listeners:
+        _listen(listeners[0], child, seen)
+        os.close(listeners[0])
+    status = os.waitpid(child, 0)[1]
+    told.write_text(json.dumps(seen.to_json(said.decode() if not listeners else "")), encoding="utf-8")
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _let_watch(channel: socket.socket) -> None:
+    """Put this process under the filter and hand its descriptor over; without one, why."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if platform.machine() not in MACHINES:
+        channel.send(f"a {platform.machine()}".encode())
+        return
+    calls, own, machine = MACHINES[platform.machine()]
+    rows = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, 0)]
+    rows += [(EQUAL, len(calls) - place, 0, number) for place, number in enumerate(calls.values())]
+    rows += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOTIFY)]
+    body = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rows), ctypes.addressof(body)))
+    listener = libc.syscall(own, SET_FILTER, NEW_LISTENER, program)
+    if listener < 0:  # without privileges it is given only to who gives up new ones
+        libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+        listener = libc.syscall(own, SET_FILTER, NEW_LISTENER, program)
+    if listener < 0:
+        channel.send(f"seccomp: {os.strerror(ctypes.get_errno())}".encode())
+        return
+    # no import from here on: nobody answers yet
+    channel.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
+    os.close(listener)
+
+
+def _listen(listener: int, child: int, seen: "_Seen") -> None:
+    """Take note of every call until the child has ended; an error of ours never keeps a call from going on."""
+    names = {number: name for name, number in MACHINES[platform.machine()][0].items()}
+    poll = select.poll()
+    ended = os.pidfd_open(child)
+    poll.register(listener, select.POLLIN)
+    poll.register(ended, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        if ended in ready or ready.get(listener, 0) & ~select.POLLIN:
+            break
+        notice = bytearray(NOTICE.size)
+        try:
+            fcntl.ioctl(listener, RECEIVE, notice)
+        except OSError:
+            continue  # it was killed meanwhile
+        number, pid, _, call, _, _, *arguments = NOTICE.unpack(notice)
+        try:
+            seen.call(names.get(call, ""), pid, arguments)
+        except (OSError, ValueError):
+            pass  # its memory is gone
+        try:
+            fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(number, 0, 0, CONTINUE)))
+        except OSError:
+            continue
+    os.close(ended)
+
+
+class _Seen:
+    """What was opened, connected to and started so far."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, None] = {}
+        self.written: set[str] = set()
+        self.peers: dict[str, bool] = {}  # whether it is a process of the replay
+        self.programs: dict[str, None] = {}
+        self.shared = False
+
+    def to_json(self, why: str) -> dict[str, Any]:
+        """As it is written; `why` nothing was watched."""
+        outside = [peer for peer, inside in self.peers.items() if not inside]
+        return {"why": why, "read": list(self.read), "peers": outside, "programs": list(self.programs), "shared": self.shared}
+
+    def call(self, name: str, pid: int, arguments: Sequence[int]) -> None:
+        """One call of a process. Raises OSError or ValueError where its memory cannot be read."""
+        one, two, three, four, *_ = arguments
+        if name in ("open", "creat"):
+            self._opens(_path(pid, AT_FDCWD, one), two if name == "open" else os.O_WRONLY)
+        elif name == "openat":
+            self._opens(_path(pid, one, two), three)
+        elif name == "openat2":
+            self._opens(_path(pid, one, two), struct.unpack("Q", _memory(pid, three, 8))[0])
+        elif name == "rename":
+            self._renames(_path(pid, AT_FDCWD, one), _path(pid, AT_FDCWD, two))
+        elif name in ("renameat", "renameat2"):
+            self._renames(_path(pid, one, two), _path(pid, three, four))
+        elif name in ("execve", "execveat"):
+            path = _path(pid, AT_FDCWD, one) if name == "execve" else _path(pid, one, two)
+            if os.path.exists(path):
+                self._starts(path)
+        elif name == "connect":
+            self._connects(_memory(pid, two, min(three, 128)))
+        elif name == "shmget" and one != 0:  # not IPC_PRIVATE
+            self.shared = True
+
+    def _opens(self, path: str, flags: int) -> None:
+        if flags & os.O_DIRECTORY or OF_THE_MACHINE.fullmatch(path):
+            return
+        is_there = path in self.read or os.path.exists(path)
+        if flags & os.O_WRONLY or (flags & os.O_RDWR and (flags & os.O_TRUNC or not is_there)):
+            self.written.add(path)
+        elif is_there and path not in self.written and not os.path.isdir(path):
+            self.read[path] = None
+
+    def _renames(self, before: str, after: str) -> None:
+        if before in self.written:
+            self.written.add(after)
+
+    def _starts(self, path: str) -> None:
+        name = os.path.basename(path)
+        if not KNOWN_PROGRAMS.fullmatch(name):
+            self.programs[name] = None
+
+    def _connects(self, address: bytes) -> None:
+        family = struct.unpack_from("H", address)[0]
+        if family == socket.AF_UNIX:
+            name = address[2:]
+            peer = "@" + os.fsdecode(name[1:].rstrip(b"\0")) if name[:1] == b"\0" else os.fsdecode(name.split(b"\0")[0])
+            inside = bool(peer) and _listens(_unix_sockets(peer))
+        elif family in (socket.AF_INET, socket.AF_INET6):
+            four = family == socket.AF_INET
+            port = struct.unpack_from("!H", address, 2)[0]
+            host = socket.inet_ntop(family, address[4:8] if four else address[8:24])
+            peer = f"{host}:{port}"
+            inside = port == 0 or (_is_here(family, host) and _listens(_tcp_sockets(port)))
+        else:
+            return
+        if not NAME_SERVICES.fullmatch(peer):
+            self.peers[peer] = self.peers.get(peer, False) or inside
+
+
+def _memory(pid: int, address: int, size: int) -> bytes:
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(size)
+
+
+def _path(pid: int, directory: int, address: int) -> str:
+    text = b""
+    while b"\0" not in text and len(text) < LONGEST:  # a page at a time: the next may not be there
+        text += _memory(pid, address + len(text), LONGEST - (address + len(text)) % LONGEST)
+    name = os.fsdecode(text.split(b"\0")[0])
+    if name.startswith("/"):
+        return os.path.normpath(name)
+    number = directory & 0xFFFFFFFF
+    base = os.readlink(f"/proc/{pid}/cwd" if number == AT_FDCWD else f"/proc/{pid}/fd/{number}")
+    return os.path.normpath(os.path.join(base, name))
+
+
+def _is_here(family: int, host: str) -> bool:
+    """Whether an address is this machine's own."""
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _tcp_sockets(port: int) -> set[str]:
+    """The sockets that listen on a port."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        rows = [line.split() for line in Path(table).read_text().splitlines()[1:]] if os.path.exists(table) else []
+        found |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    return found
+
+
+def _unix_sockets(name: str) -> set[str]:
+    rows = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]]
+    return {row[6] for row in rows if len(row) == 8 and row[7] == name}
+
+
+def _listens(sockets: set[str]) -> bool:
+    """Whether a process of the replay holds one of these sockets: in its own process namespace `/proc` shows no others."""
+    if not sockets or os.getppid() != 1:
+        return False
+    wanted = {f"socket:[{number}]" for number in sockets}
+    for entry in os.listdir("/proc"):
+        try:
+            numbers = os.listdir(f"/proc/{entry}/fd") if entry.isdecimal() else []
+        except OSError:
+            continue
+        for number in numbers:
+            try:
+                if os.readlink(f"/proc/{entry}/fd/{number}") in wanted:
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+# ---- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def unrecorded(
+    seen: Mapping[str, Any] | None, facts: Mapping[str, Any], *, begun: float, ended: float | None, own: Sequence[str]
+) -> Iterator[str]:
+    """What a replay took from outside, and of which nobody knows what it was in the record; in words.
+
+    `begun`, `ended`: the recorded launch, in seconds since the epoch. `own`: directories of the run and its checkpoints.
+    """
+    if seen is None or seen.get("why"):
+        yield f"what its processes read was not watched ({(seen or {}).get('why') or 'the watch ended'})"
+        return
+    yield from (f"what came from `{peer}` is in no record" for peer in seen["peers"])
+    yield from (f"what `{program}` put out is in no record" for program in seen["programs"])
+    if seen["shared"]:
+        yield "what lay in shared memory is in no record"
+    later = {path: digest for path, _, digest in facts.get("later", ())}
+    named = {*facts.get("files", {}), *facts.get("code", {}), *(path for path, digest in later.items() if digest != ITS_OWN)}
+    hubs = tuple(os.path.expanduser(f"~/.cache/{name}/") for name in ("huggingface", "torch/hub"))
+    made = {*facts.get("written", ()), *(path for path, digest in later.items() if digest == ITS_OWN)}
+    machine = places_outside(own)
+    for path in seen["read"]:
+        if path in named or CACHES.fullmatch(path) or (is_outside(path, machine) and not path.startswith(hubs)):
+            continue
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue  # it was made in the replay
+        if not stat.S_ISREG(found.st_mode):
+            yield f"what was read from `{path}` is in no record"
+        elif path.startswith("/dev/shm/"):
+            yield f"what lay in shared memory (`{path}`) is in no record"
+        elif _is_newer(found.st_ctime, begun, ended if path in made else None) and not is_as_installed(path):
+            yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
+
+
+def _is_newer(changed: float, begun: float, ended: float | None) -> bool:
+    """Whether a file changed after the launch began. `ended`: the launch wrote it, and that is no change of it."""
+    return changed > (begun if ended is None else ended)

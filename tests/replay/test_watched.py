@@ -1,0 +1,168 @@
+"""What a replay takes from outside is watched, and what nobody recorded keeps it from accusing the hardware."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronicle.launch.launchers import STARTUP_DIR
+from chronicle.replay.facts import read_facts, write_facts
+from chronicle.replay.watched import unrecorded
+
+ROOT = Path(__file__).resolve().parents[2]
+WATCH = """
+import os, sys
+from pathlib import Path
+from chronicle.replay.watched import watched
+code = watched(lambda: os.spawnl(os.P_WAIT, sys.executable, "python", "-c", sys.argv[1], *sys.argv[3:]), Path(sys.argv[2]))
+sys.exit(code)
+"""
+TAKES = """
+import ctypes, os, socket, subprocess, sys
+libc = ctypes.CDLL(None)
+libc.fopen(b"by-c.bin", b"r")
+open("own.txt", "w").write("1")
+os.rename("own.txt", "mine.txt")
+open("mine.txt").read()
+subprocess.run(["sh", "-c", "date; cat seen-by-cat.txt"], stdout=subprocess.DEVNULL)
+for family, where in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (socket.AF_UNIX, sys.argv[2])):
+    socket.socket(family).connect(where)
+libc.shmget(77, 8, 0)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[int, str]]:
+    """A port and a socket of this process that anybody may connect to."""
+    with socket.socket() as one, socket.socket(socket.AF_UNIX) as two:
+        one.bind(("127.0.0.1", 0))
+        place = os.path.join("/tmp", f"watched-{os.getpid()}")
+        two.bind(place)
+        one.listen()
+        two.listen()
+        yield one.getsockname()[1], place
+    os.unlink(place)
+
+
+def test_all_that_a_process_and_its_children_take_is_seen(tmp_path: Path, server: tuple[int, str]) -> None:
+    port, place = server
+    for name in ("by-c.bin", "seen-by-cat.txt"):
+        (tmp_path / name).write_text("1")
+    told = tmp_path / "told.json"
+    command = [sys.executable, "-c", WATCH, TAKES, str(told), str(port), place]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    seen = json.loads(told.read_text())
+    if seen["why"]:
+        pytest.skip(f"no filter of system calls here: {seen['why']}")
+    assert {path for path in seen["read"] if path.startswith(str(tmp_path))} == {
+        str(tmp_path / "by-c.bin"), str(tmp_path / "seen-by-cat.txt"),
+    }  # fmt: skip
+    assert set(seen["peers"]) == {f"127.0.0.1:{port}", place}
+    assert (seen["programs"], seen["shared"]) == (["date"], True)
+
+
+def words(path: Path, facts: dict[str, Any], *, begun: float, ended: float | None = None, own: Sequence[str] = ()) -> list[str]:
+    """What is said of one file that a replay has read."""
+    seen = {"why": "", "read": [str(path)], "peers": [], "programs": [], "shared": False}
+    return list(unrecorded(seen, facts, begun=begun, ended=ended, own=own))
+
+
+def test_a_file_is_as_it_was_where_it_is_older_or_its_digest_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "teacher.bin"
+    path.write_text("1")
+    now = time.time()
+    assert words(path, {}, begun=now + 9) == []
+    (told,) = words(path, {}, begun=now - 9)
+    assert "newer than the launch" in told and str(path) in told
+    assert words(path, {"files": {str(path): "1"}}, begun=now - 9) == []
+    assert words(path, {"later": [[str(path), 4, "1"]]}, begun=now - 9) == []
+    assert words(path, {}, begun=now - 9, own=[str(tmp_path)]) == []
+    assert words(tmp_path / "gone.bin", {}, begun=now - 9) == []
+
+
+def test_a_file_that_the_launch_wrote_itself_may_be_as_new_as_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "cache.bin"
+    path.write_text("1")
+    now = time.time()
+    for facts in ({"written": [str(path)]}, {"later": [[str(path), 4, "its own"]]}):
+        assert words(path, facts, begun=now - 9, ended=now + 9) == []
+        assert len(words(path, facts, begun=now - 9, ended=now - 5)) == 1
+
+
+def test_what_is_no_file_is_in_no_record(tmp_path: Path) -> None:
+    pipe, shared = tmp_path / "pipe", Path(f"/dev/shm/watched-{os.getpid()}")
+    os.mkfifo(pipe)
+    shared.write_text("1")
+    try:
+        assert "in no record" in words(pipe, {}, begun=time.time() + 9)[0]
+        assert "shared memory" in words(shared, {}, begun=time.time() + 9)[0]
+    finally:
+        shared.unlink()
+    seen = {"why": "", "read": [], "peers": ["10.0.0.9:80"], "programs": ["date"], "shared": True}
+    assert len(list(unrecorded(seen, {}, begun=0.0, ended=None, own=[]))) == 3
+    assert "not watched" in next(unrecorded(None, {}, begun=0.0, ended=None, own=[]))
+    assert "not permitted" in next(unrecorded({"why": "seccomp: not permitted"}, {}, begun=0.0, ended=None, own=[]))
+
+
+def test_an_installed_file_is_compared_with_what_its_package_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    import yaml
+
+    path = Path(yaml.__file__)
+    assert words(path, {}, begun=0.0) == []
+    monkeypatch.setattr("chronicle.replay.facts.hashlib.sha256", lambda data: __import__("hashlib").sha1(data))
+    assert len(words(path, {}, begun=0.0)) == 1
+
+
+def test_files_that_are_mapped_are_among_those_that_a_launch_read(tmp_path: Path) -> None:
+    import mmap
+
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(8192))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        place = tmp_path / "logs" / "run" / "launches" / "0001"
+        place.mkdir(parents=True)
+        write_facts(place, {})
+    found = read_facts(place)
+    assert found is not None and str(path) in found["files"]
+    assert not any(name.endswith(".so") for name in found["files"])
+
+
+CLOCK = """
+import datetime, json, sys, time
+from datetime import date as Date
+from later import library
+since, began = time.perf_counter(), time.time()
+sys._chronicle_clock(7)
+print(json.dumps({
+    "began": began, "now": time.time(), "moment": datetime.datetime.now().timestamp(), "year": time.localtime().tm_year,
+    "day": Date.today().year, "text": time.strftime("%Y"), "elapsed": time.perf_counter() - since,
+    "library": library(), "of": isinstance(datetime.datetime(2020, 1, 1), datetime.date), "hour": time.localtime(0).tm_year}))
+"""
+
+
+def test_the_script_alone_reads_the_clock_of_the_record(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages/later.py").write_text("import time\ndef library():\n    return time.time()\n")
+    (tmp_path / "script.py").write_text(CLOCK)
+    (tmp_path / "clock.json").write_text(json.dumps({"begin": 1e9, "steps": {"7": 1e9 + 5000}}))
+    run = {"CHRONICLE_RUN_DIR": str(tmp_path), "CHRONICLE_LAUNCH_DIR": str(tmp_path)}
+    own = {**run, "CHRONICLE_CLOCK": str(tmp_path / "clock.json"),
+           "PYTHONPATH": f"{STARTUP_DIR}{os.pathsep}{tmp_path / 'site-packages'}"}  # fmt: skip
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, **own}, capture_output=True,
+                          text=True, timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    found = json.loads(done.stdout)
+    assert 1e9 <= found["began"] < 1e9 + 60 and 1e9 + 5000 <= found["now"] < 1e9 + 5060
+    assert abs(found["moment"] - found["now"]) < 5 and (found["year"], found["day"], found["text"]) == (2001, 2001, "2001")
+    assert 4900 < found["elapsed"] < 5060
+    assert abs(found["library"] - time.time()) < 60 and found["of"] and found["hour"] == 1970
