@@ -302,9 +302,10 @@ def places_outside(own: Sequence[str]) -> tuple[str, ...]:
 def is_as_installed(path: str) -> bool:
     """Whether a file of an installed package holds what the package brought (`RECORD`); compiled ones of Python do."""
     path = os.path.realpath(path)
-    site = next((place for place in map(os.path.realpath, _installed()) if path.startswith(place + os.sep)), None)
-    if site is None:
-        return path.startswith(os.path.realpath(sys.prefix) + os.sep) and path.endswith((".cfg", ".pth"))
+    places = [os.path.realpath(place) for place in _installed()]
+    site = next((place for place in places if place.endswith("-packages") and path.startswith(place + os.sep)), None)
+    if site is None:  # the standard library and the settings of a virtual environment
+        return path.startswith((*(place + os.sep for place in places), os.path.realpath(sys.prefix) + os.sep))
     inside = os.path.relpath(path, site)
     for record in Path(site).glob("*.dist-info/RECORD"):
         try:

@@ -301,6 +301,8 @@ def unrecorded(
     made = {*facts.get("written", ()), *(path for path, digest in later.items() if digest == ITS_OWN)}
     machine = places_outside(own)
     for path in seen["read"]:
+        if path in named and not path.endswith(".py"):
+            yield from _other_times(path, begun, ended)
         if path in named or CACHES.fullmatch(path) or (is_outside(path, machine) and not path.startswith(hubs)):
             continue
         try:
@@ -313,6 +315,16 @@ def unrecorded(
             yield f"what lay in shared memory (`{path}`) is in no record"
         elif _is_newer(found.st_ctime, begun, ended if path in made else None) and not is_as_installed(path):
             yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
+
+
+def _other_times(path: str, begun: float, ended: float | None) -> Iterator[str]:
+    """A file that holds what it held: who goes by its age, or by the order of changes, has another one."""
+    try:
+        changed = os.stat(path).st_ctime
+    except OSError:
+        return
+    if changed > begun and not (ended is not None and changed <= ended):
+        yield f"`{path}` has other times than when the launch read it"
 
 
 def _is_newer(changed: float, begun: float, ended: float | None) -> bool:

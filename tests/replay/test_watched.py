@@ -84,8 +84,9 @@ def test_a_file_is_as_it_was_where_it_is_older_or_its_digest_is_known(tmp_path: 
     assert words(path, {}, begun=now + 9) == []
     (told,) = words(path, {}, begun=now - 9)
     assert "newer than the launch" in told and str(path) in told
-    assert words(path, {"files": {str(path): "1"}}, begun=now - 9) == []
-    assert words(path, {"later": [[str(path), 4, "1"]]}, begun=now - 9) == []
+    for facts in ({"files": {str(path): "1"}}, {"later": [[str(path), 4, "1"]]}):
+        assert words(path, facts, begun=now - 9, ended=now + 9) == []
+        assert "other times" in words(path, facts, begun=now - 9, ended=now - 5)[0]
     assert words(path, {}, begun=now - 9, own=[str(tmp_path)]) == []
     assert words(tmp_path / "gone.bin", {}, begun=now - 9) == []
 
