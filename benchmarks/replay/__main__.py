@@ -3,9 +3,12 @@
 import argparse
 import sys
 
-from benchmarks.replay import accelerated, causes, cells, cost, fifth, fresh, futures, kills, searches, trainer
+from benchmarks.replay import accelerated, causes, cells, cost, fifth, fresh, futures, kills, searches, sixth, trainer
 
-PARTS = ("cost", "causes", "accelerated", "trainer", "fresh", "fifth", "cells", "kills", "bisects", "bisect-ranks", "futures")
+PARTS = (
+    "cost", "causes", "accelerated", "trainer", "fresh", "fifth", "sixth", "cells", "kills", "bisects", "bisect-ranks",
+    "futures",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -24,6 +27,7 @@ def main() -> int:
     wrong += causes.show(trainer.causes(), asked.only) if asked.part in (None, "trainer") else 0
     wrong += causes.show(fresh.causes(), asked.only) if asked.part in (None, "fresh") else 0
     wrong += causes.show(fifth.causes(), asked.only) if asked.part in (None, "fifth") else 0
+    wrong += causes.show(sixth.causes(), asked.only) if asked.part in (None, "sixth") else 0
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
