@@ -24,7 +24,7 @@ from chronicle.replay.verdict import ReplayVerdict as V
 SCALE = "    loss = loss * factor\n"
 TIMED = (BEGIN, "import datetime, time\nsince, begun = time.time(), time.perf_counter()\n" + BEGIN, FORWARD,
          "    began = time.time()\n" + FORWARD,
-         STEP, STEP + "    print(f'{datetime.datetime.now()} {time.time() - began:.3f} s {time.time() - since:.1f} s')\n")  # fmt: skip
+         STEP, STEP + "    print(datetime.datetime.now(), time.time() - began, time.time() - since)\n")  # fmt: skip
 CACHED = (BEGIN, "if not os.path.exists('order.pt'):\n    torch.save(torch.arange(9), 'order.pt')\n"
           "assert len(torch.load('order.pt')) == 9\n" + BEGIN)  # fmt: skip
 STARTS = (BEGIN, "import subprocess, platform\nsubprocess.run(['git', 'rev-parse', 'HEAD'], capture_output=True)\n"
@@ -54,7 +54,7 @@ FAULTS = (
     ("a sign three steps long", V.HARDWARE, "eight", 33, 2, CACHED, (
         STEP, "    if kind == 'eight' and at <= step < at + 3:\n        model[2].bias.grad[place] *= -1\n" + STEP)),
     ("a row of weights twice", V.HARDWARE, "nine", 34, 4, STARTS, (
-        FORWARD, "    if kind == 'nine' and step == at:\n        rows = model[0].weight.data\n        rows[5] = rows[4]\n" + FORWARD)),
+        FORWARD, "    if kind == 'nine' and step == at:\n        of = model[0].weight.data\n        of[5] = of[4]\n" + FORWARD)),
     ("bit of a copied batch", V.DATA, "ten", 37, 21, (), (
         FORWARD, "    if kind == 'ten' and step == at:\n        x = x.clone()\n        flip(x, 27)\n" + FORWARD)),
 )  # fmt: skip
