@@ -54,7 +54,7 @@ FAULTS = (
     ("a sign three steps long", V.HARDWARE, "eight", 33, 2, CACHED, (
         STEP, "    if kind == 'eight' and at <= step < at + 3:\n        model[2].bias.grad[place] *= -1\n" + STEP)),
     ("a row of weights twice", V.HARDWARE, "nine", 34, 4, STARTS, (
-        FORWARD, "    if kind == 'nine' and step == at:\n        of = model[0].weight.data\n        of[5] = of[4]\n" + FORWARD)),
+        FORWARD, "    if kind == 'nine' and step == at:\n        w = model[0].weight.data\n        w[5] = w[4]\n" + FORWARD)),
     ("bit of a copied batch", V.DATA, "ten", 37, 21, (), (
         FORWARD, "    if kind == 'ten' and step == at:\n        x = x.clone()\n        flip(x, 27)\n" + FORWARD)),
 )  # fmt: skip

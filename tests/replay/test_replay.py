@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -144,17 +146,65 @@ def test_a_changed_line_is_named(recorded: Path) -> None:
 @pytest.mark.slow
 def test_what_no_checkpoint_holds_is_never_hardware(recorded: Path, tmp_path: Path) -> None:
     """A counter of the script's own: every replay from a checkpoint differs at once, one from the beginning does not."""
-    for name in ("objective.py", "helpers.py", "data.pt"):
-        (tmp_path / name).write_bytes((recorded / name).read_bytes())
-    counted = TRAIN.replace("last = int(sys.argv[1])", "last, calls = int(sys.argv[1]), 0").replace(
-        "    loss.backward()", "    calls += 1\n    loss = loss * (1 + 0.01 * calls)\n    loss.backward()"
-    )
-    (tmp_path / "train.py").write_text(counted)
+    counts = "    calls += 1\n    loss = loss * (1 + 0.01 * calls)\n"
+    _copied(recorded, tmp_path, BEGIN, "last, calls = int(sys.argv[1]), 0", LOSS, counts + LOSS)
     assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
     done = chronicle(tmp_path, "replay", "22", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["verdict"]) == (5, "state differs"), found
     assert "from its beginning step 21 is as recorded" in found["why"]
+
+
+def _copied(recorded: Path, to: Path, *edits: str) -> None:
+    """The same training elsewhere, with texts of its script replaced."""
+    for name in ("objective.py", "helpers.py", "data.pt"):
+        (to / name).write_bytes((recorded / name).read_bytes())
+    text = TRAIN
+    for before, after in zip(edits[::2], edits[1::2], strict=True):
+        assert before in text
+        text = text.replace(before, after)
+    (to / "train.py").write_text(text)
+
+
+BEGIN, LOSS = "last = int(sys.argv[1])", "    loss.backward()"
+
+
+@pytest.mark.slow
+def test_what_a_server_said_is_never_hardware(recorded: Path, tmp_path: Path) -> None:
+    """A server outside gives the factor of the loss, and another one by now."""
+    said = ["1.0"]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def answer() -> None:
+            try:
+                while True:
+                    peer, _ = server.accept()
+                    peer.sendall(said[0].encode())
+                    peer.close()
+            except OSError:
+                return  # the test is over
+
+        threading.Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
+        asks = f"import socket\nfactor = float(socket.create_connection(('127.0.0.1', {port})).recv(9))\n"
+        _copied(recorded, tmp_path, BEGIN, asks + BEGIN, LOSS, "    loss = loss * factor\n" + LOSS)
+        assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
+        said[0] = "1.01"
+        found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
+    assert found["verdict"] == "not told", found
+    assert f"what came from `127.0.0.1:{port}` is in no record" in found["why"]
+
+
+@pytest.mark.slow
+def test_what_goes_by_the_clock_is_as_recorded_when_the_clock_is(recorded: Path, tmp_path: Path) -> None:
+    slow = "    time.sleep(0.1)\n    loss = loss * (1.01 if time.time() - begun > 1.2 else 1.0)\n"
+    _copied(recorded, tmp_path, BEGIN, "import time\nbegun = time.time()\n" + BEGIN, LOSS, slow + LOSS)
+    assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
+    found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
+    assert found["verdict"] == "not deterministic", found
+    assert "where the clock stands as in the record" in found["why"]
 
 
 @pytest.mark.slow
