@@ -182,8 +182,8 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: in
             if a != b and (both or gone):
                 found.append(ChangedFact(_kind_of(kind, a, b), name, a, b))
     one, other = before.get("machine") or {}, after.get("machine") or {}
-    both = sorted(one.keys() & other.keys())
-    found += [ChangedFact("doubt", name, one[name], other[name]) for name in both if one[name] != other[name]]
+    told = sorted(one.keys() & other.keys())
+    found += [ChangedFact("doubt", name, one[name], other[name]) for name in told if one[name] != other[name]]
     return [*found, *_changed_later(before, after, until, here)]
 
 

@@ -106,6 +106,7 @@ class PrintComparison:
     begins_equal: bool | None = None  # the weights it began with; None: the record lacks them
     first: PrintDifference | None = None
     gap: int = 0  # steps without a print right before the first difference
+    on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
     drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
     unrestored: bool = False  # Python's or NumPy's generators stood elsewhere from the first step on: nobody restores them
 
@@ -124,7 +125,7 @@ def compare_prints(
     first: PrintDifference | None = None
     last = start
     gap = 0
-    drawn = False
+    drawn = on_its_way = False
     left_out: tuple[str, ...] = ()
     for step in range(start + 1, until + 1):
         rows = [(rank, record[rank].get(step), replay.get(rank, {}).get(step)) for rank in sorted(record)]
@@ -145,6 +146,7 @@ def compare_prints(
             at = min(wrong, key=lambda row: tuple(PARTS).index(row[3][0]))
             ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
+            on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
             drawn = at[3][0] in RESULT and _are_drawn(record, replay, step + 1)
             gap = step - last - 1
             steps.append(step)
@@ -161,6 +163,23 @@ def compare_prints(
         first=first,
         gap=gap,
         drawn=drawn,
+        on_its_way=on_its_way,
+    )
+
+
+def _is_changed_on_its_way(record: Prints, replay: Prints, step: int) -> bool:
+    """Whether in this step alone some rank's micro-batches were not in the memory in which a loader had yielded them.
+
+    The replay's did, and so did those of the steps beside it: somebody copied and changed them, between loader and model.
+    """
+
+    def whole(rows: Mapping[int, Print], at: int) -> bool:
+        return at in rows and SeenParts.TARGETS in rows[at].seen
+
+    return any(
+        not whole(rows, step) and whole(replay.get(rank, {}), step) and (whole(rows, step - 1) or whole(rows, step + 1))
+        for rank, rows in record.items()
+        if step in rows and SeenParts.BATCH in rows[step].seen
     )
 
 
@@ -304,6 +323,9 @@ def judge_replay(
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
         why = f"another batch at step {first.step}{same}"
         return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence, again=again)
+    if one.on_its_way:
+        why = f"the batch of step {first.step} did not enter the model as its loader yielded it: it was changed on its way"
+        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)
     other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
     if other:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)

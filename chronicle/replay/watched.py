@@ -40,6 +40,7 @@ LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, NOTIFY = 0x7FFF0000, 0x7FC00000
 RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 NOTICE, ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
+LEAST_KERNEL = (5, 5)  # lets a call go on
 AT_FDCWD = (-100) & 0xFFFFFFFF
 LONGEST = 4096
 
@@ -51,7 +52,7 @@ OF_THE_MACHINE = re.compile(
 CACHES = re.compile(
     r".*\.pyc(\.\d+)?|/(var/)?tmp/torchinductor_[^/]*/.*|.*/\.triton/.*|.*/torch_extensions/.*|/dev/shm/(torch_|sem\.).*"
 )
-NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*)|/dev/log|.*:53")
+NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*|nvidia-.*)|.*/nvidia-mps/.*|/dev/log|.*:53")
 # programs whose answer is made of files and arguments, or tells of the machine
 KNOWN_PROGRAMS = re.compile(
     r"python[\d.]*|chronicle|torchrun|accelerate|deepspeed|(ba|da|z)?sh|env|nice|timeout|taskset|numactl|stdbuf|cat|echo|printf|test|true|"
@@ -95,8 +96,8 @@ def watched(work: Callable[[], int], told: Path) -> int:
 def _let_watch(channel: socket.socket) -> None:
     """Put this process under the filter and hand its descriptor over; without one, why."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if platform.machine() not in MACHINES:
-        channel.send(f"a {platform.machine()}".encode())
+    if platform.machine() not in MACHINES or _kernel() < LEAST_KERNEL:
+        channel.send(f"Linux {platform.release()} on {platform.machine()}".encode())
         return
     calls, own, machine = MACHINES[platform.machine()]
     rows = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, 0)]
@@ -114,6 +115,10 @@ def _let_watch(channel: socket.socket) -> None:
     # no import from here on: nobody answers yet
     channel.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
     os.close(listener)
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
 
 
 def _listen(listener: int, child: int, seen: "_Seen") -> None:

@@ -145,8 +145,6 @@ class StepPrints:
 
     def loaded(self) -> None:
         """Another state is in memory."""
-        if self._set_clock is not None and (step := getattr(sys, "_chronicle_resumes", None)) is not None:
-            self._set_clock(step)
         if self.on:
             self._close(self._now)
             self._batches, self._with_targets = [], True
@@ -156,6 +154,8 @@ class StepPrints:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return
+        if self._set_clock is not None and self._begins:
+            self._set_clock(getattr(sys, "_chronicle_resumes", 0))  # not at the load: what the script began with is before it
         if self._now is not None and not self._inside and not is_captured():
             self._close(self._now)
         if self._skip > 0 or is_captured():

@@ -223,6 +223,16 @@ def test_a_large_file_that_was_written_anew_is_a_doubt_and_no_difference() -> No
     assert found.verdict is ReplayVerdict.NOT_TOLD and "teacher.pt" in found.why
 
 
+def test_a_batch_that_was_changed_between_loader_and_model_is_other_data() -> None:
+    record = differing("gradient", 7)
+    record[0][7] = replace(record[0][7], seen=ALL & ~SeenParts.TARGETS, batch=999)
+    found = judged(record, prints())
+    assert found.verdict is ReplayVerdict.DATA and "changed on its way" in found.why
+    for step in range(START, UNTIL + 1):  # labels are never known there
+        record[0][step] = replace(record[0][step], seen=ALL & ~SeenParts.TARGETS)
+    assert judged(record, prints()).verdict is ReplayVerdict.NOT_TOLD
+
+
 def test_what_is_in_no_record_keeps_the_hardware_from_being_accused() -> None:
     unrecorded = [f"what came from `10.0.0.{number}:80` is in no record" for number in range(6)]
     found = judged(differing("gradient"), prints(), unrecorded=unrecorded)
