@@ -138,3 +138,11 @@ def test_a_file_that_changes_at_every_step_is_noted_for_a_while_only(tmp_path: P
     found = read_facts(place)
     assert found is not None and len(found["later"]) == found["unnoted"] == 256
     assert any(item.kind == "doubt" and "from step 256 on" in item.words for item in changed_facts(found, found))
+
+
+def test_what_the_system_gives_is_a_doubt_where_it_is_another_and_unknown_in_old_records() -> None:
+    before, after = ({"machine": {"limits": limits, "time zone": "UTC"}} for limits in ("nofile 1024", "nofile 960"))
+    (told,) = changed_facts(before, after)
+    assert (told.kind, told.words) == ("doubt", "limits: nofile 1024 → nofile 960")
+    assert changed_facts({}, after) == []
+    assert changed_facts({"arithmetic": {"threads": "1"}}, {"arithmetic": {"threads": "1", "processor": "A"}}) == []
