@@ -288,6 +288,9 @@ def _notes(request: RollbackRequest, target: Checkpoint, checkpoints: Sequence[C
     unknown = [c.path.name for c in checkpoints if c.abandoned is None and c.step is None]
     if unknown:
         notes.append(f"not moved, because their step is unknown: {', '.join(unknown)}")
+    beside = [c.path.name for c in checkpoints if c.step == target.step and c.abandoned is None and c.path != target.path]
+    if beside and target.abandoned is None and (request.lr_scale or request.lr or request.sets):
+        notes.append(f"not edited, though of the same step: {', '.join(beside)}")
     if request.keep_later and _later(target, checkpoints):
         notes.append("later checkpoints stay: a loader that selects the newest checkpoint will not load this one")
     return tuple(notes)

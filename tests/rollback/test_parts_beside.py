@@ -124,3 +124,18 @@ def test_a_budget_counts_and_takes_whole_steps(tmp_path: Path, monkeypatch: pyte
     assert run(["keep", "--budget", "60%", "--checkpoints", str(root), "--yes"]) == 0
     steps = {name.rpartition("_")[2].partition(".")[0] for name in names(root)}
     assert len(names(root)) == 3 * len(steps) and len(steps) == 3
+
+
+def test_the_other_checkpoint_of_the_same_step_is_named_as_not_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (20, 30):
+        save(tmp_path / "saved", step, "G_{}.pth", (), None)
+        save(tmp_path / "saved", step, "D_{}.pth", (), None)
+    order = ["rollback", "--to", "saved/G_20.pth", "--checkpoints", "saved", "--dry-run"]
+    assert run(order) == 0
+    assert "not edited" not in capsys.readouterr().out
+    assert run([*order, "--lr-scale", "0.5", "--accept-unproved", "the script takes it from the file"]) == 0
+    out = capsys.readouterr().out
+    assert "not edited, though of the same step: D_20.pth" in out and "D_30.pth  G_30.pth" in out
