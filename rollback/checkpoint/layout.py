@@ -20,6 +20,8 @@ from rollback.errors import CheckpointNotFound, UnreadableFile
 MAX_ENTRIES = 200_000
 MAX_LEVELS = 6
 
+# what scripts call a file of `torch.save`; SlowFast writes .pyth, AllenNLP and Demucs .th
+TORCH_ENDINGS = "pt|pth|ckpt|pkl|bin|tar|pyth|th|chkpt|ckp|mdl|state|checkpoint"
 ACCELERATE_STATE_DIR = "accelerator_state"  # the folder inside `opt_step-<N>` that `Accelerator.save_state` wrote to
 
 
@@ -182,8 +184,8 @@ def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
 
 # --- Files of one save, side by side
 
-_SAVED = re.compile(r"(.+)\.(?:pt|pth|ckpt|pkl|bin|tar|npz|safetensors|json)")
-RANKED = re.compile(r"(?i)(?:rank|shard|part|world|proc|process|gpu|node|[dtpe]p)[-_=]?\d+|\d+[-_]of[-_]\d+")
+_SAVED = re.compile(rf"(.+)\.(?:{TORCH_ENDINGS}|model|npz|safetensors|json)")
+RANKED = re.compile(r"(?i)(?<![a-z])(?:rank|shard|part|world|proc|process|gpu|node|[dtpe]p)[-_=]?\d+|\d+[-_]of[-_]\d+")
 
 
 def parts_beside(name: str, others: Iterable[str]) -> tuple[str, ...]:

@@ -278,6 +278,10 @@ def script(path: Path, step: int, files: str = "one") -> Path:
         (path / "meta.json").write_text(json.dumps({"step": step}))
     if files == "own":
         torch.save({"opt": parts["optimizer"], "sched": parts["scheduler"]}, path / "training_state.bin")
+    if files == "nested":
+        (path / "states").mkdir()
+        torch.save({"opt": parts["optimizer"], "sched": parts["scheduler"], "step": step}, path / "states" / "training.chkpt")
+        torch.save(parts["model"], path / "weights.pyth")
     if files == "ranks":
         for rank in range(2):
             torch.save({**parts, "step": step}, path / f"state_rank{rank}.pth")
@@ -285,7 +289,7 @@ def script(path: Path, step: int, files: str = "one") -> Path:
     return path
 
 
-@pytest.mark.parametrize("files", ["one", "parts", "own", "ranks"])
+@pytest.mark.parametrize("files", ["one", "parts", "own", "nested", "ranks"])
 @pytest.mark.parametrize("name", ["step-{}", "checkpoint-{}", "iter_{:07d}", "run_a_ckpt{}", "{}"])
 def test_a_scripts_directory_is_a_checkpoint_of_the_step_that_it_counts(files: str, name: str, tmp_path: Path) -> None:
     for step in (10, 20):
@@ -307,12 +311,15 @@ def test_the_step_of_a_scripts_directory_is_not_its_number(tmp_path: Path) -> No
         ("step-30", "weights", None),  # nothing in it counts
         ("run-30", "one", None),  # no word for a step
         ("step-30", "one", "latest.pt"),  # a run's folder of files
+        ("step-30", "one", "saved/latest.pt"),
+        ("run_step-30", "one", "step_10/state.pt"),  # a run's folder of steps
         ("30", "one", "model_20.pth"),
     ],
 )
 def test_what_a_script_left_is_not_guessed_to_be_a_checkpoint(name: str, files: str, more: str | None, tmp_path: Path) -> None:
     path = script(tmp_path / name, 30, files)
     if more:
+        (path / more).parent.mkdir(exist_ok=True)
         torch.save({}, path / more)
     assert list_checkpoints(tmp_path) == []
 
@@ -326,7 +333,7 @@ def test_a_runs_folder_with_a_number_lists_its_files(tmp_path: Path) -> None:
     assert sorted(c.path.name for c in list_checkpoints(root)) == ["checkpoint.pth", "model_30.pth"]
 
 
-@pytest.mark.parametrize("files", ["one", "parts", "own"])
+@pytest.mark.parametrize("files", ["one", "parts", "own", "nested"])
 def test_a_scripts_directory_is_edited_later_ones_set_aside_and_both_undone(files: str, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     for step in (10, 20):
@@ -340,6 +347,13 @@ def test_a_scripts_directory_is_edited_later_ones_set_aside_and_both_undone(file
     assert not (root / "step-20").exists()
     assert run(["undo", "--yes", *places]) == 0
     assert tree(root) == before
+
+
+@pytest.mark.parametrize("ending", ["pyth", "th", "chkpt", "mdl", "model", "state"])
+def test_a_scripts_file_has_one_of_many_endings(ending: str, tmp_path: Path) -> None:
+    (script(tmp_path / "x", 30) / "state.pt").replace(tmp_path / f"checkpoint_epoch_00003.{ending}")
+    (tmp_path / f"tokenizer.{ending}").write_bytes(b"\n\x0e\n\x05<unk>")
+    assert [(c.step, c.path.suffix) for c in list_checkpoints(tmp_path)] == [(30, f".{ending}")]
 
 
 def test_a_stray_in_a_scripts_directory_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,7 @@ def names(root: Path) -> set[str]:
         ("2026-11-21_12-00-00.pt", ["2026-11-22_12-00-00.pt"], ()),
         ("optim_20_rank0.pt", ["optim_20_rank1.pt", "model_20.pt"], ("model_20.pt",)),
         ("optim_5.pt", ["model-00001-of-00005.safetensors", "optim_15.pt"], ()),
+        ("optim_step_20.pt", ["model_step_20.pt", "model_step_10.pt"], ("model_step_20.pt",)),
         ("last.pt", ["best.pt", "model_20.pt"], ()),
     ],
 )

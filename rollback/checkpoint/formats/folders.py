@@ -28,7 +28,16 @@ from rollback.checkpoint.formats.dcp import missing_in_dcp, read_dcp_state, role
 from rollback.checkpoint.formats.format import RoleAndRank, missing_file
 from rollback.checkpoint.formats.named import NamedFormat
 from rollback.checkpoint.formats.torch_checkpoint import STEP_KEYS, read_script_state, with_counted_step
-from rollback.checkpoint.layout import RANKED, Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover
+from rollback.checkpoint.layout import (
+    RANKED,
+    TORCH_ENDINGS,
+    Checkpoint,
+    DirectoryEntry,
+    FileType,
+    Role,
+    StateFile,
+    is_leftover,
+)
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, scheduler_state, scheduler_unit
 from rollback.disk.content import read_bounded
 from rollback.errors import Finding, UnknownFormat
@@ -224,7 +233,7 @@ class ScriptFolder(FolderFormat):
     by_content = True
     steps = r"(?i)(?:.*[-_.])?(?:global_?step|step|iter|iteration|it|update|checkpoint|ckpt|epoch|ep)[-_=]?\d+|\d+"
     stems = r"."
-    torch_files = r"[^/]+\.(?:pt|pth|ckpt|bin|tar|pkl)"
+    torch_files = rf"(?:[^/]+/)?[^/]+\.(?:{TORCH_ENDINGS})"
     _RUN = re.compile(r"(?i)(?:last|latest|newest|best|current|final)\b.*")
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
@@ -234,7 +243,7 @@ class ScriptFolder(FolderFormat):
         return (
             self.is_checkpoint_name(name)
             and any(not is_leftover(path) for path in files)
-            and not any(re.search(r"\d", stem) or self._RUN.fullmatch(stem) for stem in stems)
+            and not any(re.search(r"\d", stem) or self._RUN.fullmatch(stem.rpartition("/")[2]) for stem in stems)
         )
 
     def step_in_name(self, name: str) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, rng_digest
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role
+from rollback.checkpoint.layout import TORCH_ENDINGS, Checkpoint, DirectoryEntry, FileType, Role
 from rollback.checkpoint.state import (
     CheckpointState,
     OptimizerState,
@@ -32,7 +32,7 @@ from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
 
 _LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
-_SUFFIX = re.compile(r".+\.(?:pt|pth|ckpt|pkl|bin|tar)")
+_SUFFIX = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
 _LIGHTNING_KEY = "pytorch-lightning_version"
 _EIGHT_BIT = "moments quantised by bitsandbytes (state1, absmax1, qmap1); the LR is a plain number of the groups"
 # of `accelerator.save_state` (accelerate/checkpointing.py) and of the Trainer (`_save_rng_state`)
