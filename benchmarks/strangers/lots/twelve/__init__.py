@@ -1,0 +1,1 @@
+"""Twenty-five scripts of strangers, frozen on 2026-11-23."""
