@@ -307,8 +307,9 @@ def _item(thing: Any, depth: int = 0) -> Any:
 
 
 def _tensors(thing: Any) -> Iterator[Any]:
-    if hasattr(thing, "numel") and hasattr(thing, "detach"):
-        yield thing
+    if hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
+        if not thing.is_nested and str(thing.layout) == "torch.strided":  # a nested one has no shape, a sparse one no rows
+            yield thing
     elif isinstance(thing, Mapping):
         for value in thing.values():
             yield from _tensors(value)

@@ -1,8 +1,10 @@
 """M4: the data a resume really begins with."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -237,3 +239,90 @@ def test_model_under_guard_can_be_copied_and_pickled_and_the_copy_is_not_watched
     average(torch.ones(4, 8))
     train(launch, batches(0), 4)
     assert num_seen(launch) == 4
+
+
+class _Table(Mapping[str, Any]):
+    """As a TensorDict: a mapping with a dtype and a shape that iterates over its rows."""
+
+    dtype, shape = torch.float32, (3,)
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._tensors[key]
+
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+    def __len__(self) -> int:
+        return 3
+
+    def keys(self) -> Any:
+        return self._tensors.keys()
+
+    def values(self) -> Any:
+        return self._tensors.values()
+
+    def items(self) -> Any:
+        return self._tensors.items()
+
+    def detach(self) -> "_Table":
+        return self
+
+    def numel(self) -> int:
+        return 12
+
+
+def _objects(text: str) -> Any:
+    out = np.empty(2, dtype=object)
+    out[:] = [text, object()]
+    return out
+
+
+STRANGE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sparse": lambda x: x.to_sparse(),
+    "sparse rows": lambda x: x.to_sparse_csr(),
+    "sparse whole numbers": lambda x: x.round().long().to_sparse_csr(),
+    "sparse columns": lambda x: x.to_sparse_csc(),
+    "jagged": lambda x: torch.nested.nested_tensor([x[:2], x], layout=torch.jagged),
+    "nested": lambda x: torch.nested.nested_tensor([x[:2], x]),
+    "table of tensors": lambda x: _Table(a=x),
+    "conjugate": lambda x: torch.complex(x, x).conj(),
+    "negative": lambda x: torch._neg_view(x),
+    "eight bits": lambda x: x.to(torch.float8_e4m3fn),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "packed": lambda x: torch.nn.utils.rnn.pack_sequence([x, x[:2]]),
+    "texts": lambda x: np.array([str(float(x[0, 0]))]),
+    "objects": lambda x: _objects(str(float(x[0, 0]))),
+    "dates": lambda x: np.array([int(x[0, 0])], dtype="datetime64[D]"),
+    "whole numbers of numpy": lambda x: x.long().numpy(),
+    "backwards": lambda x: x.numpy()[::-1],
+    "long doubles": lambda x: x.numpy().astype(np.longdouble),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.filterwarnings("ignore")  # torch warns of formats that are young or old
+def test_whatever_a_batch_is_made_of_is_seen_and_ends_nothing(kind: str, tmp_path: Path) -> None:
+    make = STRANGE[kind]
+    x, y = torch.arange(12.0).reshape(3, 4), torch.arange(12.0).reshape(3, 4) + 5
+    assert batch_digest((make(x),), {}) == batch_digest((make(x),), {}) != batch_digest((make(y),), {})
+
+    class Takes(torch.nn.Linear):
+        def forward(self, batch: Any, x: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(torch.ones(2, 4) if x is None else x)
+
+    model = Takes(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = chronicle.attach(tmp_path / "logs" / "r", model, optimizer)
+    model(make(x)).sum().backward()
+    optimizer.step()
+    assert run.session is not None
+    run.session.sealer.finish()
+    assert "guard.fault" not in [entry.kind for entry in read_journal(RunPaths(tmp_path / "logs" / "r")).entries]
+    assert run.session.batches.has_seen
+
+
+def test_batch_without_numbers_is_seen_by_its_shape() -> None:
+    assert batch_digest((torch.ones(2, 3, device="meta"),), {}) != batch_digest((torch.ones(3, 3, device="meta"),), {})
