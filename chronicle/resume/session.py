@@ -198,6 +198,15 @@ class GuardSession:
         return self._stepped or self.batches.has_seen
 
     @property
+    def stepped_unseen(self) -> bool:
+        """Whether the optimizers' counters are beyond what was loaded, or beyond the one step that allocates their state."""
+        if self._stepped:
+            return False
+        expectation, taken = self.start.expectation, optimizer_steps(self._observe().optimizers)
+        loaded = 1 if not self.start.resumed else getattr(expectation and expectation.memory, "step", None)
+        return loaded is not None and taken is not None and taken[1] > loaded
+
+    @property
     def off(self) -> bool:
         """Whether the guard was switched off for this launch."""
         return self._retired or self.options.mode is Mode.OFF
@@ -452,12 +461,9 @@ class GuardSession:
 
         `surely`: so many batches have passed that it must have stepped. Else its own counters tell, if it has any.
         """
-        expectation = self.start.expectation
-        if self._stepped or self._loading or self.off or not self.start.resumed or expectation is None:
+        if self._stepped or self._loading or self.off or not self.start.resumed or self.start.expectation is None:
             return
-        loaded = None if expectation.memory is None else expectation.memory.step
-        taken = optimizer_steps(self._observe().optimizers)
-        if surely or (loaded is not None and taken is not None and taken[1] > loaded):
+        if surely or self.stepped_unseen:
             self._forget("step", NO_STEP_SEEN)
 
     def guards(self, optimizers: Sequence[Any]) -> bool:

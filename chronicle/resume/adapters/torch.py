@@ -192,7 +192,8 @@ class AttachedRun:
         latest, lrs = self._latest() if self._latest else None, _lrs(self._live.optimizers)
         seen = self.session.data.position
         if latest is None or latest.is_made:
-            is_first = self.session.waits_for_first_step  # a load will overwrite it: nothing has been trained yet
+            # a load will overwrite what is taken before the first step: nothing has been trained yet
+            is_first = self.session.waits_for_first_step and not self.session.stepped_unseen
             taken = _nothing if is_first else shield(self._taken, self._save_failed)
             latest = Description(make=lambda: self._describe(lrs, seen), missed=self._missed, saved=taken)
             self._latest = weakref.ref(latest)
@@ -203,7 +204,8 @@ class AttachedRun:
 
         torch's distributed checkpoint asks the file for every key of what it loads into, and a file may have none of ours.
         """
-        return not self.session.has_begun and not self.session.start.resumed and bool(optimizer.state)
+        session = self.session
+        return not (session.has_begun or session.start.resumed or session.stepped_unseen) and bool(optimizer.state)
 
     def _save_failed(self, problem: Exception) -> None:
         self.session.faults.record("save", problem)
