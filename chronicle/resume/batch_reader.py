@@ -110,7 +110,7 @@ class FirstBatch:
         if self._rows:
             words, decode = self._read_words(live)
             found = [*find_in_batch(self._rows, words, self._setting(live)), *found]
-            told = self.told = tell_batch(self._rows, words, decode if self.with_text else None)
+            told = self.told = tell_batch(self._rows, words, (decode or _as_numbers) if self.with_text else None)
         self._write(told, found, step)
         self._rows = []
 
@@ -212,8 +212,10 @@ def read_rows(
 
 
 def _is_table(thing: Any) -> TypeGuard[Any]:
-    """Whether it is a tensor of whole numbers with two dimensions."""
-    if not hasattr(thing, "tolist") or getattr(thing, "ndim", 0) != 2 or not thing.numel():
+    """Whether it is a dense tensor of whole numbers with two dimensions."""
+    if not hasattr(thing, "untyped_storage") or thing.is_nested or thing.is_quantized or thing.is_meta:
+        return False
+    if str(thing.layout) != "torch.strided" or thing.ndim != 2 or not thing.numel():
         return False
     return not thing.is_floating_point() and not thing.is_complex()
 
@@ -250,6 +252,11 @@ def _plain_tokenizer(thing: Any) -> Any:
     """The tokenizer inside a processor; None for what cannot decode."""
     inner = getattr(thing, "tokenizer", thing)
     return inner if hasattr(inner, "decode") and hasattr(inner, "convert_tokens_to_ids") else None
+
+
+def _as_numbers(ids: Sequence[int]) -> str:
+    """Rows without a tokenizer."""
+    return " ".join(str(one) for one in ids)
 
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -393,12 +400,17 @@ def read_plan(live: LiveState, says: TrainerSays) -> LrCurve:
     return LrCurve(
         lrs=tuple(_planned_lrs(live, says.planned or 0)),
         planned=says.planned,
-        asked_warmup=says.asked_warmup,
+        asked_warmup=None if _warms_up_itself(live) else says.asked_warmup,
         accumulation=int(live.topology.get("accumulation") or 1),
         world_size=int(live.topology.get("world_size") or 1),
         horizon=_whole(keywords.get("num_training_steps")),
         warmup=_whole(keywords.get("num_warmup_steps")),
     )
+
+
+def _warms_up_itself(live: LiveState) -> bool:
+    """Whether the optimizer ramps its rate in its own step, as schedule-free ones do: its groups hold the length."""
+    return any(group.get("warmup_steps") for optimizer in live.optimizers for group in optimizer.param_groups)
 
 
 def _planned_lrs(live: LiveState, planned: int) -> Iterator[float]:

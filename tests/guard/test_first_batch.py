@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from chronicle.resume.batch_reader import check_revisions, read_rows
+import chronicle
+from chronicle.resume.batch_reader import TrainerSays, check_revisions, read_plan, read_rows
 from chronicle.resume.checks.check import Outcome
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_batch import (
     IGNORED,
     RowSetting,
@@ -153,9 +156,34 @@ def test_healthy_plan_has_no_findings(plan: LrCurve) -> None:
     assert find_in_plan(plan) == []
 
 
+def test_warm_up_in_the_optimizers_own_step_is_one() -> None:
+    """A schedule-free optimizer ramps its rate inside of its step; its groups hold the length, and the LR stands still."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    says = TrainerSays(planned=40, asked_warmup=10)
+    live = LiveState(models=(), optimizers=(optimizer,))
+    assert [one.name for one in find_in_plan(read_plan(live, says))] == ["no-warm-up"]
+    optimizer.param_groups[0]["warmup_steps"] = 10
+    assert find_in_plan(read_plan(live, says)) == []
+
+
 def test_other_revision_is_noted_and_an_unknown_one_is_not_claimed() -> None:
     checks = check_revisions({"tokenizer": "a", "chat_template": "b"}, {"tokenizer": "c"})
     assert [(one.name, one.outcome, one.expected, one.found) for one in checks] == [("tokenizer", Outcome.NOTED, "a", "c")]
+
+
+def test_rows_without_a_tokenizer_are_numbers_unless_text_is_kept_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ("1", "0"):
+        monkeypatch.setenv("CHRONICLE_BATCH_TEXT", setting)
+        model = torch.nn.Sequential(torch.nn.Embedding(10, 2), torch.nn.Flatten(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = chronicle.attach(tmp_path / setting, model, optimizer)
+        model(torch.tensor([[7, 8, 9, 3]])).sum().backward()
+        optimizer.step()
+        assert run.session is not None
+        told = json.dumps(entries(tmp_path / setting, "guard.first_batch")[-1].data)
+        assert '"tokens": 4' in told and ("7 8 9 3" in told) is (setting == "1")
 
 
 # ---- the HF Trainer --------------------------------------------------------------------------------------------------
