@@ -47,6 +47,7 @@ LAUNCHER = {
 }
 
 
+STATES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 FILE_SOURCE = "file "  # of settings: a file that the command names; what the command says itself counts more
 HIDDEN = "(hidden: it looks like a secret)"
 
@@ -213,7 +214,7 @@ def _arguments(argv: Iterable[str]) -> dict[str, Any]:
     for word in argv:
         name, equals, value = word.lstrip("-+").partition("=")
         name = name.replace("-", "_")
-        named = bool(equals) and name.replace(".", "").replace("/", "").isidentifier()
+        named = bool(equals) and name.replace(".", "").replace("/", "").isidentifier() and not _is_checkpoint(word)
         if pending is not None:
             is_value = not named and (not word.startswith("-") or _is_number(word))
             found[pending] = word if is_value else True
@@ -227,6 +228,12 @@ def _arguments(argv: Iterable[str]) -> dict[str, Any]:
     if pending is not None:
         found[pending] = True
     return {name: value for name, value in found.items() if name not in LAUNCHER}
+
+
+def _is_checkpoint(word: str) -> bool:
+    """Whether it is the path of a checkpoint that is named after its step, as Lightning does: `ck/epoch=0-step=10.ckpt`."""
+    path, _, name = word.rpartition("/")
+    return not word.startswith("-") and name.endswith(STATES) and (bool(path) or name.count("=") > 1) and "=" not in path
 
 
 def _is_number(word: str) -> bool:

@@ -200,6 +200,16 @@ def test_diff_of_two_launches_names_each_setting_that_changed(tmp_path: Path, ch
     assert chronicle("diff", "3", "--launch", "1", "2").code == 2
 
 
+def test_path_of_a_checkpoint_named_after_its_step_is_no_setting(tmp_path: Path, chronicle: Cli) -> None:
+    """Lightning calls its files so; a setting of a group stays one."""
+    paths = make(tmp_path / "logs", "a", lr=3e-4)
+    argv = ("t.py", "ck/epoch=0-step=10.ckpt", "epoch=1-step=20.ckpt", "--init=x/a=1.pt", "--lr", "3e-4", "db/weights=a.txt")
+    with JournalWriter(paths) as writer:
+        writer.write(LaunchStart(argv=argv, host="node1"), launch=2, title="launch 2")
+    shown = chronicle("diff", "--launch", "1", "2").out
+    assert "init: not recorded → x/a=1.pt" in shown and "db/weights: not recorded → a.txt" in shown and "epoch" not in shown
+
+
 def test_settings_are_compared_as_values() -> None:
     assert changes_between({"lr": "3e-4", "bias": "True"}, {"lr": 0.0003, "bias": True}) == []
     assert [one.words for one in changes_between({"a": None}, {})] == []
