@@ -85,7 +85,7 @@ TABLE: tuple[RoleNames, ...] = (
         r"batch[_ ]|model[_ ]|reduced[_ ]train[_ ]|ce[_ ]|cross[_ ]?entropy[_ ]|lm[_ ]head[_ ])?loss"
         r"([_ ](step|epoch|avg|mean|train))?"
         rf"|{TRAIN}(loss|losses)([_/ .](train|total))+|{TRAIN}loss/total_loss"
-        r"|(?:train(?:ing)?[-/_. ])?(cost|xent|logloss|mlogloss|(?:binary|multi)_logloss)",
+        r"|learn|(?:train(?:ing)?[-/_. ])?(cost|xent|logloss|mlogloss|(?:binary|multi)_logloss)",
     ),
     RoleNames(role=Role.OTHER, canonical="z_loss", aliases=("z-loss",), pattern=r"(.*[/_. ])?z[_ -]?loss"),
     RoleNames(role=Role.LOSS_SCALE, canonical="loss_scale", pattern=r"(.*[/_. ])?((loss|grad)[_ /]?scale|scaler?/scale)"),
@@ -101,10 +101,10 @@ TABLE: tuple[RoleNames, ...] = (
     ),
     RoleNames(
         role=Role.REWARD,
-        pattern=r"(.*[/_. ])?(ep(isode)?[_ ]?)?(rew|reward|rewards|return|returns|ret)([_/. ]"
+        pattern=r"(?!(.*[/_. ])?std[/_. ])(?:(.*[/_. ])?(ep(isode)?[_ ]?)?(rew|reward|rewards|return|returns|ret)([_/. ]"
         r"(mean|avg|average|total|sum))?"
         r"|(.*[/_. ])?(mean|avg|average|ave)[_ ](ep(isode)?[_ ]?)?(rew|reward|return|ret|score)"
-        r"|(.*[/_. ])?(rew|reward|score)s?/mean",
+        r"|(.*[/_. ])?(rew|reward|score)s?/mean)",
     ),
     RoleNames(
         role=Role.SOURCE, pattern=rf"(?!{EVAL}$)(.*[^a-z])?({LOSS_WORDS})([^a-z].*)?",
@@ -137,7 +137,8 @@ STEP_NAMES = (
     "iterations", "train_step", "training_step", "num_updates", "update", "current_steps",
     "opt_step", "optimizer_step", "batch",
     "time/total_timesteps", "total_timesteps", "misc/total_timesteps", "timesteps_total", "num_env_steps_sampled", "timesteps",
-    "totalenvinteracts", "num_timesteps", "env_steps", "total_steps", "training_iteration", "epoch",
+    "totalenvinteracts", "num_timesteps", "env_steps", "total_steps", "training_iteration",
+    "progress/tick", "epoch",
 )  # fmt: skip
 EPOCH_NAMES = ("epoch", "ep", "train/epoch", "trainer/epoch")
 TIME_NAMES = ("t", "time", "wall_time", "_timestamp", "timestamp", "wall time", "created_at")
@@ -146,8 +147,8 @@ LAUNCH_NAMES = ("launch", "event_file", "session", "segment")
 JUDGED = (Role.LOSS, Role.OBJECTIVE, Role.SOURCE, Role.REWARD)  # without one of these a log cannot be watched
 TELLING = (*JUDGED, Role.NORM, Role.LR)  # a printed line that holds one of these is a logged step
 HINTS = (  # a printed line without any of these holds none of them
-    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "cost:", "xent", "ntropy", "L.r.",
-    "eturn", "D_", "G_",
+    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "cost:", "learn:", "xent", "ntropy",
+    "L.r.", "eturn", "D_", "G_",
 )  # fmt: skip
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 

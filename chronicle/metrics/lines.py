@@ -51,8 +51,10 @@ NUMBER = rf"[-+]?(?:{NOT_A_NUMBER}|{INFINITE}|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 NON_FINITE_TEXT = re.compile(rf"\s*[-+]?(?:(?:{NOT_A_NUMBER})|(?P<infinite>{INFINITE}))\s*", re.IGNORECASE)
 REPR = r"(?:np\.b?float\d+|(?:tf\.)?tensor|(?:Device)?Array)\("  # what Python prints around the number
-VALUE = rf"[\[(]?\s*(?:{REPR})?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?![\w.])"
-NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})\s*[:=]\s*{VALUE}", re.IGNORECASE)
+VALUE = rf"[\[(]?\s*(?:{REPR})?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?!\w|\.\w)"
+NAMED = re.compile(
+    rf"(?<!\w)(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})['\"]?\s*[:=]\s*{VALUE}", re.IGNORECASE
+)
 SPACED = re.compile(
     rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _])?(?:{printed_names()}))(?![\w/-])\s+(?:is\s+)?{VALUE}", re.IGNORECASE
 )
@@ -66,18 +68,24 @@ SAID = re.compile(  # `Loss is nan, stopping training`: a line without a step, o
 )  # fmt: skip
 OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
 EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
+COUNT_WITHIN = re.compile(  # `Train loss 120 0.53`: the step comes first
+    r"\bloss (\d+) (?=[-+]?(?:\d+\.\d|nan|inf))", re.IGNORECASE
+)
+NUMBER_FIRST = re.compile(rf"({NUMBER}) (avg loss|loss|rate)(?=,)")  # `0.53, 0.61 avg loss, 0.001 rate,`
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 PREFIX = re.compile(  # time, host and stream that a collector writes before each line
     r"^\[?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\]?[ \t]"
     r"(?:std(?:out|err) [FP] )?(?:(?=[^ \t,;={]*[\d.-])[A-Za-z][\w.-]*:?[ \t](?:[\w./-]+\[\d+\]:[ \t])?)?"
 )
-RANK_FIRST = re.compile(r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(\d+):|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE)
+RANK_FIRST = re.compile(
+    r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE
+)
 RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
 
 # Counters, the most telling first, each with the number of its first epoch. `at` is the step; with `epoch` and `of` it
 # counts within an epoch of that length, with `epoch` alone within one of unknown length.
-COUNT = r"(?P<at>\d[\d,]*)(?![\w.])(?!-\d\d-)"
+COUNT = r"(?P<at>\d[\d,]*)(?!\w|\.\w)(?!-\d\d-)"
 COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), first)
     for pattern, first in (
@@ -99,7 +107,11 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*,?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\S*\s*:.*?\|\s*{COUNT}\s*/\s*(?P<of>\d+)\s*\[", 0),
         (r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<at>\d+)batch", 0),
-        (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?[,:|\s]+(?:batch|step|iter|iteration)s?(?:[ _]idx)?\s*[:=]?\s*{COUNT}", 0),
+        (
+            rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?[]\s,:|;[-]+"
+            rf"(?:batch|step|iter|iteration)s?(?:[ _]idx)?\s*[:=]?\s*{COUNT}",
+            0,
+        ),
         (
             r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s)\s*(?::\s*|=\s*|\s+)?" + COUNT,
             0,
@@ -111,6 +123,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", 0),
     )
 )
+LEADS = re.compile(rf"\s*{COUNT}\s*[:|]\s")  # a line that begins with its step: `120 | loss 0.53`
 ANNOUNCED = re.compile(
     r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
     + COUNT, re.IGNORECASE,
@@ -123,7 +136,7 @@ BLOCK = re.compile(
     r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$",
     re.IGNORECASE,
 )
-STEP_BEFORE = re.compile(r"\b(?:step|batch|iter|iteration)\s*[=:]\s*(\d[\d,]*)", re.IGNORECASE)
+STEP_BEFORE = re.compile(r"(?:\b|_)(?:step|batch|iter|iteration)\s*[=:#]?\s*(\d[\d,]*)", re.IGNORECASE)
 EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
 FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
 CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
@@ -174,6 +187,7 @@ class PrintedLines:
         self._epochs = EpochSteps()
         self._owners: dict[str, str] = {}
         self._ranks: dict[str, PrintedLines] = {}  # where each line begins with its rank: a reader for each
+        self._first, self._falls = -1, False  # the highest number that a line began with, and whether one was lower
         self._heard: str | None = None  # the rank that is read: the first one with a point
 
     def feed(self, line: str) -> list[Point]:
@@ -217,8 +231,13 @@ class PrintedLines:
         line = line.rstrip("\r\n")
         ranked = RANK_FIRST.match(line)
         if ranked is not None:
-            return self._parse_ranked(next(part for part in ranked.groups() if part), line[ranked.end() :] + "\n" * (not cut))
+            rest = line[ranked.end() :] + "\n" * (not cut)
+            found = self._parse_ranked(next(part for part in ranked.groups() if part), rest)
+            if found is not None or self._heard is not None or not ranked["first"] or not self._is_count(int(ranked["first"])):
+                return found
         line = line.replace("'s ", "-")  # LightGBM: "training's binary_logloss"
+        if "loss " in line or "loss," in line:
+            line = NUMBER_FIRST.sub(r"\2: \1", COUNT_WITHIN.sub(r"step \1 loss ", line))
         whole, line = line, PREFIX.sub("", line, count=1) if line[:1] in "0123456789[ADFJMNOS" else line
         if self._named_by:
             asked = self._parse_asked(line, cut=cut)
@@ -254,7 +273,13 @@ class PrintedLines:
         if self._keras and KERAS_END.match(plain):
             values = self._fields(line, cut=cut)
             return Point(0, self._keras, None, self._named(values)) if _tells(values) else None
-        return self._parse_plain(line, cut=cut)
+        return self._parse_plain(line, plain, cut=cut)
+
+    def _is_count(self, number: int) -> bool:
+        """Whether the number that lines begin with, and no rank was told by, counts: it rises from line to line."""
+        rises, self._first = number > self._first, max(number, self._first)
+        self._falls = self._falls or not rises
+        return not self._falls
 
     def _step_of(self, header: re.Match[str]) -> int:
         """The step of a block's header: `[step=12/90]`, or within an epoch `[epoch=2][batch=3/90]`."""
@@ -288,7 +313,7 @@ class PrintedLines:
             self._heard = rank
         return found
 
-    def _parse_plain(self, line: str, *, cut: bool) -> Point | None:
+    def _parse_plain(self, line: str, plain: str, *, cut: bool) -> Point | None:
         if "{" in line:
             point = _parse_braces(line, self._counted, self._epochs)
             if point is not None and (point.values or self._counted > 0):
@@ -301,6 +326,8 @@ class PrintedLines:
         if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
             return None
         found = _find_step(line, self._epochs, cut=cut)
+        if found is None and (leads := LEADS.match(plain)) is not None:
+            found = self._epochs.plain(_whole(leads["at"]))
         values = self._fields(line, cut=cut)
         loss = next((name for name in values if role_of(name) is Role.LOSS), None)
         blank = loss is None and self._loss is not None and not cut and BLANK.search(line) is not None
@@ -454,7 +481,7 @@ def _fields_of(line: str) -> Iterator[re.Match[str]]:
 
 def _known_part(phrase: str) -> str | None:
     """Return the longest end of a phrase that is a known name: `INFO loss` is `loss`; None for what is not known."""
-    words = phrase.strip("()").split(" ")
+    words = re.split(r"\. ", phrase)[-1].strip("()").split(" ")
     if re.fullmatch(rf"(?!values?$)(?:{EVAL_WORDS})\w*", words[0], re.IGNORECASE):
         return None
     for start in range(len(words)):
@@ -506,7 +533,8 @@ def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
     point = point_of_record(record, epochs, counted=counted, texts=True)
     if point is None or (point.values and not _tells(point.values)) or "train_runtime" in record:
         return None
-    return point._replace(time=_time(line), values={canonical_name(name): value for name, value in point.values.items()})
+    named = {canonical_name(name): value for name, value in point.values.items()}
+    return point._replace(time=_time(line), values=named, counted=point.counted and before is None)
 
 
 def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
@@ -615,7 +643,8 @@ def point_of_record(
     values = {name: value for name, value in flat.items() if name not in skip}
     if not values and not any(role_of(name) is Role.LOSS for name in record):
         return None
-    return Point(0, whole, time, values, launch)  # without a value where the loss was written and is no number
+    # without a value where the loss was written and is no number
+    return Point(0, whole, time, values, launch, counter is None)
 
 
 def _put_share(record: Mapping[str, Any], flat: dict[str, float]) -> str | None:
@@ -633,12 +662,17 @@ def _flatten(
 ) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         full = f"{prefix}{name}"
+        if isinstance(value, dict) and "mean" in value and value.keys() <= SUMMARY_WORDS:
+            value = value["mean"]  # a summary in place of a number
         if isinstance(value, dict) and depth < 6:
             yield from _flatten(value, f"{full}/", depth + 1, texts=texts)
         elif not isinstance(value, str) or texts or _is_measured(full):
             number = number_in(value)
             if number is not None:
                 yield full, number
+
+
+SUMMARY_WORDS = {"mean", "std", "num", "count", "min", "max", "median", "sum"}
 
 
 def _is_measured(name: str) -> bool:

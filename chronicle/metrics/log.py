@@ -30,7 +30,8 @@ heard: list[Callable[[int, Mapping[str, float]], None]] = []  # called with ever
 class Point(NamedTuple):
     """One logged step: `row` counts accepted lines from 0, `time` is seconds since the epoch or None.
 
-    `launch` numbers the sessions of logs that hold several (event files, restarts); None where there is one.
+    `launch` numbers the sessions of logs that hold several (event files, restarts); None where there is one. `counted`: the log
+    names no step here, its points were counted.
 
     A tuple, not a dataclass: half a million of them are made when a finished run is scanned.
     """
@@ -40,6 +41,7 @@ class Point(NamedTuple):
     time: float | None
     values: Mapping[str, float]
     launch: int | None = None
+    counted: bool = False
 
 
 class MetricsWriter:

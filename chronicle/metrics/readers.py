@@ -43,6 +43,7 @@ SHOWN_NAMES = 24  # names that a message lists
 SHOWN_LINES = 40  # lines in which they are sought
 BINARY = ("TensorBoard", "MLflow", "W&B", "trackio")  # forms that are no text
 STANDING_SHARE = 0.8  # of the points repeat the step before: that is no step
+COUNTED = " (counted: the log names no step; --step NAME where it does)"
 FEW_POINTS = 8  # rows without a number may be the beginning of a log
 WORD_AND_NUMBER = re.compile(r"([^\W\d][\w./@%-]*)(?:\s*[:=]\s*|\s+)['\"]?[-+]?\.?\d")
 
@@ -333,10 +334,12 @@ class Contents:
         self.channels: dict[str, int] = {}
         self.reading = reading
         self._standing = 0  # points with the step of the point before
+        self._counted = 0  # points whose step the log does not name
 
     def note(self, point: Point) -> None:
         """Count one point."""
         self.points += 1
+        self._counted += point.counted
         if self.first_step is None:
             self.first_step = point.step
         self._standing += point.step == self.last_step
@@ -356,6 +359,7 @@ class Contents:
     def lines(self) -> list[str]:
         """The sentences that begin every report."""
         steps = "no step" if self.first_step is None else f"steps {self.first_step}–{self.last_step}"
+        steps += COUNTED * (self._counted > 0)
         judged = self.named(*JUDGED)
         roles: Iterable[tuple[str, Sequence[str]]] = (
             ("loss", self.named(Role.LOSS)), ("parts", self.named(Role.SOURCE)), ("objective", self.named(Role.OBJECTIVE)),
@@ -371,7 +375,7 @@ class Contents:
         roles = {name: {"role": self.reading.role_of(name).value, "points": count} for name, count in self.channels.items()}
         return {
             "form": self.form, "points": self.points, "first_step": self.first_step, "last_step": self.last_step,
-            "loss": list(self.judged), "channels": roles,
+            "steps_counted": self._counted > 0, "loss": list(self.judged), "channels": roles,
         }  # fmt: skip
 
     def need_loss(self, source: str) -> None:

@@ -68,7 +68,7 @@ class Table:
             values = {name: value for at, name in self.channels if (value := self._number(cells, at)) is not None}
         launch = self._number(cells, self._launch_at)
         whole = None if launch is None or not math.isfinite(launch) else int(launch)
-        return Point(row, step, self._number(cells, self._time_at), values, whole)
+        return Point(row, step, self._number(cells, self._time_at), values, whole, self._step_at is None)
 
     def _step(self, cells: Sequence[str], at: int) -> int | None:
         try:
@@ -326,7 +326,15 @@ def read_document(path: Path, step: str | None = None) -> Iterator[Point]:
     if isinstance(history, list):
         records = (record for record in history if isinstance(record, dict) and SUMMARY not in record)
         points = _points_of_records(records, step)
+        if columns and not _names_steps(state):
+            points = (point._replace(counted=True) for point in points)
         yield from join_steps(_drop_unrecorded(points) if columns else points)
+
+
+def _names_steps(columns: Mapping[str, Any]) -> bool:
+    """Whether columns say of which steps they are: a column of steps, a first step or a step for each value."""
+    named = any(isinstance(columns.get(name), list) for name in STEP_NAMES)
+    return named or any(isinstance(column, dict) for column in columns.values())
 
 
 def _records_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -322,6 +322,7 @@ def open_event(
         sigma=unit, wander=wander / unit, decades=channel.config.log,
         inflation=_local_inflation(channel, sigma) if local else channel.inflation, local=local,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
+        strays=channel.strayed > 0.0 and row - channel.strayed_row < channel.config.strayed_half_life,
         young=channel.age - (row - first[0]) < channel.config.middle_points,
     )  # fmt: skip
     if sudden and row - first[0] <= channel.config.sudden_points:

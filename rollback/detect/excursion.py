@@ -77,6 +77,7 @@ class ChannelEvent:
     after_restart: bool = False
     provisional: bool = False  # told by the noise of another log interval
     confirmed: bool = False  # by that of its own
+    strays: bool = False  # slow rises of this run have come back by themselves, not long ago
     young: bool = False  # it began before the channel's level was known
 
     def to_json(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ LONE_ROWS = 2
 ORDER = "the noise grew and the lower values stand: the order of the data changed"
 PROVISIONAL = "provisional: the log interval has just changed, and its noise is not known yet"
 MARKS = (ORDER, PROVISIONAL)  # sentences that come and go with what they say
+AS_HIGH = 1.25  # times the peak of what another order of the data explained
 UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_NORM_ROWS = 200
@@ -274,6 +275,8 @@ class Fusion:
             return False
         if leader.after_restart:
             return True
+        if self._is_of_order(leader):
+            return False
         stays = leader.unresolved or (leader.lasting and leader.status is not Status.RECOVERED)
         return stays and leader.excess <= REINIT_MOST * descent
 
@@ -286,7 +289,7 @@ class Fusion:
                 tier = Tier.WARN
         elif group.role in OBJECTIVES:
             tier = _objective_tier(leader)
-        elif group.role is not Role.SPEED and (leader.unresolved or leader.persistent):
+        elif group.role is not Role.SPEED and (leader.unresolved or (leader.persistent and not self._orders())):
             tier = Tier.WARN
         if known is not None and known.tier.rank > tier.rank:
             return known.tier
@@ -300,10 +303,23 @@ class Fusion:
             return False
         if leader.shape == "gradual" and leader.crest <= leader.wander * leader.sigma:
             return False  # no higher than this run has drifted, and come back, by itself
+        if leader.strays and not leader.lasting:
+            return False  # in a run that wanders, what has not lasted is no sign of more
         if leader.local and leader.lasting and not _is_unusual(leader):
             return False
         earlier = self.events[number] if number < len(self.events) else None
         return self._size_of(group.cluster) + (earlier is None or _is_lone(earlier)) >= UNSTABLE_EVENTS
+
+    def _orders(self) -> list[Event]:
+        """The events of this run that another order of the data explains, among the last ones."""
+        known = (self.events[number] for number in self.loss_events[-16:] if number < len(self.events))
+        return [event for event in known if event.kind is Kind.DATA_ORDER]
+
+    def _is_of_order(self, leader: ChannelEvent) -> bool:
+        """Whether an earlier event, no lower than this one, was of another order of the data: documents come in stretches."""
+        before = (event.excess or 0.0 for event in self._orders() if (event.onset_row or 0) < leader.onset_row)
+        top, peak = max(before, default=0.0), leader.excess or 0.0
+        return not leader.unresolved and (0.0 < leader.crest <= top or 0.0 < peak <= AS_HIGH * top)
 
     def _need_not_fall(self, leader: ChannelEvent) -> bool:
         """Whether this loss moves by nature: among rewards, with changing sign, or rising since training began."""
@@ -328,6 +344,8 @@ class Fusion:
         if leader.shape == "nan":
             return Tier.WARN
         if self._kind(leader) in (Kind.RESUME_BUMP, Kind.DATA_ORDER):
+            return Tier.NOTICE
+        if self._is_of_order(leader):
             return Tier.NOTICE
         if self._is_unstable(group, number):
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed

@@ -137,3 +137,25 @@ def test_spikes_on_a_raised_level_are_no_other_order() -> None:
 def test_strange_runs_are_drawn_with_their_labels() -> None:
     curve = draw("quiet end", 1, 1, spikes=True)
     assert curve.labels and all(curve.values[label.onset_row]["loss"] > 0.0 for label in curve.labels)
+
+
+def stretches(seed: int, size: int = 1200) -> list[float]:
+    """From row 600 on documents of three domains come in stretches of thirty points."""
+    dice = random.Random(seed)
+    losses = [2.2 + 3.0 / (1 + row / 20) + dice.gauss(0.0, 0.15) for row in range(size)]
+    return [x + (0.3, 0.5, -0.7)[row // 30 % 3] * (row >= 600) for row, x in enumerate(losses)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 7, 19])
+def test_once_the_order_of_the_data_is_known_to_have_changed_its_stretches_are_notices(seed: int) -> None:
+    """Each further stretch was a warning, as the third rise of an unstable run or as the loss of its first steps."""
+    events = fold(stretches(seed))
+    assert Kind.DATA_ORDER in {event.kind for event in events}
+    assert sum(event.tier is not Tier.NOTICE for event in events) <= 1
+
+
+def test_a_rise_higher_than_the_stretches_is_more_than_a_notice() -> None:
+    for seed in (1, 2, 7, 19):
+        events = fold([x + 4.0 * (row >= 1000) for row, x in enumerate(stretches(seed, 1500))])
+        late = [event for event in events if event.onset_row is not None and 980 <= event.onset_row <= 1010]
+        assert any(event.tier is not Tier.NOTICE for event in late), seed

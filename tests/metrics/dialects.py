@@ -375,4 +375,50 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     # thu-ml/tianshou tianshou/trainer/base.py, its bar at the end of each epoch
     "tianshou": (".log", lines(
         "Epoch #{row}: 10001it [00:05, 1811.11it/s, env_step={step}, len=200, loss={x:.3f}, n/ep=0, n/st=10, rew=195.00]")),
+    # AlexeyAB/darknet src/detector.c; NVIDIA/tacotron2 train.py; huggingface/picotron train.py; BVLC/caffe src/caffe/solver.cpp
+    "darknet": (".log", lines(
+        "\n {step}: {x:f}, {x:f} avg loss, 0.001000 rate, 3.212000 seconds, 6400 images, 1.234567 hours left\nLoaded: 0.000050 seconds")),
+    "tacotron2": (".log", lines("Train loss {step} {x:.6f} Grad Norm 1.234567 1.23s/it\nValidation loss {step}: 9.100000  ")),
+    "picotron": (".log", lines("[rank 0] Step: {step}, Loss: {x:.4f}, Global batch size: 65536, Tokens: 655360/1000000000")),
+    "caffe": (".log", lines(
+        "I0102 03:04:05.831621  4049 solver.cpp:218] Iteration {step} (14.7601 iter/s, 6.775s/100 iters), loss = {x:.6g}\n"
+        "I0102 03:04:05.831665  4049 solver.cpp:237]     Train net output #0: loss = {x:.6g} (* 1 = {x:.6g} loss)\n"
+        "I0102 03:04:05.831676  4049 sgd_solver.cpp:105] Iteration {step}, lr = 0.00596843\n"
+        "I0102 03:04:05.831676  4049 solver.cpp:397]     Test net output #1: loss = 9.1 (* 1 = 9.1 loss)")),
+    # tensorflow/models research/object_detection/model_lib_v2.py, both forms; tensorflow/estimator training hooks
+    "tf object detection": (".log", lines(
+        "I0102 03:04:05.678901 139 model_lib_v2.py:705] Step {step} per-step time 0.512s\n"
+        "I0102 03:04:05.678999 139 model_lib_v2.py:708] {{'Loss/classification_loss': 0.25,\n 'Loss/localization_loss': 0.125,\n"
+        " 'Loss/regularization_loss': 0.5,\n 'Loss/total_loss': {x:.6f},\n 'learning_rate': 0.0266665}}")),
+    "tf object detection, older": (".log", lines(
+        "I0102 03:04:05.678901 139 model_lib_v2.py:652] Step {step} per-step time 0.512s loss={x:.3f}")),
+    "tf estimator": (".log", lines("INFO:tensorflow:loss = {x:.7g}, step = {step} (1.234 sec)\nINFO:tensorflow:global_step/sec: 81.2")),
+    # dmlc/xgboost python-package/xgboost/callback.py; catboost/catboost catboost/libs/logging; karpathy/llama2.c train.py
+    "xgboost": (".log", lines("[{step}]\ttrain-logloss:{x:.5f}\teval-logloss:9.10000")),
+    "catboost": (".log", lines("{step}:\tlearn: {x:.7f}\ttest: 9.1000000\tbest: 9.1000000 (1)\ttotal: 50.1ms\tremaining: 2.1s")),
+    "llama2.c": (".log", lines(
+        "{step} | loss {x:.4f} | lr 5.000000e-04 | 123.45ms | mfu 12.34%\nstep {step}: train loss 9.1000, val loss 9.1000")),
+    # flairNLP/flair flair/trainers/trainer.py; speechbrain/speechbrain speechbrain/utils/train_logger.py
+    "flair": (".log", lines(
+        "2026-01-02 03:04:05,678 epoch {e} - iter {at}/{of} - loss {x:.8f} - time (sec): 12.34 - samples/sec: 345.67 - lr: 0.100000",
+        epoch=1000, first=1)),
+    "speechbrain": (".txt", table("", "epoch: {row}, lr: 1.00e+00 - train loss: {x:.2f} - valid loss: 9.10, valid CER: 50.10\n")),
+    # facebookresearch/mmf mmf/utils/logger.py; Project-MONAI/MONAI monai/handlers/stats_handler.py
+    "mmf": (".log", lines(
+        "2026-01-02T03:04:05 | mmf.trainers.callbacks.logistics: progress: {step}/22000, train/vqa2/cross_entropy: {x:.4f}, "
+        "train/total_loss: {x:.4f}, train/total_loss/avg: {x:.4f}, max mem: 5000.0, epoch: 1, num_updates: {step}, iterations: {step}, "
+        "max_updates: 22000, lr: 0.00001, ups: 1.25, time: 40s 001ms, eta: 05h 10m 000ms")),
+    "monai": (".log", lines(
+        "2026-01-02 03:04:05,678 - ignite.engine.engine.SupervisedTrainer - INFO - Epoch: {e}/5, Iter: {at}/{of} -- train_loss: {x:.4f} ",
+        epoch=1000, first=1)),
+    # PaddlePaddle/PaddleOCR tools/program.py; PaddlePaddle/PaddleDetection ppdet/engine/callbacks.py
+    "paddleocr": (".log", lines(
+        "[2026/01/02 03:04:05] ppocr INFO: epoch: [{e}/500], global_step: {step}, lr: 0.001000, loss: {x:.6f}, loss_shrink_maps: 0.500000, "
+        "avg_reader_cost: 0.10000 s, avg_samples: 8.0, ips: 16.00000 samples/s, eta: 1:00:00", epoch=1000, first=1)),
+    "paddledetection": (".log", lines(
+        "[01/02 03:04:05] ppdet.engine INFO: Epoch: [{e}] [{at:4d}/{of}] learning_rate: 0.001000 loss_cls: 0.500000 loss: {x:.6f} "
+        "eta: 1:00:00 batch_cost: 0.5000 data_cost: 0.0100 ips: 16.0000 images/s", epoch=1000)),
+    # facebookresearch/Detectron detectron/utils/logging.py log_json_stats
+    "detectron": (".log", lines(
+        'json_stats: {{"accuracy_cls": "0.912345", "eta": "1:00:00", "iter": {step}, "loss": "{x:.6f}", "lr": "0.002000", "mem": 5000}}')),
 }  # fmt: skip

@@ -98,6 +98,34 @@ def test_a_growing_log_gives_what_the_finished_one_gives(name: str, tmp_path: Pa
     assert series(path)[SPIKE][0] in onsets
 
 
+# The same losses with the steps left out, and with them
+COUNTED = {
+    "trainer.log": lambda row, x: f"{{'loss': {x:.4f}, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': {row / 100:.2f}}}",
+    "records.jsonl": lambda row, x: f'{{"loss": {x:.4f}, "grad_norm": 1.2}}', "column.txt": lambda row, x: f"{x:.4f}",
+    "table.csv": lambda row, x: f"{x:.4f},0.1", "history.json": lambda row, x: f"{x:.4f},",
+}  # fmt: skip
+NAMED = {
+    "trainer.log": lambda row, x: f"step {row} {{'loss': {x:.4f}, 'learning_rate': 5e-05, 'epoch': {row / 100:.2f}}}",
+    "records.jsonl": lambda row, x: f'{{"step": {row}, "loss": {x:.4f}}}', "table.csv": lambda row, x: f"{x:.4f},{row}",
+}  # fmt: skip
+HEADS = {"column.txt": "loss\n", "history.json": '{"loss": [\n'}
+
+
+@pytest.mark.parametrize(("name", "named"), [*((name, False) for name in COUNTED), *((name, True) for name in NAMED)])
+def test_the_report_says_where_steps_were_counted(name: str, named: bool, tmp_path: Path) -> None:
+    """A log without steps was read as steps 0 to n, without a word that nobody had written them."""
+    line = (NAMED if named else COUNTED)[name]
+    head = HEADS.get(name, "loss,step\n" if named else "loss,lr\n") if name.endswith((".csv", ".txt", "history.json")) else ""
+    rows = [line(10 * row if named else row, x) for row, x in enumerate(LOSSES[:50])]
+    path = tmp_path / name
+    path.write_text(head + "\n".join(rows).removesuffix(",") + ("]}" if name == "history.json" else "") + "\n")
+    follower = follow_file(path, once=True)
+    follower.look()
+    for contents in (_contents(path), follower.contents):
+        assert (contents.points, contents.last_step) == (50, 490 if named else 49)
+        assert ("counted" in contents.lines()[0]) is contents.to_json()["steps_counted"] is not named
+
+
 def _contents(path: Path) -> Contents:
     contents = Contents(form_of(path))
     for point in read_log(path):
@@ -175,11 +203,14 @@ def _nan_proposed(path: Path) -> list[int]:
     return found[0]
 
 
-# Form of a line, and its first series: junyanz/pytorch-CycleGAN-and-pix2pix, pytorch/examples dcgan, vwxyzjn/cleanrl
-# and leggedrobotics/rsl_rl
+# Form of a line, and its first series: eriklindernoren/PyTorch-GAN, Unity-Technologies/ml-agents,
+# junyanz/pytorch-CycleGAN-and-pix2pix, pytorch/examples dcgan, vwxyzjn/cleanrl and leggedrobotics/rsl_rl
 PLAYERS = {
     "cyclegan": ("(epoch: {e}, iters: {at}, time: 0.294, data: 0.152) D_A: {x:.3f} G_A: {x:.3f} cycle_A: {x:.3f} ", "D_A"),
     "dcgan": ("[{e0}/25][{at}/1000]\tLoss_D: {x:.4f}\tLoss_G: {x:.4f}\tD(x): 0.7012\tD(G(z)): 0.2011 / 0.1002", "Loss_D"),
+    "pytorch-gan": ("[Epoch {e0}/200] [Batch {at}/1000] [D loss: {x:.6f}] [G loss: 0.693147]", "D loss"),
+    "ml-agents": ("[INFO] 3DBall. Step: {step}. Time Elapsed: 30.112 s. Mean Reward: {x:.3f}. Std of Reward: 0.724. Training.",
+                  "Mean Reward"),
     "cleanrl": ("global_step={step}, episodic_return=[{x}]", "episodic_return"),
     "rsl_rl": (" Learning iteration {row}/1500 \n  Computation: 98304 steps/s (collection: 0.9s, learning 0.1s)\n"
                "   Value function loss: {x:.4f}\n  Surrogate loss: -0.0041\n  Mean reward: 10.20", "Value function loss"),
@@ -203,3 +234,16 @@ def test_logs_of_players_are_read_by_the_steps_they_print(name: str, tmp_path: P
     scan = scan_file(path)
     onsets = {event.onset_step for event in scan.events if event.kind is Kind.NAN and event.tier is Tier.PROPOSE}
     assert onsets == {121 * every}
+
+
+def test_statistics_in_place_of_numbers_are_their_means(tmp_path: Path) -> None:
+    """NVlabs/stylegan3 training/training_loop.py writes stats.jsonl: each value with its number, mean and spread."""
+    path = tmp_path / "stats.jsonl"
+    path.write_text("".join(
+        f'{{"Loss/G/loss": {{"num": 32.0, "mean": {x}, "std": 0.1}}, '
+        f'"Progress/tick": {{"num": 1.0, "mean": {row}.0, "std": 0.0}}, "timestamp": {1_700_000_000 + row}.0}}\n'
+        for row, x in enumerate(LOSSES)
+    ))  # fmt: skip
+    points = list(read_log(path))
+    assert [point.step for point in points] == list(range(len(LOSSES)))
+    assert [dict(point.values) for point in points] == [{"Loss/G/loss": x} for x in LOSSES]
