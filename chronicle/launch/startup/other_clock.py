@@ -1,13 +1,13 @@
 """The clock as it stood in the record, for a replay's second launch: who reads it and trains by it gives another result then.
 
 `chronicle replay` names a file in `CHRONICLE_CLOCK`: when the recorded launch began, and when it had taken which step. The code
-of the script (no installed package, nor the standard library, nor chronicle) reads these times: from `time` and `datetime` of
+of the script (no installed package, nor the standard library, nor chronicle) reads these times: from `time` of
 this process, on the way between two steps with the seconds that pass. Everybody else reads the real ones, so no wait and no
-limit of a library changes. Clocks that a library in C reads are not reached.
+limit of a library changes. `datetime` is left alone: pandas, built against its
+types, ends the process where they are others. Clocks that a library in C reads are not reached.
 """
 # mypy: ignore-errors
 
-import datetime
 import json
 import os
 import sys
@@ -70,47 +70,6 @@ def move(clock):
     for name in ("monotonic", "perf_counter"):
         setattr(time, name, counted(getattr(time, name), clock.since, 1e9))
         setattr(time, name + "_ns", counted(getattr(time, name + "_ns"), clock.since, 1))
-    move_dates(clock)
-
-
-def move_dates(clock):
-    """`datetime.datetime` and `datetime.date` whose present is the clock's; all else is as it was."""
-    real, day = datetime.datetime, datetime.date
-
-    def kind(base):
-        class Kind(type):
-            def __instancecheck__(cls, instance):
-                return isinstance(instance, base)
-
-            def __subclasscheck__(cls, other):
-                return issubclass(other, base)
-
-        return Kind
-
-    def seconds(frame):
-        return (now_ns() + (clock.ahead if is_own(frame) else 0)) / 1e9
-
-    class Moment(real, metaclass=kind(real)):
-        @classmethod
-        def now(cls, tz=None):
-            return cls.fromtimestamp(seconds(sys._getframe(1)), tz)
-
-        @classmethod
-        def today(cls):
-            return cls.fromtimestamp(seconds(sys._getframe(1)))
-
-        @classmethod
-        def utcnow(cls):
-            return cls.fromtimestamp(seconds(sys._getframe(1)), datetime.timezone.utc).replace(tzinfo=None)  # noqa: UP017 any Python
-
-    class Day(day, metaclass=kind(day)):
-        @classmethod
-        def today(cls):
-            return cls.fromtimestamp(seconds(sys._getframe(1)))
-
-    for other, own in ((Moment, real), (Day, day)):
-        other.__module__, other.__qualname__, other.__name__ = own.__module__, own.__qualname__, own.__name__
-    datetime.datetime, datetime.date = Moment, Day
 
 
 def set_clock(path):
