@@ -62,7 +62,7 @@ from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
 OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
-AHEAD = 60.0  # seconds
+BEHIND, AHEAD = 120.0, 60.0  # seconds: of the clock at the launch's beginning, and what is counted since then
 FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farther, or so many times as long as the replay
 Judge = Callable[..., Ruling]
 _Prints = Mapping[int, Mapping[int, Print]]
@@ -385,14 +385,16 @@ def _unrecorded(origin: Origin, facts: Mapping[str, Any] | None, one: _Played) -
 def _clock_of(origin: Origin) -> Mapping[str, Any]:
     """When the recorded launch began, and when it had taken which step.
 
-    A little ahead: a start takes longer or shorter than that of the record, and who counts the seconds since then must never
-    have counted fewer.
+    A little behind, and since the beginning a little ahead: no two starts take equally long. Who counts the seconds since then
+    must never have counted fewer than in the record, and what goes by an age (of a file) must not be as old as in the first
+    replay, whose clock is the real one.
     """
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
     begun = next(datetime.fromisoformat(entry.ts).timestamp() for entry in entries if entry.kind == BOTH_ENDS[0])
     path = origin.settings.paths.metrics_path(origin.launch)
     points = read_metrics(path) if path.is_file() else ()
-    return {"begin": begun, "steps": {point.step: point.time + AHEAD for point in points if point.time is not None}}
+    times = {point.step: point.time - BEHIND + AHEAD for point in points if point.time is not None}
+    return {"begin": begun - BEHIND, "steps": times}
 
 
 def _batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:

@@ -139,14 +139,18 @@ def test_files_that_are_mapped_are_among_those_that_a_launch_read(tmp_path: Path
 
 
 CLOCK = """
-import json, sys, time
+import datetime, json, pandas, sys, time
+from datetime import date as Date
 from later import library
 since, began = time.perf_counter(), time.time()
 sys._chronicle_clock(7)
 print(json.dumps({
-    "began": began, "now": time.time(), "year": time.localtime().tm_year,
-    "text": time.strftime("%Y"), "elapsed": time.perf_counter() - since,
-    "library": library(), "hour": time.localtime(0).tm_year}))
+    "began": began, "now": time.time(), "moment": datetime.datetime.now().timestamp(), "year": time.localtime().tm_year,
+    "day": Date.today().year, "text": time.strftime("%Y"), "elapsed": time.perf_counter() - since,
+    "library": library(), "of": pandas.Timestamp(datetime.datetime.utcnow()).year, "zone": str(
+        datetime.datetime.now(tz=datetime.timezone.utc).tzinfo), "today": datetime.datetime.today().year,
+    "frame": pandas.to_datetime([datetime.datetime.now(), pandas.Timestamp.now()]).year.max().item(),
+    "hour": time.localtime(0).tm_year}))
 """
 
 
@@ -163,6 +167,7 @@ def test_the_script_alone_reads_the_clock_of_the_record(tmp_path: Path) -> None:
     assert done.returncode == 0 and not done.stderr, done.stderr
     found = json.loads(done.stdout)
     assert 1e9 <= found["began"] < 1e9 + 60 and 1e9 + 5000 <= found["now"] < 1e9 + 5060
-    assert (found["year"], found["text"]) == (2001, "2001")
+    assert abs(found["moment"] - found["now"]) < 5 and (found["year"], found["day"], found["text"]) == (2001, 2001, "2001")
+    assert (found["of"], found["zone"], found["today"]) == (2001, "UTC", 2001) and found["frame"] == 2001
     assert 4900 < found["elapsed"] < 5060
     assert abs(found["library"] - time.time()) < 60 and found["hour"] == 1970

@@ -1,13 +1,16 @@
 """The clock as it stood in the record, for a replay's second launch: who reads it and trains by it gives another result then.
 
 `chronicle replay` names a file in `CHRONICLE_CLOCK`: when the recorded launch began, and when it had taken which step. The code
-of the script (no installed package, nor the standard library, nor chronicle) reads these times: from `time` of
+of the script (no installed package, nor the standard library, nor chronicle) reads these times: from `time` and `datetime` of
 this process, on the way between two steps with the seconds that pass. Everybody else reads the real ones, so no wait and no
-limit of a library changes. `datetime` is left alone: pandas, built against its
-types, ends the process where they are others. Clocks that a library in C reads are not reached.
+limit of a library changes. The types of `datetime` stay what they are (pandas is built against them): their methods are others.
+Clocks that a library in C reads are not reached.
 """
 # mypy: ignore-errors
 
+import ctypes
+import datetime
+import gc
 import json
 import os
 import sys
@@ -70,6 +73,28 @@ def move(clock):
     for name in ("monotonic", "perf_counter"):
         setattr(time, name, counted(getattr(time, name), clock.since, 1e9))
         setattr(time, name + "_ns", counted(getattr(time, name + "_ns"), clock.since, 1))
+    move_dates(clock)
+
+
+def move_dates(clock):
+    """`now`, `today` and `utcnow` of the types of `datetime`, in their place: a subclass would be another type."""
+
+    def told(original, universal):
+        def read(cls, *args, **more):
+            if not is_own(sys._getframe(1)):
+                return original.__get__(None, cls)(*args, **more)
+            given = (now_ns() + clock.ahead) / 1e9
+            if universal:
+                return cls.fromtimestamp(given, datetime.timezone.utc).replace(tzinfo=None)  # noqa: UP017 any Python
+            return cls.fromtimestamp(given, *args, **more)
+
+        return classmethod(read)
+
+    for kind in (datetime.datetime, datetime.date):
+        (methods,) = gc.get_referents(kind.__dict__)  # the dictionary itself, which a type of C does not let set
+        for name in {"now", "today", "utcnow"} & set(methods):
+            methods[name] = told(methods[name], name == "utcnow")
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def set_clock(path):
