@@ -194,14 +194,18 @@ def _kind_of(kind: str, a: str, b: str) -> str:
 def _changed_later(
     before: Mapping[str, Any], after: Mapping[str, Any], until: int | None, here: str
 ) -> Iterator[ChangedFact]:
-    """Files that the launch read after its first step: others than in the replay, changed while it ran, or gone by now."""
+    """Files that the launch read after its first step: others than in the replay, changed while it ran, or gone by now.
+
+    They are looked at when a step begins, so what bears the number of the step after `until` may have been opened in either:
+    a doubt.
+    """
     last = float("inf") if until is None else until
     theirs = {str(path): str(digest) for path, digest in (after.get("files") or {}).items()}
     theirs |= {str(path): str(digest) for path, _, digest in after.get("later") or ()}
     known = {str(path): str(digest) for path, digest in (before.get("files") or {}).items()}
     found: dict[str, ChangedFact] = {}
     for path, step, digest in before.get("later") or ():
-        if step > last:
+        if step > last + 1:
             continue
         earlier, known[path] = known.get(path), digest
         now, own = theirs.get(path), ITS_OWN in (digest, earlier)
@@ -212,6 +216,8 @@ def _changed_later(
                 found[path] = ChangedFact("doubt", path, f"opened at step {step}", "")
         elif now is not None and now != digest:
             found[path] = ChangedFact(_kind_of("file", digest, now), path, digest, now)
+        if step > last and path in found:
+            found[path] = found[path]._replace(kind="doubt")
     yield from found.values()
     if (unnoted := before.get("unnoted")) is not None and unnoted <= last:
         yield ChangedFact("doubt", "files", f"what was read from step {unnoted} on was not noted: it was too much", "")

@@ -57,7 +57,7 @@ NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*|nvidia-
 KNOWN_PROGRAMS = re.compile(
     r"python[\d.]*|chronicle|torchrun|accelerate|deepspeed|(ba|da|z)?sh|env|nice|timeout|taskset|numactl|stdbuf|cat|echo|printf|test|true|"
     r"false|ls|head|tail|grep|sed|awk|gawk|mawk|cut|tr|wc|sort|uniq|find|xargs|basename|dirname|readlink|mkdir|rm|cp|mv|touch|ln|"
-    r"tee|sleep|git|which|uname|hostname|nproc|lscpu|lspci|ldconfig(\.real)?|nvidia-smi|rocm-smi|getconf|id|"
+    r"tee|sleep|git|which|uname|hostname|nproc|lscpu|lspci|ldconfig(\.real)?|fc-list|fc-match|nvidia-smi|rocm-smi|getconf|id|"
     r"(x86_64-linux-gnu-|aarch64-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|as|collect2|cc1|cc1plus|ar|objdump)(-[\d.]+)?|"
     r"ninja|nvcc|ptxas|cuobjdump|addr2line"
 )
