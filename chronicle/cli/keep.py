@@ -132,7 +132,7 @@ def keep(
                 force=force,
                 overrode=opened.overrode if force is not None else (),
             )
-            entry = opened.writer.write(event, title=f"{len(moves)} checkpoints set aside, {format_size(plan.removed_bytes)}")
+            entry = opened.writer.write(event, title=f"{len(gone)} checkpoints set aside, {format_size(plan.removed_bytes)}")
             where = set_aside_dir(root, entry.id)
             apply_moves(root, where, moves)
     talk = (f"undo it with `chronicle keep --restore {entry.id}`; `chronicle keep --prune` deletes them",)

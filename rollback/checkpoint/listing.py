@@ -102,11 +102,11 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
     own = {c.path for c in found if c.step is not None or c.strays or not _is_by_content(c)}
-    names: dict[Path, list[str]] = {}
+    stateless: dict[Path, dict[str, int]] = {}
     for one in found:
         if one.single_file and one.path not in own:
-            names.setdefault(one.path.parent, []).append(one.path.name)
-    found = [_with_parts(c, names.get(c.path.parent, ())) for c in found if c.path in own]
+            stateless.setdefault(one.path.parent, {})[one.path.name] = one.size_bytes
+    found = [_with_parts(c, stateless.get(c.path.parent, {})) for c in found if c.path in own]
     named = [c for c in found if not is_copy_of_newest(c.path.name)]
     present, known = {c.step for c in named if c.abandoned is None}, {c.step for c in named}
     copies = [c for c in found if is_copy_of_newest(c.path.name)]
@@ -276,10 +276,10 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, step=step, step_source="counters") if is_count(step) else checkpoint
 
 
-def _with_parts(checkpoint: Checkpoint, stateless: Sequence[str] | None = None) -> Checkpoint:
+def _with_parts(checkpoint: Checkpoint, stateless: Mapping[str, int] | None = None) -> Checkpoint:
     """A one-file checkpoint with the files of the same save beside it: weights or a schedule that count no step of their own.
 
-    `stateless` are the names beside it that were found to be no checkpoints; without it the files are asked.
+    `stateless` are names and sizes of the files beside it that were found to be no checkpoints; without it the files are asked.
     """
     if not checkpoint.single_file or is_copy_of_newest(checkpoint.path.name):
         return checkpoint
@@ -287,10 +287,11 @@ def _with_parts(checkpoint: Checkpoint, stateless: Sequence[str] | None = None) 
     if stateless is None:
         names = [entry.name for entry in _entries_of(folder) if entry.kind is FileType.FILE]
         beside = [_describe(folder / name, abandoned=None) for name in parts_beside(checkpoint.path.name, names)]
-        stateless = [c.path.name for c in beside if c is not None and c.single_file and _with_counted_step(c).step is None]
+        counted = [_with_counted_step(c) for c in beside if c is not None and c.single_file]
+        stateless = {c.path.name: c.size_bytes for c in counted if c.step is None}
     parts = parts_beside(checkpoint.path.name, stateless)
     roles = {name: Role.MODEL if name.endswith(".safetensors") else Role.CUSTOM for name in parts}
-    files = [StateFile(path=n, role=role, rank=None, size_bytes=(folder / n).stat().st_size) for n, role in roles.items()]
+    files = [StateFile(path=name, role=role, rank=None, size_bytes=stateless[name]) for name, role in roles.items()]
     return replace(checkpoint, files=(*checkpoint.files, *files)) if files else checkpoint
 
 

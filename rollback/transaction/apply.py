@@ -81,7 +81,7 @@ def plan_from_disk(
             "move or edit them",
             remedy="start the launch from it by the trainer's own option, and change the LR there",
         )
-    _refuse_parts(request, chosen, state, root)
+    _refuse_parts(request, chosen, state)
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
     plan = compose_plan(
@@ -109,13 +109,13 @@ def plan_from_disk(
     return replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, configs)))
 
 
-def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: CheckpointState, root: Path) -> None:
+def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: CheckpointState) -> None:
     """A step that is several files side by side is moved as a whole; it is edited, and brought back, in one file alone."""
     parts = chosen.names[1:]
     if not parts:
         return
     whole = "let the script save each step in a directory of its own (`step-N/`): such a step is edited and brought back whole"
-    if chosen.path.parent != root:
+    if chosen.abandoned is not None:
         raise PlanRefused(
             f"`{chosen.path}` is one of {len(parts) + 1} files of its step, with {', '.join(parts)} beside it, and a rollback "
             "brings one file back",
