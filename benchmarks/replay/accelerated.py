@@ -1,8 +1,8 @@
 """Planted causes of other kinds: an Accelerate training of one or two ranks, with a schedule, clipping and augmentation.
 
 Chosen on 23 November 2026, when the verdict's code had stood since the kinds of `causes.py` were played. Only that a launch
-keeps which files it read came with these kinds: two of them are about settings in a file. As there, what is planted in the
-record is told by the name of a file, and is gone when the step is taken again.
+keeps which files it read came with these kinds: two of them are about settings in a file. What is planted is gone
+when the step is taken again (`planting.py`).
 """
 
 import json
@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Training, edit, fault, set_variable
+from benchmarks.replay.causes import Cause, Training, edit, set_variable
+from benchmarks.replay.planting import PLANTED, fault
 from chronicle.replay.verdict import ReplayVerdict
 
-TRAIN = '''
+TRAIN = PLANTED + '''
 import json, os, random, sys, time
 from pathlib import Path
 import numpy as np
@@ -24,8 +25,6 @@ import chronicle
 from net import Net
 
 torch.set_num_threads(1)
-planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")
-kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
 settings = yaml.safe_load(open(sys.argv[2]))
 hidden = json.load(open("hidden.json"))
 vocabulary = {word: number for number, word in enumerate(open("vocabulary.txt").read().split())}

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.replay.planting import PLANTED, fault, plant, plant_for_good
 from chronicle.replay.verdict import ReplayVerdict
 
-TRAIN = '''
+TRAIN = PLANTED + '''
 import os, struct, sys
 from pathlib import Path
 import torch
@@ -26,8 +27,6 @@ from objective import loss_of
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")  # told by a name: nothing is read
-kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 run = chronicle.attach(None, model, optimizer)
@@ -185,19 +184,6 @@ def causes() -> Iterator[Cause]:
     yield Cause(name="slow poison, later", expected=ReplayVerdict.HARDWARE, fault=fault("poison", 25, 100))
 
 
-def fault(kind: str, step: int, place: int = 0) -> str:
-    """The name of the file that plants it."""
-    return f"fault-{kind}-{step}-{place}"
-
-
-def plant(directory: Path, fault: str) -> None:
-    """Name a fault in a training's directory, "" for none: by a file's name, because a replay knows what a launch read."""
-    for path in directory.glob("fault-*"):
-        path.unlink()
-    if fault:
-        (directory / fault).touch()
-
-
 def edit(name: str, *pairs: str) -> Later:
     """Replace texts in a file before the replay; each must be there."""
 
@@ -241,12 +227,12 @@ def _change_data(step: int, which: int) -> Later:
 def play(cause: Cause, directory: Path) -> tuple[str, str, bool]:
     """Record, change what is to be changed, replay. Returns the verdict, its reason, and whether every byte is as it was."""
     cause.training.lay(directory)
-    plant(directory, cause.fault)
+    if cause.stays:
+        plant_for_good(directory, cause.fault)
     environ = quiet()
     run = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
-    in_chronicle(directory, environ, "run", *run, "--", *cause.training.command)
-    if not cause.stays:
-        plant(directory, "")
+    recorded = environ if cause.stays else plant(environ, cause.fault)
+    in_chronicle(directory, recorded, "run", *run, "--", *cause.training.command)
     cause.later(directory, environ)
     before = digests(directory)
     out = in_chronicle(directory, environ, "replay", str(cause.training.asked), *run, "--json", check=False)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.replay.causes import SMALL, Cause, Later, Training, edit, fault
+from benchmarks.replay.causes import SMALL, Cause, Later, Training, edit
+from benchmarks.replay.planting import fault
 from chronicle.replay.verdict import ReplayVerdict as V
 
 LOSS = "    loss.backward()\n"

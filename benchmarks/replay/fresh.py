@@ -13,16 +13,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, fault, set_variable
+from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
+from benchmarks.replay.planting import PLANTED, fault
 from chronicle.replay.verdict import ReplayVerdict
 
-FAULTS = '''
+FAULTS = PLANTED + '''
 import os
 
 import torch
 
-planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")
-kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
 
 
 def flip(tensor, bit):

@@ -13,9 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.replay.causes import fault, in_chronicle, plant, quiet
+from benchmarks.replay.causes import in_chronicle, quiet
+from benchmarks.replay.planting import PLANTED, fault, plant_for_good
 
-TRAIN = '''
+TRAIN = PLANTED + '''
 import os, sys
 from pathlib import Path
 import torch
@@ -23,8 +24,7 @@ import chronicle
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")
-kind, at, size = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
+size = place
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 top = 0.0025 * (1 + size / 100) if kind == "lr" else 0.0008
@@ -92,7 +92,7 @@ def show(plays: int, seed: int) -> int:
 
 def _play(directory: Path, planted: str) -> list[Row]:
     (directory / "train.py").write_text(TRAIN)
-    plant(directory, planted)
+    plant_for_good(directory, planted)
     in_chronicle(directory, quiet(), "run", *RUN, "--", sys.executable, "train.py", "400", check=False)
     words = ["rollback", "--to", str(TARGET), "--try", "4", "--try-steps", "40", *RUN, "--json"]
     rows: list[Row] = json.loads(in_chronicle(directory, quiet(), *words, check=False))["rows"]

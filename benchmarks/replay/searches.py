@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.replay.causes import HELPERS, SMALL, TRAIN, plant, quiet
+from benchmarks.replay.causes import HELPERS, SMALL, TRAIN, quiet
+from benchmarks.replay.planting import PLANTED, fault, plant
 
 DATA_TRAIN = '''
 import itertools
@@ -60,7 +61,7 @@ for x, y in itertools.islice(loader, step, None):
     if step >= last:
         break
 '''
-RANKS_TRAIN = '''
+RANKS_TRAIN = PLANTED + '''
 import itertools, os, sys
 from pathlib import Path
 import torch
@@ -71,8 +72,6 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
-planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")
-kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
 inner = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
 model = torch.nn.parallel.DistributedDataParallel(inner)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -188,9 +187,9 @@ def _among(directory: Path, draw: random.Random) -> Play:
 def _steps(directory: Path, draw: random.Random) -> Play:
     num = draw.randrange(4, 13)
     bad = draw.randrange(1, num)
-    fault = f"fault-weights-{10 * bad + 5}-{draw.randrange(96)}"
+    planted = fault("weights", 10 * bad + 5, draw.randrange(96))
     script = TRAIN.replace("flip(model[2].weight, 22)", "model[2].weight.data.mul_(1e4)")
-    _write(directory, 10 * num + 4, script, fault)
+    _write(directory, 10 * num + 4, script, planted)
     words = ["--steps", f"10..{10 * num}", "--until", str(10 * num + 4), "--bad-if", "loss > 20"]
     right = f"from the checkpoint of step {10 * bad} it goes well, from the checkpoint of step {10 * bad + 10} it does not"
     return words, lambda answer: answer == right, num
@@ -214,7 +213,7 @@ def _data(directory: Path, draw: random.Random) -> Play:
 def _ranks_steps(directory: Path, draw: random.Random) -> Play:
     num = draw.randrange(4, 9)
     bad = draw.randrange(1, num)
-    _write(directory, 10 * num + 4, RANKS_TRAIN, f"fault-spoilt-{10 * bad + 5}-{draw.randrange(96)}", ranks=2)
+    _write(directory, 10 * num + 4, RANKS_TRAIN, fault("spoilt", 10 * bad + 5, draw.randrange(96)), ranks=2)
     words = ["--steps", f"10..{10 * num}", "--until", str(10 * num + 4), "--bad-if", "loss > 5"]
     right = f"from the checkpoint of step {10 * bad} it goes well, from the checkpoint of step {10 * bad + 10} it does not"
     return words, lambda answer: answer == right, num
@@ -240,26 +239,24 @@ KINDS = (_commits, _values, _among, _steps, _data)
 RANKS = (_ranks_steps, _ranks_data)
 
 
-def _write(directory: Path, steps: int, script: str = TRAIN, fault: str = "", *, run: bool = True, ranks: int = 1) -> None:
+def _write(directory: Path, steps: int, script: str = TRAIN, planted: str = "", *, run: bool = True, ranks: int = 1) -> None:
     SMALL.lay(directory)
     (directory / "train.py").write_text(script)
-    plant(directory, fault)
     if run:
-        _record(directory, steps, ranks)
-    plant(directory, "")
+        _record(directory, steps, ranks, planted)
 
 
-def _record(directory: Path, steps: int, ranks: int = 1) -> None:
+def _record(directory: Path, steps: int, ranks: int = 1, planted: str = "") -> None:
     python = [sys.executable, *(TORCHRUN if ranks > 1 else ())]
-    done = _chronicle(directory, "run", *RUN, "--", *python, "train.py", str(steps))
+    done = _chronicle(directory, "run", *RUN, "--", *python, "train.py", str(steps), environ=plant(quiet(), planted))
     if done.returncode:
         raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr[-500:]}")
 
 
-def _chronicle(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _chronicle(directory: Path, *words: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "chronicle_ml", *words],
-        cwd=directory, env=quiet(), capture_output=True, text=True, timeout=900, check=False,
+        cwd=directory, env=environ or quiet(), capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
 
 

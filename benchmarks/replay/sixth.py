@@ -16,9 +16,10 @@ from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, fault, set_variable
+from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
 from benchmarks.replay.fifth import BEGIN, FORWARD, LOSS, STEP, variant
 from benchmarks.replay.fresh import TRAININGS
+from benchmarks.replay.planting import fault
 from chronicle.replay.verdict import ReplayVerdict as V
 
 SCALE = "    loss = loss * factor\n"

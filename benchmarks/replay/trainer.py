@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, fault, set_variable
+from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
+from benchmarks.replay.planting import PLANTED, fault
 from chronicle.replay.verdict import ReplayVerdict
 
-TRAIN = '''
+TRAIN = PLANTED + '''
 import json, os, sys, threading, time
 import numpy as np
 import torch
@@ -20,8 +21,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 from transformers.trainer_utils import get_last_checkpoint
 
 torch.set_num_threads(1)
-planted = next((name for name in os.listdir() if name.startswith("fault-")), "fault--0-0")
-kind, at, place = planted.split("-")[1], int(planted.split("-")[2]), int(planted.split("-")[3])
 words = {}
 rows = [[words.setdefault(word, len(words)) for word in line.split()] for line in open("corpus.txt")]
 torch.manual_seed(3)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests, plant
+from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests
+from benchmarks.replay.planting import fault, plant_for_good
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 
@@ -233,7 +234,7 @@ def test_a_self_test_says_before_the_launch_whether_two_launches_are_equal(recor
     assert done.returncode == 0, done.stderr[-2000:]
     assert "self-test: reproduced: 3 steps of two launches are equal (batch, gradient, loss" in done.stderr
     assert [path.name for path in (tmp_path / "logs" / "small" / "launches").iterdir()] == ["0001"]
-    plant(tmp_path, "fault-kernel-0-7")
+    plant_for_good(tmp_path, fault("kernel", 0, 7))
     again = chronicle(tmp_path, "run", "--self-test", "6", "--", sys.executable, "train.py", "8")
     assert again.returncode == 0, again.stderr[-2000:]
     assert "self-test: not deterministic: two launches disagree at step " in again.stderr
