@@ -30,11 +30,13 @@ from rollback.disk.durable import write_atomic
 __all__ = [
     "ITS_OWN",
     "NOT_COMPARED",
+    "PACKAGES",
     "ChangedFact",
     "LateFiles",
     "changed_facts",
     "is_as_installed",
     "is_outside",
+    "places_of_packages",
     "places_outside",
     "read_facts",
     "stop_noting",
@@ -96,7 +98,9 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, An
         "code": dict(_sources()),
         "files": dict(_files(launch_dir, opened)),
         "written": list(_written(launch_dir, opened))[:MOST_ROWS],
+        "around": _around(),
         "machine": dict(_machine()),
+        "aside": dict(_environment(_started_with(), aside=True)),
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
@@ -257,6 +261,9 @@ def _files(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[tuple[str, 
     """
     outside = _outside(launch_dir)
     count = 0
+    for path, digest in sorted(getattr(sys, "_chronicle_replaced", {}).items()):  # as it was read, before it was written
+        if not is_outside(path, outside):
+            yield path, digest
     for path, written in sorted({**dict.fromkeys(_mapped(), False), **opened}.items()):
         if written or is_outside(path, outside) or count >= MOST_FILES:
             continue
@@ -269,6 +276,14 @@ def _written(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[str]:
     """The files that this process has opened for writing so far, where others are compared."""
     outside = _outside(launch_dir)
     yield from (path for path, written in sorted(opened.items()) if written and not is_outside(path, outside))
+
+
+def _around() -> dict[str, Any]:
+    """The names in the working directory when the process began, and when that directory changed last; for who looks there."""
+    directory, names = getattr(sys, "_chronicle_around", None) or (None, None)
+    if names is None or directory != os.getcwd():
+        return {}
+    return {"directory": os.path.realpath(directory), "names": sorted(names), "changed": os.stat(directory).st_ctime_ns}
 
 
 def _mapped() -> Iterator[str]:
@@ -303,6 +318,12 @@ def _outside(launch_dir: Path) -> tuple[str, ...]:
 def places_outside(own: Sequence[str]) -> tuple[str, ...]:
     """The machine's own places and those of `own`: their files are not compared."""
     return tuple(os.path.realpath(path) + os.sep for path in ("/proc", "/sys", "/etc", "/usr", "/lib", *own))
+
+
+def places_of_packages() -> tuple[str, ...]:
+    """Where the interpreter and its packages lie, and ours."""
+    found = (*_installed(), sys.prefix, sys.base_prefix)
+    return (*(os.path.realpath(path) + os.sep for path in found), *(path + os.sep for path in found), *OURS)
 
 
 def is_as_installed(path: str) -> bool:
@@ -382,8 +403,11 @@ def _started_with() -> Mapping[str, str]:
     return dict(os.fsdecode(row).split("=", 1) for row in rows if b"=" in row) or os.environ
 
 
-def _environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _environment(environ: Mapping[str, str], *, aside: bool = False) -> Iterator[tuple[str, str]]:
+    """Name and digest of the variables that are compared, or of those that are `aside`: for a script that goes by them."""
     for name, value in sorted(environ.items()):
-        if NOT_COMPARED.fullmatch(name) or looks_secret(name) or holds_secret(value):
+        if bool(NOT_COMPARED.fullmatch(name)) is not aside or name.startswith("CHRONICLE_"):
+            continue
+        if looks_secret(name) or holds_secret(value):
             continue
         yield name, hashlib.sha256(f"{name}={value}".encode("utf-8", "surrogateescape")).hexdigest()[:8]

@@ -86,6 +86,8 @@ class Origin:
     environ: Mapping[str, str]
     roots: tuple[Path, ...]
     rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
+    hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
+    limit: float | None = None  # seconds, for a launch that may wait for what is hidden
     clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
     @property
@@ -424,11 +426,17 @@ def _start(
         scan=scan,
         steps=steps,
         rewinds=origin.rewinds,
+        hidden=tuple(map(str, origin.hidden)),
     )
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
     words = [sys.executable, "-m", "chronicle.replay.inside", str(directory / "spec.json")]
     with (directory / "output.log").open("wb") as log:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False, timeout=origin.limit
+            )
+        except subprocess.TimeoutExpired:
+            raise ChronicleError(f"the {purpose} was ended after {origin.limit:.0f} s") from None
     if not (directory / "result" / "end.json").exists():
         tail = (directory / "output.log").read_text(errors="replace").strip().splitlines()[-3:]
         raise ChronicleError(f"the {purpose} ended with code {done.returncode}: {' / '.join(tail)}")

@@ -65,6 +65,7 @@ class Spec:
     scan: bool = False  # the detector reads what came out
     steps: int = 0  # it ends when so many are printed by every rank there is, whatever their numbers
     rewinds: bool = True  # later checkpoints are hidden
+    hidden: tuple[str, ...] = ()  # what the recorded launch made, and is not there when this one begins
 
     @property
     def part(self) -> str:
@@ -77,7 +78,7 @@ class Spec:
     def read(cls, path: Path) -> "Spec":
         """The spec in this file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("roots", "ranks", "command", "overlaid", "rollback"):
+        for name in ("roots", "ranks", "command", "overlaid", "rollback", "hidden"):
             found[name] = tuple(found[name])
         found["code"] = None if found["code"] is None else CodeChange(**found["code"])
         return cls(**found)
@@ -107,6 +108,8 @@ def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
     try:
         for root in spec.roots if spec.rewinds else ():
             rewind(Path(root), spec)
+        for path in map(Path, spec.hidden):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         if spec.code is not None and (why := lay_code(spec.code)):
             raise ChronicleError(why, "git must know the commit")
         if spec.rollback:

@@ -48,7 +48,7 @@ from chronicle.replay.verdict import (
     prints_agree,
     state_loaded,
 )
-from chronicle.replay.watched import unrecorded
+from chronicle.replay.watched import Then, unrecorded
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.one_step import (
     OPS_VARIABLE,
@@ -63,6 +63,7 @@ from chronicle.settings import Settings
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
 OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
 BEHIND, AHEAD = 120.0, 60.0  # seconds: of the clock at the launch's beginning, and what is counted since then
+LONGER = 20  # times as long as the first replay, and seconds, at most for one without what the launch made itself
 FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farther, or so many times as long as the replay
 Judge = Callable[..., Ruling]
 _Prints = Mapping[int, Mapping[int, Print]]
@@ -200,15 +201,27 @@ def replay(
         until = None if comparison.first is None else comparison.first.step
         found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts, until)], True
     load = _state_loaded(plan.origin, one)
-    judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=_unrecorded(plan.origin, facts, one))
+    doubts, made = _unrecorded(plan.origin, facts, one)
+    judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts)
     judged = judge(comparison, None, load=load)
     replays = 1
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
         is_result = comparison.first.parts[0] in RESULT or comparison.begins_equal is False
-        plan = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin)))
+        made = made if is_result else ()
+        limit = LONGER * (time.monotonic() - begun) + LONGER if made else None
+        plan = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin), hidden=made, limit=limit))
         tell = _tell_result if is_result else _tell_input
-        judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
+        try:
+            judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
+        except ChronicleError as problem:
+            if not made:
+                raise
+            say(f"without what the launch made itself it cannot be played ({problem.message}): once more with it")
+            plan = replace(plan, origin=replace(plan.origin, hidden=(), limit=None))
+            more = (f"`{path}`, which the launch made, may not have been there" for path in made)
+            judge = partial(judge, unrecorded=(*doubts, *more))
+            judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))
@@ -373,13 +386,18 @@ def _json_of(path: Path) -> Mapping[str, Any] | None:
     return found
 
 
-def _unrecorded(origin: Origin, facts: Mapping[str, Any] | None, one: _Played) -> tuple[str, ...]:
-    """What this replay took from outside, and what was otherwise in the record for all that is known; in words."""
+def _unrecorded(
+    origin: Origin, facts: Mapping[str, Any] | None, one: _Played
+) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """What this replay took from outside, and what was otherwise in the record for all that is known; in words. And what the
+    launch made itself: it is hidden in the next replay."""
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
     times = {kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries if (kind := entry.kind) in BOTH_ENDS}
     own = [str(origin.settings.paths.run_dir), *map(str, origin.roots)]
     begun, ended = (times.get(kind) for kind in BOTH_ENDS)
-    return tuple(unrecorded(one.seen, facts or {}, begun=begun or 0.0, ended=ended, own=own))
+    then = Then(facts or {}, begun or 0.0, ended, own)
+    made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))
+    return tuple(unrecorded(one.seen, then, one.facts)), made
 
 
 def _clock_of(origin: Origin) -> Mapping[str, Any]:

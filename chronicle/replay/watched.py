@@ -1,12 +1,14 @@
 """What a replay's processes took from outside: every file that they opened, whoever they connected to, what they started.
 
-Step prints know what Python read. A library in C maps files, a script asks a server, a program prints an answer: none of it is
-in the record. So a replay runs under a filter of system calls (`seccomp`, user notification): each `open`, `connect`, `exec`,
-`rename` and `shmget` of it and of all its children is told to this process, and goes on. `unrecorded` then says what may
-have been otherwise in the record: a file is as it was where its digest is known or it is older than the launch.
+Step prints know what Python read. A library in C maps files, a script asks a server, a program prints an answer, somebody looks
+whether a file is there: none of it is in the record. So a replay runs under a filter of system calls (`seccomp`): each `open`,
+`stat`, `access`, `readlink`, `connect`, `exec`, `rename`, `statfs` and `shmget` of it and of all its children is told to this
+process, and goes on. `unrecorded` then says what may have been otherwise in the record: a file is as it was where its digest is
+known or it is older than the launch, a name where its directory is, or was written down (`Then`).
 
-Not seen: the clock (`launch/startup/other_clock.py`), names and times of files that are not opened, `/proc`, and who connects
-to the training from outside. Linux only; where the kernel gives no such filter, that is said, and nothing is taken to be known.
+What the script's own code asks in Python (load, memory, ids, random numbers of the system, variables) is told by
+`launch/startup/asks.py`; the clock is `launch/startup/other_clock.py`. Linux only; where the kernel gives no such filter, that
+is said, and nothing is taken to be known.
 """
 
 import ctypes
@@ -24,25 +26,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from chronicle.replay.facts import ITS_OWN, is_as_installed, is_outside, places_outside
+from chronicle.replay.facts import ITS_OWN, PACKAGES, is_as_installed, is_outside, places_of_packages, places_outside
 from chronicle.replay.sandbox import end_with_parent
 
-__all__ = ["unrecorded", "watched"]
+__all__ = ["Then", "unrecorded", "watched"]
 
 # number of each system call, of this one, and the machine's number in the filter
 X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
-              "rename": 82, "renameat": 264, "renameat2": 316}  # fmt: skip
+              "rename": 82, "renameat": 264, "renameat2": 316, "stat": 4, "lstat": 6, "access": 21, "readlink": 89,
+              "newfstatat": 262, "statx": 332, "faccessat": 269, "faccessat2": 439, "readlinkat": 267, "mkdir": 83,
+              "mkdirat": 258, "symlink": 88, "symlinkat": 266, "link": 86, "linkat": 265, "statfs": 137}  # fmt: skip
 ARM: Final = {"openat": 56, "openat2": 437, "connect": 203, "execve": 221, "execveat": 281, "shmget": 194, "renameat": 38,
-              "renameat2": 276}  # fmt: skip
+              "renameat2": 276, "newfstatat": 79, "statx": 291, "faccessat": 48, "faccessat2": 439, "readlinkat": 78,
+              "mkdirat": 34, "symlinkat": 36, "linkat": 37, "statfs": 43}  # fmt: skip
+# let through: imports (`launch/startup/asks.py`), and what is known by its descriptor alone; place of the flags
+PASSED_BY: Final = {"openat": None, "newfstatat": 3, "statx": 2}
 MACHINES: Final = {"x86_64": (X86, 317, 0xC000003E), "aarch64": (ARM, 277, 0xC00000B7)}
 NO_NEW_PRIVS, SET_FILTER, NEW_LISTENER = 38, 1, 8
-LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+LOAD, EQUAL, HOLDS, RETURN = 0x20, 0x15, 0x45, 0x06
+EMPTY_PATH, PATH_ONLY = 0x1000, 0x200000
 ALLOW, NOTIFY = 0x7FFF0000, 0x7FC00000
 RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 NOTICE, ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
 LEAST_KERNEL = (5, 5)  # lets a call go on
 AT_FDCWD = (-100) & 0xFFFFFFFF
+UNWATCHED, MARK = 0x7A7A7A7A, "/.chronicle-asked/"  # as in `launch/startup/asks.py`
 LONGEST = 4096
+BIRTH = 0x800
+NEAR = 50_000_000  # ns between the birth of a directory and the change of the one above it
 
 # what every process of a machine reads, and what has no content that is kept
 OF_THE_MACHINE = re.compile(
@@ -52,6 +63,14 @@ OF_THE_MACHINE = re.compile(
 CACHES = re.compile(
     r".*\.pyc(\.\d+)?|/(var/)?tmp/torchinductor_[^/]*/.*|.*/\.triton/.*|.*/torch_extensions/.*|/dev/shm/(torch_|sem\.).*"
 )
+# what it tells is another value at every look
+VOLATILE = re.compile(
+    r"/proc/(loadavg|meminfo|stat|vmstat|uptime|diskstats|swaps|net/.*|pressure/.*|sys/(kernel/random|fs)/.*)"
+    r"|/sys/class/(thermal|hwmon|power_supply)/.*|/sys/class/net/.*/statistics/.*"
+)
+TELL_OF_THE_MACHINE = re.compile(r"python[\d.]*|lscpu|lspci|nproc|getconf|nvidia-smi|rocm-smi|git|ldconfig(\.real)?|gcc.*")
+NOT_LOOKED_AT = re.compile(r"/((proc|sys|dev(?!/shm)|usr|lib|lib32|lib64|bin|sbin|etc)(/.*)?)?")
+OF_SOURCES = re.compile(r".*\.py|.*__path_hook__")
 NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*|nvidia-.*)|.*/nvidia-mps/.*|/dev/log|.*:53")
 # programs whose answer is made of files and arguments, or tells of the machine
 KNOWN_PROGRAMS = re.compile(
@@ -83,7 +102,7 @@ def watched(work: Callable[[], int], told: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM))
     said, listeners, _, _ = socket.recv_fds(ours, 200, 1)
-    seen = _Seen()
+    seen = _Seen(child, told.parent.parent)
     if listeners:
         _listen(listeners[0], child, seen)
         os.close(listeners[0])
@@ -101,8 +120,14 @@ def _let_watch(channel: socket.socket) -> None:
         return
     calls, own, machine = MACHINES[platform.machine()]
     rows = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, 0)]
-    rows += [(EQUAL, len(calls) - place, 0, number) for place, number in enumerate(calls.values())]
-    rows += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOTIFY)]
+    for name, number in calls.items():
+        block = [(RETURN, 0, 0, NOTIFY)]
+        if name in PASSED_BY:
+            block = [(LOAD, 0, 0, 16), (EQUAL, 0, 1, UNWATCHED), (RETURN, 0, 0, ALLOW), *block]
+        if (place := PASSED_BY.get(name)) is not None:
+            block = [(LOAD, 0, 0, 16 + 8 * place), (HOLDS, 0, 1, EMPTY_PATH), (RETURN, 0, 0, ALLOW), *block]
+        rows += [(EQUAL, 0, len(block), number), *block]
+    rows += [(RETURN, 0, 0, ALLOW)]
     body = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rows), ctypes.addressof(body)))
     listener = libc.syscall(own, SET_FILTER, NEW_LISTENER, program)
@@ -150,10 +175,14 @@ def _listen(listener: int, child: int, seen: "_Seen") -> None:
 
 
 class _Seen:
-    """What was opened, connected to and started so far."""
+    """What was opened, looked at, connected to and started so far. `ours`: the process that starts and supervises, and what
+    it keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: int, kept: Path) -> None:
+        self.ours, self.kept = ours, str(kept)
         self.read: dict[str, None] = {}
+        self.looked: dict[str, bool] = {}  # whether its names were listed
+        self.asked: dict[str, None] = {}
         self.written: set[str] = set()
         self.peers: dict[str, bool] = {}  # whether it is a process of the replay
         self.programs: dict[str, None] = {}
@@ -162,17 +191,29 @@ class _Seen:
     def to_json(self, why: str) -> dict[str, Any]:
         """As it is written; `why` nothing was watched."""
         outside = [peer for peer, inside in self.peers.items() if not inside]
-        return {"why": why, "read": list(self.read), "peers": outside, "programs": list(self.programs), "shared": self.shared}
+        found = {"why": why, "read": list(self.read), "peers": outside, "programs": list(self.programs), "shared": self.shared}
+        return {**found, "looked": self.looked, "asked": list(self.asked)}
 
     def call(self, name: str, pid: int, arguments: Sequence[int]) -> None:
         """One call of a process. Raises OSError or ValueError where its memory cannot be read."""
         one, two, three, four, *_ = arguments
-        if name in ("open", "creat"):
-            self._opens(_path(pid, AT_FDCWD, one), two if name == "open" else os.O_WRONLY)
+        if name in ("newfstatat", "statx", "faccessat", "faccessat2", "readlinkat"):
+            self._looks(pid, _path(pid, one, two))
+        elif name in ("stat", "lstat", "access", "readlink"):
+            self._looks(pid, _path(pid, AT_FDCWD, one))
+        elif name in ("open", "creat"):
+            self._opens(pid, _path(pid, AT_FDCWD, one), two if name == "open" else os.O_WRONLY)
         elif name == "openat":
-            self._opens(_path(pid, one, two), three)
+            self._opens(pid, _path(pid, one, two), three)
         elif name == "openat2":
-            self._opens(_path(pid, one, two), struct.unpack("Q", _memory(pid, three, 8))[0])
+            self._opens(pid, _path(pid, one, two), struct.unpack("Q", _memory(pid, three, 8))[0])
+        elif name in ("mkdir", "mkdirat"):
+            self._makes(_path(pid, AT_FDCWD, one) if name == "mkdir" else _path(pid, one, two))
+        elif name in ("symlink", "symlinkat", "link", "linkat"):
+            at = {"symlinkat": two, "linkat": three}.get(name, AT_FDCWD)
+            self._makes(_path(pid, at, {"symlinkat": three, "linkat": four}.get(name, two)))
+        elif name == "statfs" and not NOT_LOOKED_AT.fullmatch(_path(pid, AT_FDCWD, one)):
+            self._asks(pid, "the room on a disk")
         elif name == "rename":
             self._renames(_path(pid, AT_FDCWD, one), _path(pid, AT_FDCWD, two))
         elif name in ("renameat", "renameat2"):
@@ -186,14 +227,55 @@ class _Seen:
         elif name == "shmget" and one != 0:  # not IPC_PRIVATE
             self.shared = True
 
-    def _opens(self, path: str, flags: int) -> None:
-        if flags & os.O_DIRECTORY or OF_THE_MACHINE.fullmatch(path):
+    def _opens(self, pid: int, path: str, flags: int) -> None:
+        if flags & PATH_ONLY:
+            return self._looks(pid, path)
+        if flags & os.O_DIRECTORY:
+            return self._looks(pid, path, listed=True)
+        if VOLATILE.fullmatch(path):
+            return self._asks(pid, f"`{path}`")
+        if OF_THE_MACHINE.fullmatch(path):
             return
         is_there = path in self.read or os.path.exists(path)
         if flags & os.O_WRONLY or (flags & os.O_RDWR and (flags & os.O_TRUNC or not is_there)):
             self.written.add(path)
-        elif is_there and path not in self.written and not os.path.isdir(path):
+        elif is_there and path not in self.written and os.path.isdir(path):
+            self._looks(pid, path, listed=True)
+        elif is_there and path not in self.written:
             self.read[path] = None
+        elif not is_there:
+            self._looks(pid, path)
+
+    def _looks(self, pid: int, path: str, *, listed: bool = False) -> None:
+        """Somebody looks whether this is there, what it is, or (`listed`) which names are in it."""
+        if path.startswith(MARK):
+            self.asked[path[len(MARK) :].replace("|", "/")] = None
+        elif listed and path == "/proc":
+            self._asks(pid, "which processes there are")
+        elif not (self.looked.get(path) or (path in self.looked and not listed) or self._is_passed(path) or self._is_ours(pid)):
+            self.looked[path] = listed
+
+    def _is_passed(self, path: str) -> bool:
+        """Whether it is the machine's, the sandbox's, a cache's, or was made here."""
+        if path in self.written or path in self.read or path.startswith(self.kept):
+            return True
+        if NOT_LOOKED_AT.fullmatch(path) or CACHES.fullmatch(path):
+            return True
+        return any(str(above) in self.written for above in Path(path).parents)
+
+    def _makes(self, path: str) -> None:
+        if not os.path.lexists(path):
+            self.written.add(path)
+
+    def _asks(self, pid: int, what: str) -> None:
+        """A program asks the machine; what asks in Python is told by `asks.py`."""
+        if not TELL_OF_THE_MACHINE.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))):
+            self.asked[what] = None
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether this is the process that supervises, or git at its side."""
+        told = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+        return int(told["Tgid"]) == self.ours or (told["Name"] == "git" and int(told["PPid"]) == self.ours)
 
     def _renames(self, before: str, after: str) -> None:
         if before in self.written:
@@ -287,11 +369,11 @@ def _listens(sockets: set[str]) -> bool:
 
 
 def unrecorded(
-    seen: Mapping[str, Any] | None, facts: Mapping[str, Any], *, begun: float, ended: float | None, own: Sequence[str]
+    seen: Mapping[str, Any] | None, then: "Then", after: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
     """What a replay took from outside, and of which nobody knows what it was in the record; in words.
 
-    `begun`, `ended`: the recorded launch, in seconds since the epoch. `own`: directories of the run and its checkpoints.
+    `after`: the replay's facts.
     """
     if seen is None or seen.get("why"):
         yield f"what its processes read was not watched ({(seen or {}).get('why') or 'the watch ended'})"
@@ -300,11 +382,9 @@ def unrecorded(
     yield from (f"what `{program}` put out is in no record" for program in seen["programs"])
     if seen["shared"]:
         yield "what lay in shared memory is in no record"
-    later = {path: digest for path, _, digest in facts.get("later", ())}
-    named = {*facts.get("files", {}), *facts.get("code", {}), *(path for path, digest in later.items() if digest != ITS_OWN)}
+    facts, named, begun, ended = then.facts, then.named, then.begun, then.ended
     hubs = tuple(os.path.expanduser(f"~/.cache/{name}/") for name in ("huggingface", "torch/hub"))
-    made = {*facts.get("written", ()), *(path for path, digest in later.items() if digest == ITS_OWN)}
-    machine = places_outside(own)
+    machine = places_outside(then.own)
     for path in seen["read"]:
         if path in named and not path.endswith(".py"):
             yield from _other_times(path, begun, ended)
@@ -318,8 +398,130 @@ def unrecorded(
             yield f"what was read from `{path}` is in no record"
         elif path.startswith("/dev/shm/"):
             yield f"what lay in shared memory (`{path}`) is in no record"
-        elif _is_newer(found.st_ctime, begun, ended if path in made else None) and not is_as_installed(path):
+        elif _is_newer(found.st_ctime, begun, ended if path in then.made else None) and not is_as_installed(path):
             yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
+    yield from (why for path, listed in seen.get("looked", {}).items() if (why := then.doubt(path, listed)))
+    aside, now = (facts.get("aside") or {}, (after or {}).get("aside") or {})
+    for what in seen.get("asked", ()):
+        name = what.removeprefix("variable ")
+        if name == what:
+            yield f"{what}, for which it asks, is in no record"
+        elif aside.get(name) != now.get(name):
+            yield f"variable `{name}`, which it reads, is another"
+
+
+class Then:
+    """What is known of files, names and times as they were in the record.
+
+    `begun`, `ended`: the recorded launch, in seconds since the epoch. `own`: directories of the run and its checkpoints.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], begun: float, ended: float | None, own: Sequence[str]) -> None:
+        self.facts, self.begun, self.ended = facts, begun, ended
+        self.own = tuple(os.path.realpath(path) for path in own)
+        self.passed = places_of_packages()
+        later = {path: digest for path, _, digest in facts.get("later", ())}
+        mine = {path for path, digest in later.items() if digest == ITS_OWN}
+        self.made = {*facts.get("written", ()), *mine}
+        self.named = {*facts.get("files", {}), *facts.get("code", {}), *(later.keys() - mine)}
+        self.hidden: set[str] = set()
+        around = facts.get("around") or {}
+        self.directory: str | None = around.get("directory")
+        self.names: Sequence[str] | None = around.get("names")
+        self.is_same = self.names is not None and self._is_unchanged(around)
+
+    def _is_unchanged(self, around: Mapping[str, Any]) -> bool:
+        """Whether no name in the working directory came or went since the first step, but for what is the run's own."""
+        now = _changed(self.directory) or 0
+        return now == around.get("changed") or any(
+            os.path.dirname(path) == self.directory and 0 <= now - (_born(path) or 0) < NEAR
+            for path in (*self.own, *self.made)
+        )
+
+    def made_meanwhile(self, seen: Mapping[str, Any] | None, directory: Path) -> Iterator[str]:
+        """What the launch made in its directory and the replay has looked at: in the record it was not there at first."""
+        for path in sorted({*(seen or {}).get("looked", ()), *(seen or {}).get("read", ())}):
+            real = os.path.realpath(path)
+            if not real.startswith(str(directory) + os.sep) or self.is_own(real) or real.endswith((".py", ".pyc")):
+                continue
+            is_known = path in self.made or path in self.named or os.path.isdir(real)
+            if is_known and (born := _born(path)) is not None and self._is_meanwhile(born) and not self._is_below_hidden(path):
+                self.hidden.add(path)
+                yield path
+
+    def _is_meanwhile(self, born: int) -> bool:
+        return self.begun * 1e9 < born and (self.ended is None or born <= self.ended * 1e9)
+
+    def _is_below_hidden(self, path: str) -> bool:
+        return any(path == one or path.startswith(one + os.sep) for one in self.hidden)
+
+    def is_own(self, path: str) -> bool:
+        """Whether it is the run's or a checkpoint's."""
+        return any(path == one or path.startswith(one + os.sep) for one in self.own)
+
+    def doubt(self, path: str, listed: bool) -> str:
+        """Why it is not known what somebody who looked at this saw in the record, "" where it is."""
+        if path.startswith((*self.passed, os.path.expanduser("~/."))) or self._is_below_hidden(path):
+            return ""
+        real = os.path.realpath(path)
+        try:
+            found = os.stat(path)
+        except OSError:
+            return self._of_absent(path)
+        leads = not listed and any(one.startswith(real + os.sep) for one in self.own)
+        if path in self.named or self.is_own(real) or leads:
+            return ""
+        if not stat.S_ISDIR(found.st_mode):
+            if not _is_newer(found.st_ctime, self.begun, self.ended if path in self.made else None):
+                return ""
+            return f"`{path}`, which is looked at, is newer than the launch"
+        if listed:
+            is_same = found.st_ctime <= self.begun or real == str(PACKAGES) or self._has_names(real)
+            return "" if is_same else f"names in `{path}` may have been others"
+        born = _born(path)
+        if found.st_ctime <= self.begun or real == self.directory or (born is not None and born <= self.begun * 1e9):
+            return ""
+        return f"`{path}`, which is looked at, is newer than the launch"
+
+    def _of_absent(self, path: str) -> str:
+        name, above = path, os.path.dirname(path)
+        while not os.path.isdir(above):
+            name, above = above, os.path.dirname(above)
+        if self.is_own(os.path.realpath(path)) or os.stat(above).st_ctime <= self.begun:
+            return ""
+        if os.path.realpath(above) == self.directory and self.names is not None:
+            if os.path.basename(name) in self.names:
+                return f"`{path}` was there when the launch began"
+            if self.is_same or OF_SOURCES.fullmatch(path):  # a source that was read is known, and named when it is gone
+                return ""
+        return f"`{path}`, which is looked for, may have been there"
+
+    def _has_names(self, real: str) -> bool:
+        """Whether the working directory has the names that it had, and those that are the run's own."""
+        if real != self.directory or self.names is None or not self.is_same:
+            return False
+        own = {os.path.basename(path) for path in (*self.own, *self.made) if os.path.dirname(path) == real} | {"__pycache__"}
+        now = set(os.listdir(real))
+        return now - own == set(self.names) - own
+
+
+def _changed(directory: str | None) -> int | None:
+    try:
+        return os.stat(directory or "").st_ctime_ns
+    except OSError:
+        return None
+
+
+def _born(path: str) -> int | None:
+    """When a file or directory was made, in ns (`statx`); None where the filesystem does not tell."""
+    found = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statx(AT_FDCWD - (1 << 32), os.fsencode(path), 0, BIRTH, found) != 0:
+        return None
+    if not struct.unpack_from("I", found)[0] & BIRTH:
+        return None
+    seconds, nanoseconds = struct.unpack_from("qI", found, 80)
+    return int(seconds) * 10**9 + int(nanoseconds)
 
 
 def _other_times(path: str, begun: float, ended: float | None) -> Iterator[str]:

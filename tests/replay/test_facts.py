@@ -108,6 +108,21 @@ def test_what_is_read_after_the_first_step_is_noted_too(tmp_path: Path) -> None:
     ]
 
 
+def test_what_a_launch_reads_and_writes_anew_is_known_as_it_was_read(tmp_path: Path) -> None:
+    """A counter of launches: the next one reads another number."""
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("settings.json", "checkpoints/state.json", "live.json"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "more.py").write_text("n = int(open('n.txt').read())\nopen('n.txt', 'w').write(str(n + 1))")
+    (tmp_path / "n.txt").write_text("1")
+    first, second = facts(tmp_path, 1), facts(tmp_path, 2)
+    assert str(tmp_path / "n.txt") in first["files"]  # type: ignore[operator]
+    (told,) = changed_facts(first, second)
+    assert told.words == f"`{tmp_path / 'n.txt'}`, which the launch read, has changed"
+    names = ["checkpoints", "live.json", "logs", "more.py", "n.txt", "settings.json"]
+    assert first["around"]["names"] == names  # type: ignore[index]
+
+
 def test_noting_never_ends_an_open(tmp_path: Path) -> None:
     """A directory that is gone has no absolute path, and what an audit hook raises would end the script's own `open`."""
     (tmp_path / "settings.json").write_text("1")

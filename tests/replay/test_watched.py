@@ -14,7 +14,7 @@ import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
 from chronicle.replay.facts import read_facts, write_facts
-from chronicle.replay.watched import unrecorded
+from chronicle.replay.watched import MARK, UNWATCHED, Then, unrecorded
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = """
@@ -35,6 +35,11 @@ subprocess.run(["sh", "-c", "date; cat seen-by-cat.txt"], stdout=subprocess.DEVN
 for family, where in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (socket.AF_UNIX, sys.argv[2])):
     socket.socket(family).connect(where)
 libc.shmget(77, 8, 0)
+os.path.exists("absent.txt")
+os.listdir("names")
+os.stat("mine.txt")
+os.mkdir("made"), os.stat("made"), os.path.exists("made/absent.txt")
+subprocess.run(["sh", "-c", "test -s by-test.txt; cat /proc/loadavg"], stdout=subprocess.DEVNULL)
 sys.exit(7)
 """
 
@@ -56,7 +61,9 @@ def test_all_that_a_process_and_its_children_take_is_seen(tmp_path: Path, server
     port, place = server
     for name in ("by-c.bin", "seen-by-cat.txt"):
         (tmp_path / name).write_text("1")
-    told = tmp_path / "told.json"
+    (tmp_path / "names").mkdir()
+    told = tmp_path / "kept/result/told.json"
+    told.parent.mkdir(parents=True)
     command = [sys.executable, "-c", WATCH, TAKES, str(told), str(port), place]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
@@ -69,12 +76,103 @@ def test_all_that_a_process_and_its_children_take_is_seen(tmp_path: Path, server
     }  # fmt: skip
     assert set(seen["peers"]) == {f"127.0.0.1:{port}", place}
     assert (seen["programs"], seen["shared"]) == (["date"], True)
+    looked = {path: listed for path, listed in seen["looked"].items() if path.startswith(f"{tmp_path}{os.sep}")}
+    assert looked == {str(tmp_path / name): name == "names" for name in ("absent.txt", "names", "by-test.txt")}
+    assert seen["asked"] == ["`/proc/loadavg`"]
+
+
+ASKS = """
+import importlib.metadata, logging, os, random, secrets, shutil, sys, uuid
+import psutil
+import numpy as np
+sys.path.insert(0, os.getcwd())
+from library import pid
+importlib.metadata.version("numpy")
+pid(), uuid.UUID(int=1), random.random(), logging.warning("has the process's id")
+for name in sys.argv[1:]:
+    {"id": os.getpid, "load": os.getloadavg, "room": lambda: shutil.disk_usage("."), "random": secrets.token_hex,
+     "numpy": np.random.default_rng, "memory": psutil.virtual_memory, "read": lambda: open("/proc/meminfo").close(),
+     "variable": lambda: os.environ.get("SOME"), "one": lambda: os.getenv("SOME"), "names": lambda: os.listdir("/proc")}[name]()
+"""
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("", []), ("id", ["the id of a process"]), ("load", ["the load of the machine"]), ("room", ["the room on a disk"]),
+    ("random", ["random numbers of the system"]), ("numpy", ["random numbers of the system"]), ("memory", ["`/proc/meminfo`"]),
+    ("read", ["`/proc/meminfo`"]), ("variable", ["variable SOME"]), ("one", ["variable SOME"]), ("names", ["`/proc`"]),
+])  # fmt: skip
+def test_what_the_script_asks_itself_is_told_and_not_what_libraries_ask(tmp_path: Path, name: str, told: list[str]) -> None:
+    (tmp_path / "site-packages/library").mkdir(parents=True)
+    (tmp_path / "site-packages/library/__init__.py").write_text("import os\ndef pid():\n    return os.getpid()\n")
+    (tmp_path / "site-packages/psutil").mkdir()
+    (tmp_path / "site-packages/psutil/__init__.py").write_text("def virtual_memory():\n    open('/proc/meminfo').close()\n")
+    (tmp_path / "script.py").write_text(ASKS)
+    (tmp_path / "kept/result").mkdir(parents=True)
+    seen = tmp_path / "kept/result/seen.json"
+    run = "import os; os.execv(os.sys.executable, [os.sys.executable, 'script.py', *os.sys.argv[1:]])"
+    own = {"CHRONICLE_RUN_DIR": str(tmp_path), "CHRONICLE_REPLAY": "1",
+           "PYTHONPATH": os.pathsep.join(map(str, (STARTUP_DIR, tmp_path / "site-packages", ROOT)))}  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", WATCH, run, str(seen), *name.split()], cwd=tmp_path, text=True, timeout=90,
+                          env={**os.environ, **own}, capture_output=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(seen.read_text())
+    if found["why"]:
+        pytest.skip(f"no filter of system calls here: {found['why']}")
+    assert found["asked"] == told
+    assert str(tmp_path / "site-packages/library/__init__.py") not in found["looked"]  # an import
+
+
+def test_the_startup_file_and_the_watch_mean_the_same_marks() -> None:
+    text = (STARTUP_DIR / "asks.py").read_text()
+    assert f'MARK = "{MARK}"' in text and f"UNWATCHED = {hex(UNWATCHED).replace('x7a7a7a7a', 'x7A7A7A7A')}" in text
+    assert str(UNWATCHED) in (STARTUP_DIR / "sitecustomize.py").read_text()
+
+
+def looks(path: Path, facts: dict[str, Any], *, begun: float, ended: float | None = None, listed: bool = False) -> str:
+    """Why it is not known what somebody who looks at it saw."""
+    return Then(facts, begun, ended, [str(path.parent / "run")]).doubt(str(path), listed)
+
+
+def test_a_name_is_as_it_was_where_its_directory_is_older_or_was_written_down(tmp_path: Path) -> None:
+    here, late, early = tmp_path.resolve(), time.time() + 9, time.time() - 9
+    file, absent = here / "file.txt", here / "absent.txt"
+    file.write_text("1")
+    assert looks(file, {}, begun=late) == looks(absent, {}, begun=late) == looks(here, {}, begun=late, listed=True) == ""
+    assert "newer than the launch" in looks(file, {}, begun=early)
+    assert looks(file, {"files": {str(file): "1"}}, begun=early) == looks(here / "run", {}, begun=early) == ""
+    assert "may have been there" in looks(absent, {}, begun=early)
+    assert "may have been others" in looks(here, {}, begun=early, listed=True)
+    around = {"directory": str(here), "names": ["file.txt"], "changed": here.stat().st_ctime_ns}
+    assert looks(absent, {"around": around}, begun=early) == looks(here, {"around": around}, begun=early, listed=True) == ""
+    gone = {"around": {**around, "names": ["absent.txt"]}}
+    assert "was there when" in looks(absent, gone, begun=early) and looks(here, gone, begun=early, listed=True)
+    assert "may have been" in looks(absent, {"around": {**around, "changed": 5}}, begun=early)
+
+
+def test_what_the_launch_made_itself_is_hidden_once_and_no_doubt_then(tmp_path: Path) -> None:
+    here, begun = tmp_path.resolve(), time.time() - 9
+    for name in ("seen.txt", "others.txt", "run"):
+        (here / name).write_text("1")
+    (here / "out").mkdir()
+    seen = {"looked": {str(here / name): False for name in ("seen.txt", "others.txt", "out", "run", "absent.txt")}, "read": []}
+    then = Then({"written": [str(here / "seen.txt")]}, begun, time.time() + 9, [str(here / "run")])
+    assert list(then.made_meanwhile(seen, here)) == [str(here / "out"), str(here / "seen.txt")]
+    assert then.doubt(str(here / "seen.txt"), False) == then.doubt(str(here / "out/x"), False) == ""
+    assert "newer" in then.doubt(str(here / "others.txt"), False)
+
+
+def test_a_variable_that_no_record_compares_is_a_doubt_where_the_script_reads_it_and_it_is_another() -> None:
+    seen = {"why": "", "read": [], "peers": [], "programs": [], "shared": False, "asked": ["variable USER", "variable HOME"]}
+    facts = [{"aside": {"USER": digest}} for digest in ("1", "2")]
+    (told,) = unrecorded(seen, Then(facts[0], 0.0, None, []), facts[1])
+    assert "`USER`" in told
+    assert list(unrecorded(seen, Then(facts[0], 0.0, None, []), facts[0])) == []
 
 
 def words(path: Path, facts: dict[str, Any], *, begun: float, ended: float | None = None, own: Sequence[str] = ()) -> list[str]:
     """What is said of one file that a replay has read."""
     seen = {"why": "", "read": [str(path)], "peers": [], "programs": [], "shared": False}
-    return list(unrecorded(seen, facts, begun=begun, ended=ended, own=own))
+    return list(unrecorded(seen, Then(facts, begun, ended, own)))
 
 
 def test_a_file_is_as_it_was_where_it_is_older_or_its_digest_is_known(tmp_path: Path) -> None:
@@ -110,9 +208,10 @@ def test_what_is_no_file_is_in_no_record(tmp_path: Path) -> None:
     finally:
         shared.unlink()
     seen = {"why": "", "read": [], "peers": ["10.0.0.9:80"], "programs": ["date"], "shared": True}
-    assert len(list(unrecorded(seen, {}, begun=0.0, ended=None, own=[]))) == 3
-    assert "not watched" in next(unrecorded(None, {}, begun=0.0, ended=None, own=[]))
-    assert "not permitted" in next(unrecorded({"why": "seccomp: not permitted"}, {}, begun=0.0, ended=None, own=[]))
+    then = Then({}, 0.0, None, [])
+    assert len(list(unrecorded(seen, then))) == 3
+    assert "not watched" in next(unrecorded(None, then))
+    assert "not permitted" in next(unrecorded({"why": "seccomp: not permitted"}, then))
 
 
 def test_an_installed_file_is_compared_with_what_its_package_brought(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ import os
 import sys
 import time
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+from asks import is_own
+
 now_ns, steady_ns = time.time_ns, time.monotonic_ns
 
 
@@ -35,12 +36,6 @@ class Clock:
     def since(self):
         """By how much the clock was moved since the process began."""
         return self.ahead - self.first
-
-
-def is_own(frame):
-    """Whether the script's own code asks."""
-    name = frame.f_code.co_filename
-    return not ("-packages/" in name or "/lib/python" in name or name.startswith(("<frozen", PACKAGE)))
 
 
 def move(clock):
@@ -70,7 +65,7 @@ def move(clock):
     for name, place in (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0)):
         setattr(time, name, told(time_of[name], place))
     time.time, time.time_ns = counted(time.time, lambda: clock.ahead, 1e9), counted(time.time_ns, lambda: clock.ahead, 1)
-    for name in ("monotonic", "perf_counter"):
+    for name in ("monotonic", "perf_counter", "process_time"):
         setattr(time, name, counted(getattr(time, name), clock.since, 1e9))
         setattr(time, name + "_ns", counted(getattr(time, name + "_ns"), clock.since, 1))
     move_dates(clock)

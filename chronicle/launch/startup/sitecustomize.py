@@ -9,6 +9,8 @@ It notes which files are opened until the first step is printed, so that a repla
 Under torchrun it says which start of the ranks this process belongs to (`announce_attempt`): it may be over before anybody
 looks.
 
+In a replay it hears what the script asks of the machine (`asks.py`).
+
 In the second launch of a replay it sets the script's clock to the record's (`other_clock.py`).
 
 It also announces a signal at which the process prints the stacks of its threads (`announce_stacks`), for a rank that hangs.
@@ -24,6 +26,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 AWAITED = "transformers.trainer_callback"
 MOST_OPENED = 5000  # paths; the processes that print no step keep them
+MOST_REPLACED, LARGEST_REPLACED = 64, 1 << 20
+MOST_AROUND = 1000  # names in the working directory
 said = []
 
 
@@ -142,6 +146,14 @@ def note_opened():
     if not hasattr(sys, "addaudithook"):  # before Python 3.8
         return
     sys._chronicle_opened = {}
+    try:
+        here = os.getcwd()
+        number = os.open(here, os.O_RDONLY | os.O_CLOEXEC, dir_fd=2054847098)  # as in `asks.py`: no look of the script's
+        names = os.listdir(number)
+        os.close(number)
+        sys._chronicle_around = (here, names if len(names) <= MOST_AROUND else None)
+    except OSError:
+        pass
 
     def opening(event, args):
         if event != "open":
@@ -156,11 +168,27 @@ def note_opened():
             mode, flags = args[1], args[2]
             writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
             path = os.path.abspath(path)
+            if writes and opened.get(path) is False:  # it read what it now replaces
+                keep_digest(path)
             opened[path] = opened.get(path, False) or writes
         except Exception:  # noqa: BLE001 what a hook raises ends the script's own `open`
             pass
 
     sys.addaudithook(opening)
+
+
+def keep_digest(path):
+    """What a file held that this process has read and is about to write: a counter of launches, a state of its own."""
+    kept = sys.__dict__.setdefault("_chronicle_replaced", {})
+    if path in kept or len(kept) >= MOST_REPLACED or os.path.getsize(path) > LARGEST_REPLACED:
+        return
+    import hashlib
+
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kept[path] = hashlib.sha256(os.read(number, LARGEST_REPLACED)).hexdigest()[:16]
+    finally:
+        os.close(number)
 
 
 def set_clock():
@@ -171,6 +199,17 @@ def set_clock():
         other_clock.set_clock(os.environ["CHRONICLE_CLOCK"])
     except Exception as problem:  # noqa: BLE001 a replay then has the real clock
         sys.stderr.write("chronicle replay: the clock is the real one (" + type(problem).__name__ + ": " + str(problem) + ")\n")
+
+
+def hear_asks():
+    """In a replay: what the script's own code asks of the machine is told (`asks.py`)."""
+    try:
+        import asks
+
+        asks.pass_imports_by()
+        asks.listen()
+    except Exception as problem:  # noqa: BLE001 the replay then knows less than it could
+        sys.stderr.write("chronicle replay: questions are not heard (" + type(problem).__name__ + ": " + str(problem) + ")\n")
 
 
 def give_way():
@@ -196,6 +235,8 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
         note_opened()
+    if os.environ.get("CHRONICLE_REPLAY"):
+        hear_asks()
     if os.environ.get("CHRONICLE_CLOCK"):
         set_clock()
 give_way()

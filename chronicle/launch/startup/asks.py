@@ -1,0 +1,152 @@
+"""In a replay: what the script's own code asks of the machine, told to the watch of system calls (`replay/watched.py`).
+
+What a library asks belongs to it: libraries of every training read `/proc`, draw from the system and look at the memory. Who
+asks is known in this process alone, so the questions of the script are told: free memory and disk, load, processes, ids,
+random numbers of the system, a connection that it takes, a variable that no record compares. The answer may have been another
+in the record. `shutil`, `psutil` and the like hand a question on.
+
+And the other way round: what imports look at is passed by (thousands of paths, and what was imported is known anyway), by a
+number of a directory that the filter lets through: with an absolute path the kernel does not use it.
+"""
+# mypy: ignore-errors
+
+import os
+import posix
+import sys
+import types
+
+MARK = "/.chronicle-asked/"  # nothing lies there: to look at it tells the watch
+UNWATCHED = 0x7A7A7A7A
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGES = HERE[: -len("chronicle/launch/startup/")]
+OURS = (PACKAGES + "chronicle" + os.sep, PACKAGES + "rollback" + os.sep)
+HANDS_ON = ("psutil", "numpy")  # packages that hand a question on
+VOLATILE = ("/proc/", "/sys/class/", "/sys/block/", "/sys/devices/virtual/", "/sys/fs/cgroup/", "/dev/urandom", "/dev/random")
+READERS = ("/shutil.py", "/pathlib.py", "/codecs.py", "/glob.py", "/os.py", "/fileinput.py", "<frozen os>", "<frozen codecs>")
+told = set()
+real = {name: getattr(posix, name) for name in ("stat", "open", "close", "listdir", "access")}
+
+
+def is_own(frame):
+    """Whether this code is the script's: of no installed package, nor of the standard library, nor ours."""
+    name = frame.f_code.co_filename
+    return not ("-packages/" in name or "/lib/python" in name or name.startswith(("<frozen", *OURS)))
+
+
+def is_asked(*between):
+    """Whether the script asks, by itself or by way of these files of the standard library, or of `HANDS_ON`."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(HERE):
+            pass
+        elif is_own(frame):
+            return True
+        elif not (name.endswith(between) or any("-packages/" + package + "/" in name for package in HANDS_ON)):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def tell(words):
+    """Tell the watch, once a process."""
+    if words not in told:
+        told.add(words)
+        real["access"](MARK + words.replace("/", "|"), 0)
+
+
+def telling(holder, name, words, *between):
+    """Put a function in the place of one, that tells who asks."""
+    original = getattr(holder, name, None)
+    if original is None:
+        return
+
+    def asked(*args, **more):
+        if is_asked(*between):
+            tell(words)
+        return original(*args, **more)
+
+    asked.__name__ = asked.__qualname__ = name
+    asked.__doc__ = getattr(original, "__doc__", None)
+    setattr(holder, name, asked)
+
+
+def listen():
+    """From now on the script's questions are told."""
+    import resource
+
+    random = ("/random.py", "/secrets.py", "/uuid.py")
+    telling(os, "urandom", "random numbers of the system", *random)
+    telling(os, "getrandom", "random numbers of the system", *random)
+    if "random" in sys.modules:  # it has its own name for it
+        sys.modules["random"]._urandom = os.urandom
+    telling(os, "getloadavg", "the load of the machine")
+    for name in ("statvfs", "fstatvfs"):
+        telling(os, name, "the room on a disk", "/shutil.py")
+    telling(os, "sysconf", "what the system has")
+    for name in ("getpid", "getppid", "getpgid", "getpgrp", "getsid"):
+        telling(os, name, "the id of a process")
+    telling(os, "times", "the processor's time")
+    telling(resource, "getrusage", "what the process has used")
+    sys.addaudithook(hearing)
+    hear_variables()
+
+
+def hearing(event, args):
+    """An audit hook: files of the system, a socket that others may connect to, lines of standard input."""
+    try:
+        if event in ("open", "os.listdir", "os.scandir") and isinstance(args[0], str):
+            path = args[0]
+            if (path.startswith(VOLATILE) or path == "/proc") and is_asked(*READERS):
+                tell("`" + path + "`")
+        elif event == "socket.bind":
+            if is_asked("/socketserver.py", "/http/server.py", "/socket.py"):
+                tell("what connects to it")
+        elif event == "builtins.input":
+            tell("a line of standard input")
+    except Exception:  # noqa: BLE001 what a hook raises ends the script's own call
+        pass
+
+
+def hear_variables():
+    """Which variables the script's own code reads; the record says which of them are others now."""
+    kind = type(os.environ)
+    original = kind.__getitem__
+
+    def read(self, name):
+        if self is os.environ and is_asked("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>"):
+            tell("variable " + str(name))
+        return original(self, name)
+
+    kind.__getitem__ = read
+
+
+def pass_imports_by():
+    """What the import system looks at is let through by the filter."""
+    holder = sys.modules["_frozen_importlib_external"]
+    passed = types.ModuleType("posix")
+    passed.__dict__.update({name: value for name, value in vars(posix).items() if not name.startswith("__")})
+
+    def stat(path):
+        if isinstance(path, str) and path.startswith("/"):
+            return real["stat"](path, dir_fd=UNWATCHED)
+        return real["stat"](path)
+
+    def listdir(path):
+        if not (isinstance(path, str) and path.startswith("/")):
+            return real["listdir"](path)
+        number = real["open"](path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=UNWATCHED)
+        try:
+            return real["listdir"](number)
+        finally:
+            real["close"](number)
+
+    def listdir_of_all(path="."):
+        """In the place of `os.listdir`: what packages there are is a question of the import system, too."""
+        if sys._getframe(1).f_code.co_filename.endswith(("/importlib/metadata/__init__.py", "/pkgutil.py")):
+            return listdir(os.path.abspath(path)) if isinstance(path, str) else real["listdir"](path)
+        return real["listdir"](path)
+
+    passed.stat, passed.listdir = stat, listdir
+    holder._os = passed
+    os.listdir = listdir_of_all
