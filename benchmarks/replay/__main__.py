@@ -4,7 +4,20 @@ import argparse
 import sys
 from itertools import islice
 
-from benchmarks.replay import accelerated, causes, cells, cost, fifth, fresh, futures, kills, searches, sixth, trainer
+from benchmarks.replay import (
+    accelerated,
+    causes,
+    cells,
+    cost,
+    fifth,
+    fresh,
+    futures,
+    kills,
+    searches,
+    seventh,
+    sixth,
+    trainer,
+)
 
 LISTS = {
     "causes": causes.causes,
@@ -13,6 +26,7 @@ LISTS = {
     "fresh": fresh.causes,
     "fifth": fifth.causes,
     "sixth": sixth.causes,
+    "seventh": seventh.causes,
 }
 PARTS = ("cost", *LISTS, "cells", "kills", "bisects", "bisect-ranks", "futures")
 

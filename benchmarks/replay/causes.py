@@ -150,6 +150,7 @@ class Cause:
     name: str
     expected: ReplayVerdict
     also: ReplayVerdict | None = None  # as right
+    weaker: ReplayVerdict | None = None  # honest, but less: counted apart
     fault: str = ""
     later: Later = lambda directory, environ: None
     training: Training = SMALL
@@ -272,16 +273,20 @@ def in_chronicle(directory: Path, environ: dict[str, str], *words: str, check: b
 
 def show(planted: Iterable[Cause], only: str = "") -> int:
     """Print the table; returns how many were named wrong."""
-    named = wrong = accused = touched = 0
+    named = wrong = accused = touched = less = 0
     for cause in planted:
         if only not in cause.name:
             continue
         with tempfile.TemporaryDirectory() as directory:
             verdict, why, whole = play(cause, Path(directory).resolve())
         right = verdict in (cause.expected, cause.also)
-        named, wrong = named + right, wrong + (not right)
+        weaker = not right and cause.weaker is not None and verdict == cause.weaker
+        less += weaker
+        named, wrong = named + right, wrong + (not right and not weaker)
         accused += verdict == ReplayVerdict.HARDWARE and not right
         touched += not whole
-        print(f"  {'ok   ' if right else 'WRONG'} {cause.name:42} {verdict}: {why[:110]}", flush=True)
-    print(f"named right: {named} of {named + wrong}; hardware named that was not: {accused}; runs that changed: {touched}")
+        print(f"  {'ok   ' if right else 'less ' if weaker else 'WRONG'} {cause.name:42} {verdict}: {why[:240]}", flush=True)
+    apart = f"; honest, but less: {less}" if less else ""
+    print(f"named right: {named} of {named + less + wrong}{apart}; ", end="")
+    print(f"hardware named that was not: {accused}; runs that changed: {touched}")
     return wrong
