@@ -71,6 +71,7 @@ class ChannelEvent:
     crest: float = 0.0  # the highest it was
     decades: bool = False  # the channel's unit is log10
     scattered: bool = False  # the noise grew and the lower values stand: the order of the data changed
+    overlaps: bool = False  # partial, and a tenth of its last points is as low as the level before it
     persistent: bool = False  # sudden, and still there after four points
     respike: bool = False
     local: bool = False  # judged against the fast level: its unit is the noise of one point
@@ -155,6 +156,7 @@ class Excursion:
             status = self._verdict(residuals)
             changed = changed or status is not event.status
             event.status = status
+            changed |= self._note_overlap(residuals)
         if self.count >= config.accept_points:
             event.closed = changed = True
             if event.status is Status.OPEN:  # no bound shows it, but the mean is back
@@ -180,6 +182,12 @@ class Excursion:
         grown = stands or (wide > SCATTER_GROWTH * point and rise < share * mean)
         self.event.scattered = grown and not spiky
         return self.event.scattered is not known
+
+    def _note_overlap(self, residuals: list[float]) -> bool:
+        """Note whether usual values are still seen in a level that is higher; True when that is new."""
+        known = self.event.overlaps
+        self.event.overlaps = self.event.status is Status.PARTIAL and sorted(residuals)[len(residuals) // 10] < 0.0
+        return self.event.overlaps is not known
 
     def _comes_and_goes(self, residuals: list[float]) -> bool:
         """Whether the values were back at the reference several times and high again: no spike that decays does that."""
@@ -209,6 +217,7 @@ class Excursion:
             last = self._mean(residuals, min(size, 4))
             back = last < max(self.margin, 2.0 * self.spread) and self.count > 1
             event.status = Status.RECOVERED if back else Status.PARTIAL
+            self._note_overlap(residuals)
             if back:
                 event.recovered_row, event.recovered_step = self._return_point()
         else:

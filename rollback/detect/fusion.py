@@ -219,8 +219,10 @@ class Fusion:
                 return last.cluster
         return number
 
-    def _size_of(self, cluster: int) -> int:
-        events = (self.events[number] for number in self.loss_events if number < len(self.events))
+    def _size_of(self, cluster: int, before: int | None = None) -> int:
+        """How many events of a cluster count, of those before a number where one is given."""
+        end = len(self.events) if before is None else min(before, len(self.events))
+        events = (self.events[number] for number in self.loss_events if number < end)
         return sum(event.cluster == cluster and not _is_lone(event) and event.kind is not Kind.DATA_ORDER for event in events)
 
     def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
@@ -296,7 +298,7 @@ class Fusion:
         return tier
 
     def _is_unstable(self, group: Group, number: int) -> bool:
-        """Whether this is the third event of a cluster; outliers of a point or two are not counted."""
+        """Whether this is the third event of a cluster; outliers of a point or two do not count, nor does what came after it."""
         leader = group.leader
         alone = leader.closed and leader.recovered_row is not None and leader.recovered_row - leader.onset_row <= LONE_ROWS
         if alone or not (leader.closed or leader.persistent or leader.lasting):
@@ -307,6 +309,8 @@ class Fusion:
             return False  # in a run that wanders, what has not lasted is no sign of more
         if leader.local and leader.lasting and not _is_unusual(leader):
             return False
+        if leader.closed:
+            return self._size_of(group.cluster, number) + 1 >= UNSTABLE_EVENTS
         earlier = self.events[number] if number < len(self.events) else None
         return self._size_of(group.cluster) + (earlier is None or _is_lone(earlier)) >= UNSTABLE_EVENTS
 
@@ -351,11 +355,11 @@ class Fusion:
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
             unusual = leader.height > UNUSUAL * leader.wander * leader.sigma  # than the run has drifted by itself
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
-        norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
+        slow = leader.shape == "gradual"  # of which one batch with a large gradient tells nothing
+        exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES and (m.persistent or not slow) for m in group.members)
         stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
-        if norm_exploded or ((stayed or leader.status is Status.DIVERGING) and not (leader.local and not _is_unusual(leader))):
-            return Tier.WARN
-        return Tier.NOTICE
+        own = (leader.local or leader.overlaps) and not _is_unusual(leader)  # the run has drifted so far by itself
+        return Tier.WARN if exploded or ((stayed or leader.status is Status.DIVERGING) and not own) else Tier.NOTICE
 
 
 def _is_provisional(leader: ChannelEvent) -> bool:

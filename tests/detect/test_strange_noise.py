@@ -6,7 +6,7 @@ import random
 import pytest
 
 from benchmarks.detector.strange import changed_order, draw, norm_grows
-from rollback.detect import Detector, Event, Kind, Tier
+from rollback.detect import Detector, Event, Kind, Status, Tier
 
 
 def fold(losses: list[float], norms: list[float] | None = None) -> tuple[Event, ...]:
@@ -159,3 +159,49 @@ def test_a_rise_higher_than_the_stretches_is_more_than_a_notice() -> None:
         events = fold([x + 4.0 * (row >= 1000) for row, x in enumerate(stretches(seed, 1500))])
         late = [event for event in events if event.onset_row is not None and 980 <= event.onset_row <= 1010]
         assert any(event.tier is not Tier.NOTICE for event in late), seed
+
+
+def with_norm(seed: int, rises: dict[range, float], high_norms: range, factor: float) -> tuple[Event, ...]:
+    """A loss with rises, and a gradient norm that is `factor` times its usual size in some rows."""
+    dice, detector = random.Random(seed), Detector()
+    for row in range(1300):
+        loss = 2.3 + dice.gauss(0.0, 0.15) + sum(height for rows, height in rises.items() if row in rows)
+        norm = 1.2 * 10 ** dice.gauss(0.0, 0.08) * (factor if row in high_norms else 1.0)
+        detector.feed(row, {"loss": loss, "grad_norm": norm})
+    detector.finish()
+    return detector.events
+
+
+def test_what_comes_after_a_rise_was_over_does_not_make_it_one_of_an_unstable_run() -> None:
+    """Its gradient norm was still open, so it was judged again, as the first of three that the run had by then."""
+    events = with_norm(0, {range(700, 735): 0.35, range(800, 812): 1.2, range(880, 905): 1.5}, range(700, 1000), 2.6)
+    series = [event for event in events if (event.onset_row or 0) >= 700]
+    assert [event.cluster for event in series] == [series[0].cluster] * 3
+    assert [event.tier for event in series] == [Tier.NOTICE, Tier.NOTICE, Tier.WARN]
+
+
+def test_one_batch_with_a_gradient_ten_times_as_large_says_nothing_of_a_slow_rise() -> None:
+    """Documents of a rare domain in one batch: the slow rise of their stretch was a warning. Four such batches are one."""
+    for seed in (1, 2, 3):
+        rise = {range(700, 740): 0.35}
+        assert [event.tier for event in with_norm(seed, rise, range(728, 729), 14.0)] == [Tier.NOTICE]
+        assert [event.tier for event in with_norm(seed, rise, range(722, 734), 14.0)] == [Tier.WARN]
+
+
+def wandering(seed: int, size: int, step: float, point: float, slow: float) -> list[float]:
+    """Noise of single points on a level that wanders by itself, and a step that stays from row 700 on."""
+    dice, wave, losses = random.Random(seed), 0.0, []
+    for row in range(size):
+        wave = slow * wave + math.sqrt(1 - slow * slow) * dice.gauss(0.0, 0.06)
+        losses.append(2.3 + dice.gauss(0.0, point) + wave + step * (row >= 700))
+    return losses
+
+
+def test_a_level_within_the_run_s_own_drift_is_warned_of_where_no_usual_value_is_seen_in_it() -> None:
+    """Neighbouring rows, then shuffled ones: a loss one noise unit higher for good, and one batch in ten as low as before.
+
+    The levels that runs of public logs were lifted to held no such batch.
+    """
+    partial = [[event for event in fold(losses) if event.status is Status.PARTIAL]
+               for losses in (wandering(0, 1500, 0.17, 0.17, 0.97), wandering(8, 1250, 0.1, 0.03, 0.99))]  # fmt: skip
+    assert [[event.tier for event in events] for events in partial] == [[Tier.NOTICE], [Tier.WARN]]
