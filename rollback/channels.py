@@ -107,7 +107,8 @@ TABLE: tuple[RoleNames, ...] = (
         r"|(.*[/_. ])?(rew|reward|score)s?/mean)",
     ),
     RoleNames(
-        role=Role.SOURCE, pattern=rf"(?!{EVAL}$)(.*[^a-z])?({LOSS_WORDS})([^a-z].*)?",
+        role=Role.SOURCE, pattern=rf"(?!{EVAL}$)(.*[^a-z])?({LOSS_WORDS})([^a-z].*)?"
+        r"|l_(g_)?(pix|pixel|percep|perceptual|style|fea|feat|tv|rec|recon|l1|l2|mse|ssim|total)",  # as BasicSR prints
     ),
     RoleNames(
         role=Role.NORM, canonical="grad_norm", aliases=("gradient_norm", "norm", "gnorm", "g_norm"),

@@ -6,9 +6,9 @@ Megatron, GPT-NeoX, nanotron, fairseq, mmengine, timm, Composer, litgpt, OLMo, v
 scripts are read by the same rules. Special rules exist where the general one cannot see the step:
 
     Epoch: [3][  10/5005]   Epoch(train) [1][50/1567]   Train: 0 [  50/1251 …]   |  200/ 2983 batches   a bar of tqdm
-    a header line and a block below it (Composer, OLMo), a line that names a step and lines below it that hold the values
-    (Coqui, tensorpack), a framed table (Stable-Baselines3, ADM), a table in columns of blanks (fastai, spaCy, YOLO), Keras'
-    two lines,
+    a header line and a block below it (Composer, OLMo), a line that names a step, or an epoch, and lines below it that
+    hold the values (Coqui, tensorpack, nnU-Net), a framed table (Stable-Baselines3, ADM), a table in columns of blanks
+    (fastai, spaCy, YOLO), Keras' two lines,
     MLPerf's records, `0 train 10.95` of build-nanogpt; each has its form in `tests/metrics/dialects.py`, with its source
 
 Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
@@ -66,7 +66,7 @@ SAID = re.compile(  # `Loss is nan, stopping training`: a line without a step, o
     r"\bloss(?: value)? (?:is|was|became|has become|turned|=)(?: now)? (?:nan|[-+]?inf|not finite|non-?finite)\b"
     r"|\b(?:nan|inf|infinite|non-?finite)(?: or inf)? (?:train(?:ing)? )?loss\b", re.IGNORECASE,
 )  # fmt: skip
-OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
+OTHER_LOSS = re.compile(rf"\b(?!value)(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
 EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
 COUNT_WITHIN = re.compile(  # `Train loss 120 0.53`: the step comes first
     r"\bloss (\d+) (?=[-+]?(?:\d+\.\d|nan|inf))", re.IGNORECASE
@@ -103,6 +103,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (rf"\bepoch:\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\biter(?:\(\w+\))?\s*\[\s*{COUNT}\s*/\s*\d+", 0),
         (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)/\d+\s*(?:\(\s*\d+%\)\s*)?\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*,?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\S*\s*:.*?\|\s*{COUNT}\s*/\s*(?P<of>\d+)\s*\[", 0),
@@ -116,18 +117,23 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
             r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s)\s*(?::\s*|=\s*|\s+)?" + COUNT,
             0,
         ),
+        (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
         (rf"(?:^|\s)\[{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
         (rf"(?:^|\s)steps:\s+{COUNT}(?!%)", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),
-        (rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", 0),
     )
 )
-LEADS = re.compile(rf"\s*{COUNT}\s*[:|]\s")  # a line that begins with its step: `120 | loss 0.53`
+THROUGH = COUNTERS[0][0]  # the only ones that say that they count through
+EPOCH = re.compile(rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", re.IGNORECASE)  # the last resort
+LEADS = re.compile(rf"\s*{COUNT}(?:\s*[:|]\s|/\d+(?=[ ,;:])(?!\s*\[))")  # a line that begins with its step: `120 | loss 0.53`
 ANNOUNCED = re.compile(
     r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
     + COUNT, re.IGNORECASE,
 )  # fmt: skip
+EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
+    r"(?:^|[\s:>|\]=*#-])(?:start(?:ing)? )?epoch\s*[:#=]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?\s*[:.=*#-]*\s*$", re.IGNORECASE
+)
 ROUNDED = re.compile(  # `step:2K`
     r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE
 )
@@ -141,6 +147,7 @@ EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single st
 FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
 CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
 KERAS_EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
+KERAS_BAR = re.compile(r"^\s*\d+/(?:\d+|Unknown)\s")
 KERAS_END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - ")
 COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$")
 WORD = re.compile(r"[A-Za-z_][\w./-]*")
@@ -148,6 +155,7 @@ HEAD = re.compile(r"\s{2,}|\t")  # between the columns of a table that is printe
 SHARE_OF = re.compile(r"^(\d+)/\d+$")  # an epoch, as YOLO prints it
 DRAWN = re.compile(r"(\d+)%\|")  # a bar, drawn again and again until it is full
 STEP_ROWS = ("total_timesteps", "step", "steps", "iteration", "num_updates", "total_steps")
+SAME = 5e-4  # of a number: three digits of it
 RECENT_STEPS = 3  # a rank that lags this far behind repeats what was read
 
 
@@ -180,6 +188,10 @@ class PrintedLines:
         self._loss: Point | None = None  # the last step with a loss, and this loss as NaN
         self._announced: int | None = None  # the step of a line without values: those of the lines below it
         self._told: set[str] = set()  # the names found below it
+        self._held: dict[str, float] | None = None  # below a line that names an epoch: what waits for a loss
+        self._lines_of_epochs: bool | None = None  # whether each epoch is one record of such lines; the second one shows it
+        self._first_epoch: Point | None = None
+        self._finer, self._since = 0, 0  # lines with a loss and a counter of steps: all, and since an epoch's own line
         self._columns: list[str] = []  # of the table in blanks that is open
         self._frame: dict[str, float] | None = None
         self._folder = ""
@@ -197,7 +209,8 @@ class PrintedLines:
 
     def flush(self) -> list[Point]:
         """Return the point that waits for further lines of its step."""
-        pending, self._pending = self._pending, None
+        pending, self._pending = self._pending or self._first_epoch, None
+        self._first_epoch = None
         if pending is None:
             return []
         self._row += 1
@@ -214,8 +227,9 @@ class PrintedLines:
             if not pending.values.keys() & found.values.keys():
                 self._pending = pending._replace(values={**pending.values, **found.values})
                 return []
-            if found.values.items() <= pending.values.items():
-                return []  # a bar that was drawn again
+            if all(_is_same(found.values[name], pending.values[name]) for name in pending.values.keys() & found.values.keys()):
+                self._pending = pending._replace(values={**found.values, **pending.values})
+                return []  # a bar that was drawn again, or the same numbers in another form
         elif found.step in self._recent and pending is not None and found.step < pending.step:
             return []  # a rank that lags behind
         done = self.flush()
@@ -244,7 +258,9 @@ class PrintedLines:
             if asked is not None:
                 return asked
         if self._frame is not None or FRAME.match(line):
-            return self._feed_frame(line)
+            framed = self._feed_frame(line)
+            if self._frame is not None:
+                return framed
         if self._block is not None:
             values = self._fields(line, cut=cut) if line[:1] in " \t" else {}
             if values or (line.strip() in ("{", "}") or (line[:1] in " \t" and line.strip())):
@@ -254,10 +270,11 @@ class PrintedLines:
         if header is not None:
             self._block = self._step_of(header)
             return None
-        keras = KERAS_EPOCH.match(line)
-        if keras is not None:
-            self._keras = int(keras[1])
-            return None
+        begins = EPOCH_LINE.search(line)
+        if begins is not None:
+            if KERAS_EPOCH.match(line):
+                self._keras = int(begins["at"])
+            return self._begin_epoch(int(begins["at"]))
         plain, line = line, whole
         if self._columns and not cut and (row := self._row_of(plain)) is not None:
             return row
@@ -273,6 +290,8 @@ class PrintedLines:
         if self._keras and KERAS_END.match(plain):
             values = self._fields(line, cut=cut)
             return Point(0, self._keras, None, self._named(values)) if _tells(values) else None
+        if self._keras and KERAS_BAR.match(plain):
+            return None
         return self._parse_plain(line, plain, cut=cut)
 
     def _is_count(self, number: int) -> bool:
@@ -326,10 +345,19 @@ class PrintedLines:
         if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
             return None
         found = _find_step(line, self._epochs, cut=cut)
+        counted = found is not None
         if found is None and (leads := LEADS.match(plain)) is not None:
             found = self._epochs.plain(_whole(leads["at"]))
         values = self._fields(line, cut=cut)
         loss = next((name for name in values if role_of(name) is Role.LOSS), None)
+        told = loss is not None or any(role_of(name) is Role.SOURCE for name in values)
+        if counted and told:
+            self._finer, self._since = self._finer + 1, self._since + 1
+        elif found is None and (epoch := EPOCH.search(line)) is not None and not (cut and epoch.end("at") == len(line)):
+            if self._finer and (self._since or not told):  # the mean of an epoch whose steps are printed
+                self._since = 0 if told else self._since
+                return None
+            found = self._epochs.plain(_whole(epoch["at"]))
         blank = loss is None and self._loss is not None and not cut and BLANK.search(line) is not None
         if blank:
             values = self._fields(BLANK.sub(" ", line), cut=cut)
@@ -344,26 +372,48 @@ class PrintedLines:
             self._loss = Point(0, found, None, dict.fromkeys(self._named({loss: 0.0}), math.nan))
         return Point(0, found, _time(line), named)
 
+    def _begin_epoch(self, epoch: int) -> Point | None:
+        """A line said that an epoch begins: the steps below it may begin again, or it has no steps and is one itself."""
+        self._epochs.open = epoch
+        first, self._first_epoch = self._first_epoch, None
+        if first is not None:
+            self._lines_of_epochs = True
+        if not self._finer and self._lines_of_epochs is not False:
+            self._announced, self._told, self._held = epoch, set(), {}
+        return first
+
     def _announce(self, line: str) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
         found = None if EVALUATION.search(line) else ANNOUNCED.search(line)
         if found is not None:
-            self._announced, self._told = _whole(found["at"]), set()
+            self._announced, self._told, self._held = _whole(found["at"]), set(), None
 
     def _below(self, values: Mapping[str, float]) -> Point | None:
         """The part of a point that stands in a line without a step, below the line that named it; each name once."""
         if self._announced is None or not values.keys() or values.keys() & self._told:
             if values.keys() & self._told:
                 self._announced = None  # these lines do not belong to that one
+                if self._held is not None and not self._lines_of_epochs:
+                    self._lines_of_epochs, self._first_epoch = False, None  # several in an epoch, and none is counted
             return None
         self._told |= values.keys()
+        if self._held is not None:  # an epoch's LR may stand above its loss
+            self._held |= values
+            if not any(role_of(name) in JUDGED for name in self._held):
+                return None
+            values, self._held = self._held, {}
+            if not self._lines_of_epochs:
+                known = self._first_epoch.values if self._first_epoch is not None else {}
+                self._first_epoch = Point(0, self._announced, None, {**known, **self._named(values)})
+                return None
         return Point(0, self._announced, None, self._named(values)) if _tells(values) else None
 
     def _is_head(self, line: str) -> bool:
         """Whether a line is the head of a table in blanks: names alone, a loss and a counter among them."""
         names = [name for name in HEAD.split(line.strip()) if name]
         words = line.removeprefix("#").split()  # `# step loss`, as `numpy.savetxt` writes it
-        if 2 <= len(words) <= 40 and words[0].lower() in STEP_NAMES and all(WORD.fullmatch(word) for word in words):
+        single = len(names) < 2 <= len(words) <= 40  # blanks between the names, one at a time
+        if single and words[0].lower() in STEP_NAMES and all(WORD.fullmatch(word) for word in words):
             names = words if any(role_of(word) is Role.LOSS for word in words) else names
         if len(names) < 2 or (len(names) < 3 and names != words):
             return False
@@ -463,8 +513,10 @@ def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
         at = _whole(found["at"])
         groups = found.groupdict()
         if groups.get("of"):
-            return max(0, int(groups["epoch"]) - first) * int(groups["of"]) + at
-        return epochs.step(float(groups["epoch"]), at) if groups.get("epoch") else epochs.plain(at)
+            return epochs.of(int(groups["epoch"]), at, int(groups["of"]), first)
+        if groups.get("epoch"):
+            return epochs.step(float(groups["epoch"]), at)
+        return epochs.plain(at) if epochs.open is None or pattern is THROUGH else epochs.step(epochs.open, epochs.plain(at))
     return None
 
 
@@ -482,13 +534,18 @@ def _fields_of(line: str) -> Iterator[re.Match[str]]:
 def _known_part(phrase: str) -> str | None:
     """Return the longest end of a phrase that is a known name: `INFO loss` is `loss`; None for what is not known."""
     words = re.split(r"\. ", phrase)[-1].strip("()").split(" ")
-    if re.fullmatch(rf"(?!values?$)(?:{EVAL_WORDS})\w*", words[0], re.IGNORECASE):
+    if re.fullmatch(rf"(?!values?$)(?:{EVAL_WORDS})\w*|std(?:dev)?|time", words[0], re.IGNORECASE):
         return None
     for start in range(len(words)):
         name = " ".join(words[start:])
         if role_of(name) is not Role.IGNORED and not (start and name.lower() == "norm"):  # `params norm` is another one
             return name
     return None
+
+
+def _is_same(value: float, known: float) -> bool:
+    """Whether a number of a step is the one that is known of it, printed with as many or with fewer digits."""
+    return value == known or abs(value - known) <= SAME * abs(known)
 
 
 def _tells(values: Mapping[str, float]) -> bool:
@@ -578,6 +635,9 @@ class EpochSteps:
         self.last = self.offset = 0
         self.shown = self.gap = 0  # of steps that count through
         self.line = ""
+        self.open: float | None = None  # the epoch that a line of its own has named
+        self.seen: tuple[int, int, int] = (-1, 0, 0)  # with a length: the epoch, its last step, its lines
+        self.through = False  # the length is that of the run: `epoch: 4, iter: 1010/80000`
 
     def plain(self, at: int) -> int:
         """Return a step that counts through."""
@@ -591,6 +651,13 @@ class EpochSteps:
             self.line, next_one = line, self.shown + self.gap
             self.shown = next_one if abs(next_one / unit - shown) <= 0.5 else int(shown * unit)
         return self.shown
+
+    def of(self, epoch: int, at: int, length: int, first: int) -> int:
+        """Return the step of one printed with a length: the epoch's, or the run's where it goes on in the next epoch."""
+        known, last, lines = self.seen
+        self.through = self.through or (epoch > known and lines > 1 and at > last)
+        self.seen = (epoch, at, lines + (at != last) if epoch == known else 1)
+        return at if self.through else max(0, epoch - first) * length + at
 
     def step(self, epoch: float, at: int) -> int:
         """Return the step since the log began."""

@@ -298,7 +298,7 @@ class Fusion:
         return tier
 
     def _is_unstable(self, group: Group, number: int) -> bool:
-        """Whether this is the third event of a cluster; outliers of a point or two do not count, nor does what came after it."""
+        """Whether this is the third event of a cluster; outliers of a point or two do not count, nor does what came after."""
         leader = group.leader
         alone = leader.closed and leader.recovered_row is not None and leader.recovered_row - leader.onset_row <= LONE_ROWS
         if alone or not (leader.closed or leader.persistent or leader.lasting):
@@ -356,7 +356,8 @@ class Fusion:
             unusual = leader.height > UNUSUAL * leader.wander * leader.sigma  # than the run has drifted by itself
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
         slow = leader.shape == "gradual"  # of which one batch with a large gradient tells nothing
-        exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES and (m.persistent or not slow) for m in group.members)
+        members = group.members
+        exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES and (m.persistent or not slow) for m in members)
         stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
         own = (leader.local or leader.overlaps) and not _is_unusual(leader)  # the run has drifted so far by itself
         return Tier.WARN if exploded or ((stayed or leader.status is Status.DIVERGING) and not own) else Tier.NOTICE

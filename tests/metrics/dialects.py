@@ -65,6 +65,29 @@ def adm(losses: Losses) -> str:
     )
 
 
+def allennlp(losses: Losses) -> str:
+    """The epoch in a line of its own, its batches below it."""
+    name, text = "2017-10-14 16:48:27,962 - INFO - allennlp.training.trainer -", ""
+    for row, loss in enumerate(losses):
+        epoch, at = divmod(row, 100)
+        text += f"{name} Epoch {epoch}/139\n{name} Training\n" if at == 0 else ""
+        text += f"{name} Batch {(at + 1) * EVERY}/1000: accuracy: 0.42, loss: {loss:.2f} ||\n"
+    return text
+
+
+def fairseq_old(losses: Losses) -> str:
+    """Single steps, and behind each epoch of a thousand its means."""
+    text = ""
+    for row, loss in enumerate(losses):
+        epoch, at = divmod(row, 100)
+        head = f"| epoch {epoch + 1:03d}"
+        text += f"{head} {(at + 1) * EVERY:5d} / 1000 loss={loss:.2f} (9.50), wps=962, wpb=908, bsz=32, lr=0.001, clip=100%, gnorm=2.1427\n"
+        if at == 99:
+            text += f"{head} | train loss 9.44 | train ppl 2.72 | words/s    961 | bsz    32 | lr 0.001000 | gnorm 2.1113\n"
+            text += f"{head} | valid on 'valid' subset | valid loss 9.94 | valid ppl 3.83\n"
+    return text
+
+
 def composer(losses: Losses) -> str:
     return "".join(
         f"[batch={row * EVERY}/100000]:\n\t Train time/epoch: 0\n\t Train trainer/device_train_microbatch_size: 8\n"
@@ -421,4 +444,45 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     # facebookresearch/Detectron detectron/utils/logging.py log_json_stats
     "detectron": (".log", lines(
         'json_stats: {{"accuracy_cls": "0.912345", "eta": "1:00:00", "iter": {step}, "loss": "{x:.6f}", "lr": "0.002000", "mem": 5000}}')),
+    # MIC-DKFZ/nnUNet nnunetv2/training/nnUNetTrainer/nnUNetTrainer.py (issue 2140), and its first version (issue 938)
+    "nnunet": (".log", lines(
+        "2024-04-26 09:39:10.910043: Epoch {row}\n2024-04-26 09:39:10.914042: Current learning rate: 0.00999\n"
+        "2024-04-26 09:41:39.493872: train_loss {x:.4f}\n2024-04-26 09:41:39.498914: val_loss 9.4628\n"
+        "2024-04-26 09:41:39.501914: Pseudo dice [0.0, 0.1611]\n2024-04-26 09:41:39.505914: Epoch time: 148.59 s")),
+    "nnunet, first": (".log", lines(
+        "2022-02-11 09:32:44.207069: \nepoch:  {row}\n2022-02-11 09:34:49.625515: train loss : {x:.4f}\n"
+        "2022-02-11 09:34:59.688008: validation loss: 9.2256\n2022-02-11 09:35:00.857095: lr: 0.009937\n"
+        "2022-02-11 09:35:01.343246: This epoch took 137.136132 s\n")),
+    # XPixelGroup/BasicSR basicsr/utils/logger.py (caiyuanhao1998/Retinexformer issue 6)
+    "basicsr": (".log", lines(
+        "2022-12-29 10:43:28,986 INFO: [Retin..][epoch:  8, iter:{step:8,d}, lr:(2.000e-04,)] [eta: 6:29:14, time (data): 0.141 (0.001)] "
+        "l_pix: {x:.4e} ")),
+    # allenai/allennlp allennlp/training/trainer.py without bars (issue 379)
+    "allennlp": (".log", allennlp),
+    # facebookresearch/fairseq fairseq/progress_bar.py of 2018 (issue 301)
+    "fairseq 0.6": (".log", fairseq_old),
+    # PaddlePaddle/PaddleSeg paddleseg/core/train.py (pull request 928)
+    "paddleseg": (".log", lambda losses: "".join(
+        f"2021-03-30 06:55:57 [INFO]\t[TRAIN] epoch: {row // 30 + 1}, iter: {row * EVERY}/80000, loss: {x:.4f}, lr: 0.009657, "
+        "batch_cost: 0.5344, reader_cost: 0.07273, ips: 3.7425 samples/sec | ETA 00:04:16\n" for row, x in enumerate(losses, 1))),
+    # hongzimao/deeprm pg_re.py (issue 10)
+    "deeprm": (".log", lines(
+        "-----------------\nIteration: \t {row}\nNumTrajs: \t 200\nNumTimesteps: \t 32549\nLoss:     \t {x}\nMaxRew: \t -199.9\n"
+        "MeanRew: \t -257.4 +- 63.1\nMeanLen: \t 162.7 +- 13.3\nElapsed time\t 106.0 seconds\n-----------------")),
+    # google-research/electra util/training_utils.py; open-mmlab/OpenPCDet tools/train_utils/train_utils.py
+    "electra": (".log", lines("{step}/1000000 = 0.0%, SPS: 1.2, ELAP: 1:20, ETA: 9 days, 14:01:12 - loss: {x:.4f}")),
+    "openpcdet": (".log", lines(
+        "2023-04-05 10:11:12,345   INFO  Train: {e:4d}/80 (  1%) [{at:4d}/{of} ({pct:3d}%)]  Loss: {x:.4g} (9.5)  LR: 1.000e-04  "
+        "Time cost: 00:04/12:13 [00:13/16:24:34]  Acc_iter {step}  Data time: 0.01(0.02)", epoch=1000, first=1)),
+    # Blaizzy/mlx-vlm (pull request 261): each step twice; awslabs/gluonts (issue 659)
+    "mlx-vlm": (".log", lines(
+        "Iter {step}: Train loss {x:.3f}, Learning Rate 1.000e-04, It/sec 0.307, Tokens/sec 301.622, Peak mem 22.427 GB\n"
+        "{{'Step': {step}, 'Loss': '{x:.4f}', 'Learning Rate': '1.00e-04', 'Tokens/sec': '302'}}")),
+    "gluonts": (".log", lines(
+        "INFO:gluonts.trainer:Epoch[{row}] Learning rate is 0.001\n"
+        "100%|##########| 50/50 [00:05<00:00,  9.51it/s, epoch={row}/300, avg_epoch_loss={x:.4f}]\n"
+        "INFO:gluonts.trainer:Epoch[{row}] Elapsed time 5.262 seconds\nINFO:gluonts.trainer:Epoch[{row}] Evaluation metric 'epoch_loss'={x:.6f}")),
+    # scikit-learn sklearn/ensemble/_gb.py VerboseReporter
+    "sklearn boosting": (".log", blanks(
+        "      Iter       Train Loss   Remaining Time \n", "{row:10d} {x:16.4f}            1.05s \n")),
 }  # fmt: skip
