@@ -60,7 +60,8 @@ class CandidateCheckpoint:
     """A checkpoint that exists. `verified` None: not verified yet, `chronicle rollback` will do it.
 
     `honours`: the options that the run supported when it saved this one; None: no save of it is on record. `lr_elsewhere`:
-    why the LR of the next launch does not follow from this checkpoint, so that an edit of it would be refused.
+    why the LR of the next launch does not follow from this checkpoint, so that an edit of it would be refused. `one_lr`:
+    whether `--lr` can change it; parameter groups with LRs of their own can only be scaled.
     """
 
     step: int
@@ -69,6 +70,7 @@ class CandidateCheckpoint:
     healthy: bool = True
     honours: frozenset[str] | None = None
     lr_elsewhere: str = ""
+    one_lr: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,12 +413,13 @@ def _alternative(history: History, candidate: CandidateCheckpoint) -> Alternativ
 
 def _by_hand(target: CandidateCheckpoint | None, action: Action, lr_scale: float, history: History) -> str:
     """The change of the LR where the checkpoint cannot carry it; "" where it can, or where none is proposed."""
-    if target is None or not target.lr_elsewhere:
+    if target is None or (not target.lr_elsewhere and target.one_lr):
         return ""
-    if lr_scale != 1.0:
+    if lr_scale != 1.0 and target.lr_elsewhere:
         return f"multiply by {lr_scale:g} the LR that the next launch is given ({target.lr_elsewhere})"
     if action is Action.FIX_LR and history.lr_expected is not None:
-        return f"give the next launch the LR {history.lr_expected:.6g} ({target.lr_elsewhere})"
+        why = target.lr_elsewhere or "the checkpoint's parameter groups have LRs of their own, or 0"
+        return f"give the next launch the LR {history.lr_expected:.6g} ({why})"
     return ""
 
 
@@ -436,7 +439,7 @@ def _command(
         parts.append(f"--skip-batches {onset + SKIP_AFTER_ONSET - target.step}")
     elif action is Action.SKIP and RESHUFFLE in honours:
         parts.append("--reshuffle")
-    elif action is Action.FIX_LR and history.lr_expected is not None and not target.lr_elsewhere:
+    elif action is Action.FIX_LR and history.lr_expected is not None and target.one_lr and not target.lr_elsewhere:
         parts.append(f"--lr {history.lr_expected:.6g}")
     if history.run is not None:
         parts.append(f"--run {history.run}")

@@ -144,10 +144,11 @@ def collect_candidates(
         saved = _save_of(checkpoint, entries)
         spoilt = saved is not None and bool(saved.spoilt)
         honours = None if saved is None else _honours_in(saved)
+        elsewhere, one_lr = _lr_of(checkpoint, entries) if verified else ("", True)
         candidates.append(
             CandidateCheckpoint(
                 step=step, launch=checkpoint.launch, verified=verified, healthy=not spoilt, honours=honours,
-                lr_elsewhere=_lr_elsewhere(checkpoint, entries) if verified else "",
+                lr_elsewhere=elsewhere, one_lr=one_lr,
             )
         )
     return tuple(reversed(candidates))
@@ -175,18 +176,23 @@ def _is_verified(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> bo
         return False
 
 
-def _lr_elsewhere(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> str:
-    """Why `chronicle rollback --lr-scale` would refuse this checkpoint; "" where it would not, or where that is not known."""
+def _lr_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> tuple[str, bool]:
+    """Why `chronicle rollback --lr-scale` would refuse this checkpoint, and whether `--lr` would take it.
+
+    "" and yes where it would not, or where that is not known: the rollback says it.
+    """
     from rollback.checkpoint.listing import read_state
     from rollback.checkpoint.manifest import read_manifest
-    from rollback.plan.lr import lr_elsewhere
+    from rollback.plan.lr import has_one_lr, lr_elsewhere
 
     try:
         manifest = None if checkpoint.single_file else read_manifest(checkpoint.path)
         memory = None if manifest is None else manifest.memory
-        return lr_elsewhere(read_state(checkpoint), replace(launch_evidence(checkpoint, entries), memory=memory))
-    except (RollbackError, OSError, ValueError):
-        return ""  # the rollback says it
+        state = read_state(checkpoint)
+        elsewhere = lr_elsewhere(state, replace(launch_evidence(checkpoint, entries), memory=memory))
+        return elsewhere, not state.optimizers or has_one_lr(state)
+    except (RollbackError, OSError, ValueError, KeyError):
+        return "", True
 
 
 # --- History: earlier rollbacks, LR, hardware

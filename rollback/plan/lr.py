@@ -170,11 +170,7 @@ def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) ->
         raise PlanRefused(
             "--lr: the optimizer states of this checkpoint hold no LR", remedy="set the LR in the training script"
         )
-    values = {
-        float(need_plain_number(group["lr"], file=optimizer.file, keys=("param_groups", index, "lr")))
-        for optimizer in optimizers
-        for index, group in enumerate(optimizer.groups)
-    }
+    values = _lrs_of(optimizers)
     if len(values) != 1:
         listed = ", ".join(f"{value:.6g}" for value in sorted(values))
         raise PlanRefused(
@@ -188,6 +184,20 @@ def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) ->
             remedy="use --lr-scale, or go back to a later step",
         )
     return request.lr / present
+
+
+def has_one_lr(state: CheckpointState) -> bool:
+    """Whether `--lr` can change the LR of this checkpoint: its parameter groups share one, and it is not 0."""
+    values = _lrs_of(state.optimizers)
+    return len(values) == 1 and 0.0 not in values
+
+
+def _lrs_of(optimizers: Sequence[OptimizerState]) -> set[float]:
+    return {
+        float(need_plain_number(group["lr"], file=optimizer.file, keys=("param_groups", index, "lr")))
+        for optimizer in optimizers
+        for index, group in enumerate(optimizer.groups)
+    }
 
 
 def _exact(edits: Sequence[FieldEdit], lr: float | None) -> tuple[FieldEdit, ...]:

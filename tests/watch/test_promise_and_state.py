@@ -65,6 +65,9 @@ def test_broken_promise_is_proposed_at_the_first_logged_step(stage: Stage) -> No
     assert event.evidence == ("lr 2.5e-08, expected 0.0015",)
     (proposal,) = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
     assert proposal.step == 300 and proposal.data["action"] == "fix-lr"
+    # `--lr` would be refused: at step 300 the schedule of these checkpoints has ended, and their LR is 0
+    assert proposal.data["command"] == "chronicle rollback --to 300 --run tiny"
+    assert "give the next launch the LR 0.0015" in proposal.data["by_hand"]
 
 
 def test_state_is_written_beside_each_checkpoint_and_resumed_from(stage: Stage) -> None:
