@@ -134,6 +134,7 @@ ANNOUNCED = re.compile(
 EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
     r"(?:^|[\s:>|\]=*#-])(?:start(?:ing)? )?epoch\s*[:#=]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?\s*[:.=*#-]*\s*$", re.IGNORECASE
 )
+OTHER_EPOCH = re.compile(r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint)", re.IGNORECASE)  # not that
 ROUNDED = re.compile(  # `step:2K`
     r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE
 )
@@ -209,8 +210,7 @@ class PrintedLines:
 
     def flush(self) -> list[Point]:
         """Return the point that waits for further lines of its step."""
-        pending, self._pending = self._pending or self._first_epoch, None
-        self._first_epoch = None
+        pending, self._pending = self._pending or self._take_first_epoch(), None
         if pending is None:
             return []
         self._row += 1
@@ -271,7 +271,7 @@ class PrintedLines:
             self._block = self._step_of(header)
             return None
         begins = EPOCH_LINE.search(line)
-        if begins is not None:
+        if begins is not None and OTHER_EPOCH.search(line) is None:
             if KERAS_EPOCH.match(line):
                 self._keras = int(begins["at"])
             return self._begin_epoch(int(begins["at"]))
@@ -375,12 +375,17 @@ class PrintedLines:
     def _begin_epoch(self, epoch: int) -> Point | None:
         """A line said that an epoch begins: the steps below it may begin again, or it has no steps and is one itself."""
         self._epochs.open = epoch
-        first, self._first_epoch = self._first_epoch, None
+        first = self._take_first_epoch()
         if first is not None:
             self._lines_of_epochs = True
         if not self._finer and self._lines_of_epochs is not False:
             self._announced, self._told, self._held = epoch, set(), {}
         return first
+
+    def _take_first_epoch(self) -> Point | None:
+        """The record of the first epoch, which was kept back; None where lines with a counter came after it."""
+        first, self._first_epoch = self._first_epoch, None
+        return None if self._finer else first
 
     def _announce(self, line: str) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
@@ -633,6 +638,7 @@ class EpochSteps:
     def __init__(self) -> None:
         self.epoch: float | None = None
         self.last = self.offset = 0
+        self.begins: dict[int, int] = {}  # the offset of each epoch
         self.shown = self.gap = 0  # of steps that count through
         self.line = ""
         self.open: float | None = None  # the epoch that a line of its own has named
@@ -663,6 +669,9 @@ class EpochSteps:
         """Return the step since the log began."""
         if self.epoch is not None and epoch > self.epoch and at <= self.last:
             self.offset += self.last
+        elif self.epoch is not None and epoch < self.epoch:  # another launch, or another run
+            self.offset = self.begins.get(int(epoch), 0)
+        self.begins.setdefault(int(epoch), self.offset)
         self.epoch, self.last = epoch, at
         return self.offset + at
 

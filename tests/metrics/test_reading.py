@@ -11,6 +11,7 @@ import pytest
 from chronicle.cli.spikes import spikes
 from chronicle.cli.watch import watch
 from chronicle.errors import UsageProblem
+from chronicle.metrics.lines import read_lines
 from chronicle.metrics.readers import NothingToWatch, UnknownLog, read_log
 from rollback.channels import LossKind
 from rollback.detect import Detector
@@ -228,3 +229,19 @@ def test_an_empty_log_is_waited_for(tmp_path: Path) -> None:
     assert watch(str(path), once=True).text == "no points yet"
     with pytest.raises(UnknownLog, match="empty"):
         spikes([str(path)])
+
+
+def test_a_line_about_another_epoch_begins_none() -> None:
+    """`best epoch: 12` and a config behind it were a point of step 12 in front of the run."""
+    head = "Resuming from epoch 12\nlr: 0.001\nloss: 0.5\nbest epoch: 12\nloss: 0.4\n"
+    lines = [f"step {step} loss {2.0 - step / 1000:.3f}\n" for step in range(10, 110, 10)]
+    points = list(read_lines([*head.splitlines(keepends=True), *lines]))
+    assert [point.step for point in points] == list(range(10, 110, 10))
+
+
+def test_the_epoch_of_a_line_places_the_steps_below_it_where_they_begin_again() -> None:
+    batches = "".join(f"batch {at}/50 loss 1.5\n" for at in range(10, 60, 10))
+    text = "".join(f"--- epoch {epoch} ---\n{batches}" for epoch in (1, 2, 3))
+    assert [point.step for point in read_lines(text.splitlines(keepends=True))] == list(range(10, 160, 10))
+    again = text + text  # another run, or a launch that begins anew
+    assert [point.step for point in read_lines(again.splitlines(keepends=True))] == [*range(10, 160, 10)] * 2
