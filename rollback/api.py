@@ -74,7 +74,7 @@ def plan_rollback(
         accept_unproved=accept_unproved,
     )
     listed = [c for c in list_checkpoints(directory) if not c.path.is_symlink()]
-    chosen = select_checkpoint(listed, step, launch)
+    chosen = select_checkpoint(listed, step, launch, directory)
     refuse_strays(chosen)
     refuse_unusable(chosen, check_names(chosen))
     refuse_unusable(chosen, verify_checkpoint(chosen, full=full))

@@ -214,6 +214,6 @@ def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True)
         raise refuse_store(named)
     step, _, launch = named.partition("@")
     if root is not None and step.isdigit() and (not launch or launch.isdigit()):
-        return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None)
+        return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None, root)
     path = root / named if root is not None and (root / named).exists() else named
     return open_checkpoint(path, count_steps=count_steps)

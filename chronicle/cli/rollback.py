@@ -312,7 +312,7 @@ def make_plan(
     listed = with_launches(list_checkpoints(opened.root), entries)
     found = [c for c in listed if not c.path.is_symlink()]  # a link to a checkpoint is a pointer
     _refuse_link(listed, found, request.step)
-    chosen = _select(found, request, abandoned_by) if path is None else _at(found, path)
+    chosen = _select(found, request, abandoned_by, Path(opened.root)) if path is None else _at(found, path)
     if chosen.path == Path(os.path.abspath(opened.root)):
         raise PlanRefused(
             f"`{opened.root}` is a checkpoint itself: a rollback exchanges checkpoints inside a directory",
@@ -356,9 +356,9 @@ def _refuse_link(listed: Sequence[Checkpoint], found: Sequence[Checkpoint], step
         )
 
 
-def _select(found: Sequence[Checkpoint], request: RollbackRequest, abandoned_by: str | None) -> Checkpoint:
+def _select(found: Sequence[Checkpoint], request: RollbackRequest, abandoned_by: str | None, root: Path) -> Checkpoint:
     if abandoned_by is None:
-        return select_checkpoint(found, request.step, request.launch)
+        return select_checkpoint(found, request.step, request.launch, root)
     hits = [c for c in found if c.step == request.step and (c.abandoned or "").endswith(abandoned_by.upper())]
     if len(hits) == 1:
         return hits[0]

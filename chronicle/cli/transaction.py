@@ -434,7 +434,9 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
     talk = [f"new journal: {opened.paths.journal_dir}"] if opened.is_new else []
     talk += [receipt.left_over] if receipt.left_over else []
     talk.append("undo it with `chronicle undo`")
-    lines = [text, "", f"done: the next launch will load step {plan.step} ({receipt.id})"]
+    proved = has_guard(plan, opened.journal)  # else nothing compares what the next launch loads
+    done = f"the next launch will load step {plan.step}" if proved else f"step {plan.step} is ready for the next launch"
+    lines = [text, "", f"done: {done} ({receipt.id})"]
     data = {"changed": True, "receipt": receipt.id, "plan": plan.to_json() | {"digest": plan.digest}}
     return CommandResult(text="\n".join(lines), data=data, talk=tuple(talk))
 

@@ -29,7 +29,7 @@ from chronicle.errors import ChronicleError
 from chronicle.journal.events import Quarantined
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, list_root_strays
+from rollback.checkpoint.listing import directories_with_checkpoints, list_checkpoints, list_root_strays
 from rollback.checks.verify import (
     passes,
     root_stray_findings,
@@ -105,8 +105,13 @@ def verify_checkpoints(
         if beside_them:
             found.append((str(root), None, beside_them))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
-    text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
+    text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else _none_in(root)
     return CommandResult(text=text, data=_data(found, full), exit_code=code, talk=talk)
+
+
+def _none_in(root: Path | None) -> str:
+    near = directories_with_checkpoints(root) if root is not None else []
+    return f"no checkpoints in {root}" + "".join(f"\n{count} are in {folder}: --checkpoints {folder}" for folder, count in near)
 
 
 def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str | None]]:

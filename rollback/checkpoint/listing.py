@@ -27,6 +27,7 @@ from rollback.checkpoint.layout import (
     Role,
     StateFile,
     is_leftover,
+    number_of,
     parts_beside,
     scan_entries,
 )
@@ -43,9 +44,11 @@ __all__ = [
     "Role",
     "SchedulerState",
     "StateFile",
+    "directories_with_checkpoints",
     "find_format",
     "format_named",
     "list_checkpoints",
+    "list_elsewhere",
     "list_newest_copies",
     "list_root_strays",
     "open_checkpoint",
@@ -124,10 +127,13 @@ def list_newest_copies(root: Path | str) -> list[Checkpoint]:
     return [_with_counted_step(checkpoint) for checkpoint in described if checkpoint is not None]
 
 
-def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int | None = None) -> Checkpoint:
-    """The one checkpoint of exactly `step` (and `launch`).
+def select_checkpoint(
+    checkpoints: Iterable[Checkpoint], step: int, launch: int | None = None, root: Path | None = None
+) -> Checkpoint:
+    """The one checkpoint of exactly `step` (and `launch`), of those in `root`.
 
-    Raises `CheckpointNotFound` naming the two nearest, `AmbiguousStep` listing all when there are several.
+    Raises `CheckpointNotFound` naming the two nearest, or directories near `root` that hold some; `AmbiguousStep` listing all
+    when there are several.
     """
     candidates = list(checkpoints)
     found = [c for c in candidates if c.step == step and (launch is None or c.launch == launch)]
@@ -146,8 +152,40 @@ def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int 
             f"no checkpoint of step {step}{of_launch}: step {step} exists {where}", remedy=f"name it: --to {way}"
         )
     raise CheckpointNotFound(
-        f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}", remedy=_way_to_near(candidates, step)
+        f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}", remedy=_way_to_near(candidates, step, root)
     )
+
+
+def list_elsewhere(root: Path | str, later: Sequence[str]) -> Mapping[Path, tuple[str, ...]]:
+    """Files without training state that carry the number of one of `later`, by directory: above, beside and below `root`.
+
+    A script that saves `model/20.pt` and `optim/20.pt` has one step in two directories, of which one is a root.
+    """
+    root = Path(os.path.abspath(root))
+    numbers = {number for name in later if (number := number_of(name)) is not None}
+    folders = [root.parent, *_directories(root.parent), *_directories(root)] if numbers else []
+    found: dict[Path, tuple[str, ...]] = {}
+    for folder in folders:
+        if folder == root or folder.name.startswith(".") or folder.name == _ABANDONED_DIR:
+            continue
+        files = [entry.name for entry in _entries_of(folder) if entry.kind is FileType.FILE]
+        names = sorted((n for n in files if not is_leftover(n) and number_of(n) in numbers), key=lambda n: (number_of(n), n))
+        newest = _describe(folder / names[-1], abandoned=None) if names else None
+        if names and (newest is None or _with_counted_step(newest).step is None):  # else it is a run of its own
+            found[folder] = tuple(names)
+    return found
+
+
+def directories_with_checkpoints(root: Path | str) -> list[tuple[Path, int]]:
+    """Directories below or beside `root` that hold checkpoints, and how many: where to look when it has none."""
+    root = Path(os.path.abspath(root))
+    near = [*_directories(root), *(folder for folder in _directories(root.parent) if folder != root)]
+    found = []
+    for folder in near:
+        held = [] if folder.name in {_ABANDONED_DIR} or folder.name.startswith(".") else _checkpoints_in(folder, None)
+        if held and _with_counted_step(held[-1]).step is not None:  # the names of the others are not read
+            found.append((folder, len(held)))
+    return found
 
 
 def list_root_strays(root: Path | str) -> tuple[str, ...]:
@@ -343,8 +381,10 @@ def _nearest(checkpoints: Sequence[Checkpoint], step: int) -> str:
     return f"only {names}, whose step is not known{stray}"
 
 
-def _way_to_near(checkpoints: Sequence[Checkpoint], step: int) -> str:
+def _way_to_near(checkpoints: Sequence[Checkpoint], step: int, root: Path | None) -> str:
     """A hint: the nearest checkpoint at or below the step, else where else to look."""
+    if not checkpoints and root is not None and (near := directories_with_checkpoints(root)):
+        return f"{near[0][1]} checkpoints are in `{near[0][0]}`: --checkpoints {near[0][0]}"
     steps = sorted({c.step for c in checkpoints if c.step is not None}, key=lambda s: (s > step, abs(s - step)))
     if not steps and any(c.strays for c in checkpoints):
         return "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_named, list_checkpoints, list_newest_copies
+from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk import RemoteView
@@ -103,10 +103,22 @@ def plan_from_disk(
         cost=cost,
         remarks=remarks,
     )
+    if known is not None and known.by_content and RemoteView.opened is None:
+        plan = replace(plan, notes=(*plan.notes, *_left_elsewhere(root, plan)))
     if not plan.config_edits:
         return plan
     configs = [edit.file for edit in plan.config_edits]
     return replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, configs)))
+
+
+def _left_elsewhere(root: Path, plan: Plan) -> Iterator[str]:
+    """What a script may load of the later steps though their files in `root` are gone: weights in a directory of their own."""
+    for folder, names in list_elsewhere(root, [later.name for later in plan.abandon]).items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        yield (
+            f"not moved: `{os.path.relpath(folder, root)}` holds files of the later steps too ({shown}); if the script takes the "
+            f"newest there by itself, move them away: {folder}"
+        )
 
 
 def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: CheckpointState) -> None:

@@ -144,3 +144,35 @@ def test_the_other_checkpoint_of_the_same_step_is_named_as_not_edited(
     assert run([*order, "--lr-scale", "0.5", "--accept-unproved", "the script takes it from the file"]) == 0
     out = capsys.readouterr().out
     assert "not edited, though of the same step: D_20.pth" in out and "D_30.pth  G_30.pth" in out
+
+
+@pytest.fixture
+def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One directory a kind: `model/20.pt` with `optim/20.pt`, as BasicSR's `models/` with `training_states/`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved/model").mkdir(parents=True)
+    for step in (10, 20, 30):
+        save(tmp_path / "saved/optim", step, "{}.pt", ("../model/{}.pt",), None)
+    return tmp_path / "saved"
+
+
+def test_weights_of_later_steps_in_another_directory_are_named(kinds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rollback", "--to", "10", "--checkpoints", str(kinds / "optim"), "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert "not moved: `../model` holds files of the later steps too (20.pt to 30.pt)" in out
+    assert "done: step 10 is ready for the next launch" in out
+    assert names(kinds / "model") == {"10.pt", "20.pt", "30.pt"}
+
+
+def test_another_run_in_the_directory_beside_is_not_named(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20, 30):
+        save(pairs.parent / "other", step, "optim_{}.pt", (), None)
+    assert run(["rollback", "--to", "10", "--checkpoints", str(pairs), "--dry-run"]) == 0
+    assert "../other" not in capsys.readouterr().out
+
+
+def test_where_there_are_none_the_directory_that_has_some_is_named(kinds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rollback", "--to", "10", "--checkpoints", str(kinds), "--yes"]) != 0
+    assert f"3 checkpoints are in `{kinds / 'optim'}`" in capsys.readouterr().err
+    run(["verify", "--checkpoints", str(kinds / "model")])
+    assert f"3 are in {kinds / 'optim'}" in capsys.readouterr().out
