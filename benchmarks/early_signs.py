@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chronicle.resume.signs import RULES, EarlySigns, Judge, Rule
+from chronicle.resume.signs import RULES, EarlySigns, SignJudge, SignRule
 from rollback.detect import Detector
 
 AT, EVERY, SYMBOLS, LENGTH, ROWS, LAYERS, EXPERTS = 350, 10, 128, 32, 4, 2, 4
@@ -234,19 +234,19 @@ def moments(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 TRIED = (
     *RULES,
-    Rule("attn_logit_max", 3.0, ""),
-    Rule("attn_entropy", 0.5, ""),
-    Rule("moment_1", 2.0, ""),
-    Rule("moment_2", 2.0, ""),
-    Rule("moment_ratio", 2.0, ""),
-    Rule("moment_ratio", 0.5, ""),
+    SignRule("attn_logit_max", 3.0, ""),
+    SignRule("attn_entropy", 0.5, ""),
+    SignRule("moment_1", 2.0, ""),
+    SignRule("moment_2", 2.0, ""),
+    SignRule("moment_ratio", 2.0, ""),
+    SignRule("moment_ratio", 0.5, ""),
 )
 
 
-def first_sign(run: Mapping[str, Any], rule: Rule) -> int | None:
+def first_sign(run: Mapping[str, Any], rule: SignRule) -> int | None:
     """The step at which the launch's own judge names this channel, once the fault is there; at any step in a healthy run."""
     channel, lrs = run["channels"].get(rule.channel, []), dict(run["channels"]["lr"])
-    judge = Judge((rule,))
+    judge = SignJudge((rule,))
     broken = [step for step, value in channel if judge.see(step, {rule.channel: value}, lrs.get(step, 0.0))]
     return broken[0] if broken else None
 

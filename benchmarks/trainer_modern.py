@@ -34,7 +34,7 @@ from bit_transformer.data.corpora import read_corpus  # noqa: E402
 from bit_transformer.data.loaders import StepDataset, open_stores, plan_data  # noqa: E402
 from bit_transformer.evaluation.held_out import context_mix_bpb, evaluate, unigram_bpb, xz_bpb, zstd_bpb  # noqa: E402
 from bit_transformer.model.transformer import BitTransformer, next_symbol_losses  # noqa: E402
-from bit_transformer.modern import SOURCES, Modern, ModernConfig, build_optimizers, held_out_bpb, next_losses  # noqa: E402
+from bit_transformer.modern import SOURCES, Modern, ModernConfig, build_optimizers, held_out_bits, next_losses  # noqa: E402
 from bit_transformer.recipes import find_recipe  # noqa: E402
 from bit_transformer.training.schedule import ScheduleConfig, plan_schedule  # noqa: E402
 from bit_transformer.training.setup import parameter_groups  # noqa: E402
@@ -108,7 +108,7 @@ def train_modern(steps: int, seed: int, *, width: int = 96, layers: int = 3, rat
                                           decay_steps=steps * 2 // 5, final_fraction=0.02))  # fmt: skip
     optimizers = build_optimizers(model, matrix_lr=rate, table_lr=rate / 2)
     seconds = run(model, optimizers, factor, steps, next_losses, steps_of(WINDOW, BATCH, seed, as_bytes=True))
-    return config.num_parameters, seconds, held_out_bpb(model, windows(WINDOW), 256) if judged else {}
+    return config.num_parameters, seconds, held_out_bits(model, windows(WINDOW), 256) if judged else {}
 
 
 def show(name: str, values: dict[str, float], parameters: str = "", text: str = "", seconds: str = "") -> None:

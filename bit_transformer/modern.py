@@ -79,7 +79,7 @@ def rotate(x_BHTE: Tensor) -> Tensor:
     return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
 
 
-def norm(x: Tensor) -> Tensor:
+def rms_norm(x: Tensor) -> Tensor:
     """RMSNorm without parameters."""
     return F.rms_norm(x, x.shape[-1:])
 
@@ -99,10 +99,11 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Same shape out."""
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(norm(x_BTD)).chunk(3, dim=-1))
-        y_BHTE = F.scaled_dot_product_attention(rotate(norm(q)), rotate(norm(k)), v, is_causal=True)
+        parts = self.qkv(rms_norm(x_BTD)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
+        y_BHTE = F.scaled_dot_product_attention(rotate(rms_norm(q)), rotate(rms_norm(k)), v, is_causal=True)
         x_BTD = x_BTD + self.out(y_BHTE.transpose(1, 2).flatten(2))
-        y_BTD: Tensor = x_BTD + self.down(F.relu(self.up(norm(x_BTD))).square())
+        y_BTD: Tensor = x_BTD + self.down(F.relu(self.up(rms_norm(x_BTD))).square())
         return y_BTD
 
 
@@ -119,10 +120,10 @@ class Modern(nn.Module):
 
     def forward(self, symbols_BT: Tensor) -> Tensor:
         """Causal: a logit depends on its own and earlier symbols."""
-        x_BTD = norm(self.embedding(symbols_BT))
+        x_BTD = rms_norm(self.embedding(symbols_BT))
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        logits_BTV: Tensor = self.head(norm(x_BTD)).float()
+        logits_BTV: Tensor = self.head(rms_norm(x_BTD)).float()
         return logits_BTV
 
 
@@ -146,7 +147,7 @@ def build_optimizers(model: Modern, *, matrix_lr: float, table_lr: float) -> lis
 
 
 @torch.no_grad()
-def held_out_bpb(model: nn.Module, texts: dict[str, Tensor], vocab: int) -> dict[str, float]:
+def held_out_bits(model: nn.Module, texts: dict[str, Tensor], vocab: int) -> dict[str, float]:
     """Bits per byte of held-out windows (N, window) by source, and their `mixture`.
 
     The first symbol of a window is predicted by nothing and counts as evenly distributed.
@@ -353,7 +354,7 @@ def train(o: argparse.Namespace) -> dict[str, float]:
         model.zero_grad(set_to_none=True)
         step += 1
         if step == last or step % o.eval_every == 0:
-            found = held_out_bpb(model, texts, vocab)
+            found = held_out_bits(model, texts, vocab)
             values |= {f"eval/{name}": bpb for name, bpb in found.items()}
             if o.probe and step == last:
                 values |= {f"eval/context-{k}": probe_bpb(model, texts, vocab, k) for k in PROBED}

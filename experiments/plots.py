@@ -23,7 +23,7 @@ __all__ = [
     "UPDATES",
     "as_text",
     "colour_of",
-    "compared",
+    "compared_arms",
     "draw_contrasts",
     "draw_differences",
     "draw_ledger",
@@ -104,7 +104,7 @@ COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e
 UPDATES = "updates after the common checkpoint"
 
 
-def compared(data: StudyData) -> Iterator[str]:
+def compared_arms(data: StudyData) -> Iterator[str]:
     """Arms but for the exact restart, which is the reference."""
     yield from (arm for arm in data.arms if arm not in data.plan.study.gate[1:])
 
@@ -132,7 +132,7 @@ def draw_losses(figure: Any, data: StudyData) -> ReportTable:
     channels = {source: f"bpb/{source}" for source in data.plan.sources} or {"loss": "loss"}
     panels = figure.subplots(1, len(channels), squeeze=False)[0]
     for axes, (source, channel) in zip(panels, channels.items(), strict=True):
-        for arm in compared(data):
+        for arm in compared_arms(data):
             curves = np.stack([_smooth(run.channel(channel), LOSS_WIDTH) for run in data.of_arm(arm)])
             mean, updates = np.nanmean(curves, axis=0), np.arange(1, curves.shape[1] + 1)
             rows += [(arm, source, str(update), as_text(value)) for update, value in zip(updates, mean, strict=True)][4::5]
@@ -151,7 +151,7 @@ def draw_losses(figure: Any, data: StudyData) -> ReportTable:
 def draw_differences(figure: Any, data: StudyData) -> ReportTable:
     """One panel an arm, one scale."""
     rows, reference = [], data.plan.study.reference
-    arms = [arm for arm in compared(data) if arm != reference and data.seeds(arm, reference)]
+    arms = [arm for arm in compared_arms(data) if arm != reference and data.seeds(arm, reference)]
     columns = max(1, min(4, math.ceil(len(arms) / 2))) if len(arms) > 3 else max(1, len(arms))
     figure.set_figheight(max(4.4, 2.0 * math.ceil(len(arms) / columns)))
     grid = figure.subplots(math.ceil(len(arms) / columns) or 1, columns, squeeze=False, sharex=True, sharey=True)
@@ -261,7 +261,7 @@ def draw_transients(figure: Any, data: StudyData) -> ReportTable:
     rows, reference = [], data.plan.study.reference
     offsets = np.arange(-NEAR, NEAR + 1)
     left, right = figure.subplots(1, 2)
-    for arm in compared(data):
+    for arm in compared_arms(data):
         cuts, same = [], True
         for seed in data.seeds(arm, reference):
             found, identical = _cuts(data.runs[arm, seed], data.runs[reference, seed])

@@ -50,7 +50,7 @@ def trainer_of(plan: StudyPlan) -> Trainer:
 # --- The command line
 
 
-def settings_of(plan: StudyPlan, run: StudyRun, leg: Leg) -> dict[str, Setting]:
+def settings_of_leg(plan: StudyPlan, run: StudyRun, leg: Leg) -> dict[str, Setting]:
     """The settings of a launch: the usual ones, the arm's, and from its first restart on the restart's."""
     own = plan.study.arm(run.arm).set if run.arm != START else {}
     return {**usual_settings(plan), **own, **(leg.restart.set if leg.restart is not None else {})}
@@ -64,7 +64,7 @@ def usual_settings(plan: StudyPlan) -> dict[str, Setting]:
 def is_treated(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
     """Whether this launch differs on purpose from the one that saved its checkpoint: the guard then only warns."""
     lost = leg.restart is not None and bool(leg.restart.loses or leg.restart.order is not Order.PLAN or leg.data_offset)
-    return lost or settings_of(plan, run, leg) != usual_settings(plan) or _reads_again(plan, run, leg)
+    return lost or settings_of_leg(plan, run, leg) != usual_settings(plan) or _reads_again(plan, run, leg)
 
 
 def _reads_again(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
@@ -80,7 +80,7 @@ def placeholders(
     reshuffled = leg.restart is not None and leg.restart.order is not Order.PLAN
     restarts = sum(one.restart is not None for one in run.legs[: leg.number])
     return {
-        **settings_of(plan, run, leg), "arm": run.arm, "run": run.name, "leg": leg.number, "seed": plan.order_seed(run),
+        **settings_of_leg(plan, run, leg), "arm": run.arm, "run": run.name, "leg": leg.number, "seed": plan.order_seed(run),
         "start": plan.start_of(run).seed, "first": begin + leg.first, "last": begin + leg.last, "updates": leg.num_updates,
         "total": begin + size * len(plan.study.arms[0].slices), "every": math.gcd(*(begin + at for at in leg.saves)),
         "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from chronicle.audit.traces import CLOCK, STAMP, DirectoryScan, LineKind, Observed
+from chronicle.audit.traces import CLOCK, STAMP, DirectoryScan, LineKind, LogTrace
 
 __all__ = [
     "Contradiction",
@@ -48,10 +48,10 @@ class InferredLaunch:
 
     number: int
     source: str
-    observations: tuple[Observed, ...]
+    observations: tuple[LogTrace, ...]
     others: tuple[str, ...] = ()  # logs of its other ranks
 
-    def first(self, kind: LineKind) -> Observed | None:
+    def first(self, kind: LineKind) -> LogTrace | None:
         """Return the first observation of a kind."""
         return next((one for one in self.observations if one.kind is kind), None)
 
@@ -73,7 +73,7 @@ class InferredLaunch:
         return next((word for kind, word in REACHED if self.first(kind) is not None), least)
 
     @property
-    def ending(self) -> Observed | None:
+    def ending(self) -> LogTrace | None:
         """Return the line that ends it; None when there is none."""
         return next((one for one in reversed(self.observations) if one.kind in ENDINGS), None)
 
@@ -86,17 +86,17 @@ class Contradiction:
     follows_from: tuple[str, ...]
 
 
-def infer_launches(observations: Iterable[Observed]) -> tuple[InferredLaunch, ...]:
+def infer_launches(observations: Iterable[LogTrace]) -> tuple[InferredLaunch, ...]:
     """Group the lines of each log into launches, in order of time where it is known.
 
     A new launch begins where a log has another start-up line of a kind already seen, or where the step decreases. Logs whose
     names differ only in the rank, and that begin together, are one launch.
     """
-    by_source: dict[str, list[Observed]] = {}
+    by_source: dict[str, list[LogTrace]] = {}
     for one in observations:
         if one.kind not in (LineKind.PROCESS, LineKind.WRITTEN):
             by_source.setdefault(one.source, []).append(one)
-    merged: list[tuple[list[Observed], list[str]]] = []
+    merged: list[tuple[list[LogTrace], list[str]]] = []
     families: dict[str, list[int]] = {}
     for source in sorted(by_source, key=_in_order_of_ranks):
         family = STREAM_PART.sub("*", RANK_PART.sub("*", source))
@@ -122,15 +122,15 @@ def _in_order_of_ranks(source: str) -> tuple[str, list[int]]:
     return RANK_PART.sub("*", source), [int(digits) for digits in re.findall(r"\d+", source)]
 
 
-def _begun(group: Sequence[Observed]) -> datetime | None:
+def _begun(group: Sequence[LogTrace]) -> datetime | None:
     return next((one.time for one in group if one.time is not None), None)
 
 
-def _has_steps(group: Sequence[Observed]) -> bool:
+def _has_steps(group: Sequence[LogTrace]) -> bool:
     return any(one.kind is LineKind.STEP for one in group)
 
 
-def _began_together(group: Sequence[Observed], other: Sequence[Observed]) -> bool:
+def _began_together(group: Sequence[LogTrace], other: Sequence[LogTrace]) -> bool:
     """Whether the lines of two ranks are of one launch: by their first times; without times, by their first steps."""
     mine, theirs = _begun(group), _begun(other)
     if mine is not None and theirs is not None:
@@ -139,8 +139,8 @@ def _began_together(group: Sequence[Observed], other: Sequence[Observed]) -> boo
     return None in steps or steps[0] == steps[1]
 
 
-def _split(lines: Sequence[Observed]) -> list[list[Observed]]:
-    groups: list[list[Observed]] = []
+def _split(lines: Sequence[LogTrace]) -> list[list[LogTrace]]:
+    groups: list[list[LogTrace]] = []
     last_step = -1.0
     for one in lines:
         step = one.numbers.get("step", last_step) if one.kind is LineKind.STEP else last_step
@@ -152,7 +152,7 @@ def _split(lines: Sequence[Observed]) -> list[list[Observed]]:
     return groups
 
 
-def _begins_again(group: Sequence[Observed], one: Observed) -> bool:
+def _begins_again(group: Sequence[LogTrace], one: LogTrace) -> bool:
     """Return whether a start-up line begins a new launch: its kind was seen already, or the start-up is over."""
     if one.kind is LineKind.CREATED:
         return _has_steps(group)
@@ -165,7 +165,7 @@ def _begins_again(group: Sequence[Observed], one: Observed) -> bool:
 
 
 def find_contradictions(
-    launches: Sequence[InferredLaunch], observations: Sequence[Observed], scripts: Sequence[tuple[str, str]] = ()
+    launches: Sequence[InferredLaunch], observations: Sequence[LogTrace], scripts: Sequence[tuple[str, str]] = ()
 ) -> tuple[Contradiction, ...]:
     """Find all contradictions. `scripts` are (path, line) of relevant lines in source files."""
     found = [
@@ -251,7 +251,7 @@ def _ends_without_a_word(launches: Sequence[InferredLaunch]) -> Iterable[Contrad
 
 
 def _processes_older_than_launches(
-    launches: Sequence[InferredLaunch], observations: Sequence[Observed]
+    launches: Sequence[InferredLaunch], observations: Sequence[LogTrace]
 ) -> Iterable[Contradiction]:
     listed = [one for one in observations if one.kind is LineKind.PROCESS and one.time is not None]
     latest = max((launch.started for launch in launches if launch.started is not None), default=None)
@@ -301,7 +301,7 @@ def list_unknowns(launches: Sequence[InferredLaunch]) -> tuple[str, ...]:
     return tuple(unknown)
 
 
-def _place(one: Observed) -> str:
+def _place(one: LogTrace) -> str:
     return f"{one.source}:{one.line}"
 
 
@@ -331,9 +331,9 @@ def list_timeline(scan: DirectoryScan, launches: Sequence[InferredLaunch]) -> li
     return sorted(rows)
 
 
-def _shown(observations: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
+def _shown(observations: Sequence[LogTrace]) -> Iterator[tuple[LogTrace, str]]:
     """Yield each observation with its text without time; of many steps or processes in a row only the first and last."""
-    alike: list[Observed] = []
+    alike: list[LogTrace] = []
     for one in [*observations, None]:
         same = one is not None and alike and (one.kind, one.source) == (alike[-1].kind, alike[-1].source)
         if not same:
@@ -345,7 +345,7 @@ def _shown(observations: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
             yield one, _without_time(one.text)
 
 
-def _few(alike: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
+def _few(alike: Sequence[LogTrace]) -> Iterator[tuple[LogTrace, str]]:
     if len(alike) <= MOST_ALIKE + 1:
         yield from ((one, _without_time(one.text)) for one in alike)
         return

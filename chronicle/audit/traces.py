@@ -25,7 +25,7 @@ __all__ = [
     "FoundFile",
     "FoundProcess",
     "LineKind",
-    "Observed",
+    "LogTrace",
     "is_document",
     "observe_line",
     "parse_time",
@@ -52,7 +52,7 @@ class LineKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class LogTrace:
     """One observation with its place. `time` is as written, without a zone; None when the line has none."""
 
     kind: LineKind
@@ -113,7 +113,7 @@ LINE_PATTERNS: tuple[tuple[LineKind, re.Pattern[str], tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def observe_line(text: str, source: str, line: int) -> Observed | None:
+def observe_line(text: str, source: str, line: int) -> LogTrace | None:
     """Return the observation in a line, or None when no pattern matches. Only the first 2,000 characters are searched."""
     text = text[max(0, text.find(SLURM_SAYS)) :][:LONGEST_LINE].rstrip()  # it may stand behind a progress bar without an end
     if FRAME.match(text) is not None:
@@ -122,7 +122,7 @@ def observe_line(text: str, source: str, line: int) -> Observed | None:
     if listed is not None:
         numbers = {"pid": float(listed["pid"])}
         stamp = _clock_time(listed["month"], listed["day"], listed["clock"], None)
-        return Observed(kind=LineKind.PROCESS, source=source, line=line, text=_short(text), time=stamp, numbers=numbers)
+        return LogTrace(kind=LineKind.PROCESS, source=source, line=line, text=_short(text), time=stamp, numbers=numbers)
     if TELLING.search(text) is None:
         return None
     for kind, pattern, names in LINE_PATTERNS:
@@ -131,7 +131,7 @@ def observe_line(text: str, source: str, line: int) -> Observed | None:
             numbers = {name: float(value.replace(",", "")) for name, value in zip(names, match.groups(), strict=False)}
             if kind is LineKind.CONFIG:
                 numbers = _configuration(text)
-            return Observed(kind=kind, source=source, line=line, text=_short(text), time=parse_time(text), numbers=numbers)
+            return LogTrace(kind=kind, source=source, line=line, text=_short(text), time=parse_time(text), numbers=numbers)
     return None
 
 
@@ -207,7 +207,7 @@ class DirectoryScan:
 
     directory: str
     files: tuple[FoundFile, ...]
-    observations: tuple[Observed, ...]
+    observations: tuple[LogTrace, ...]
     scripts: tuple[tuple[str, str], ...]
     processes: tuple[FoundProcess, ...]
     left_out: tuple[str, ...]
@@ -217,7 +217,7 @@ class DirectoryScan:
 def scan_directory(directory: Path) -> DirectoryScan:
     """Scan a directory tree and the processes of this machine."""
     files: list[FoundFile] = []
-    observations: list[Observed] = []
+    observations: list[LogTrace] = []
     scripts: list[tuple[str, str]] = []
     left_out: list[str] = []
     runs: list[Path] = []
@@ -264,7 +264,7 @@ def _walk(directory: Path, left_out: list[str], runs: list[Path]) -> Iterator[Pa
             yield path
 
 
-def _observations(path: Path, name: str) -> list[Observed]:
+def _observations(path: Path, name: str) -> list[LogTrace]:
     lines = list(_lines(path))
     written = path.suffix in DOCUMENT_NAMES or is_document(text for _, text in lines)
     found = (observe_line(line, name, number) for number, line in lines)
@@ -282,7 +282,7 @@ def _is_quoted(text: str) -> bool:
     return STAMPED.match(text) is not None or PROCESS.fullmatch(text) is not None
 
 
-def _as_written(one: Observed) -> Observed:
+def _as_written(one: LogTrace) -> LogTrace:
     return replace(one, kind=LineKind.WRITTEN, time=None, numbers={})
 
 

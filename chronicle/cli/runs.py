@@ -22,7 +22,7 @@ from chronicle.story.plain import format_age, format_number, plain
 from rollback.channels import Role, canonical_of
 
 if TYPE_CHECKING:
-    from chronicle.report.comparison import Arm
+    from chronicle.report.comparison import ComparedArm
 
 __all__ = ["named_run", "runs", "show_comparison"]
 
@@ -360,7 +360,7 @@ def show_comparison(
     return CommandResult(text=text, data=data, talk=tuple(talk))
 
 
-def _verdict(arms: "Sequence[Arm]", margin: float) -> tuple[str, Mapping[str, Any]]:
+def _verdict(arms: "Sequence[ComparedArm]", margin: float) -> tuple[str, Mapping[str, Any]]:
     """The studies' verdict on two arms at the seeds that both have."""
     from chronicle.cli.main import judge_runs
 

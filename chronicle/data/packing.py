@@ -52,7 +52,7 @@ class PackedPlan(DataPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class DocPiece:
     """Tokens `first` to `end` of sample `index` of a source, which is sample `number` of the plan's sequence."""
 
     source: str
@@ -120,7 +120,7 @@ class PackedDataset(PlanDataset):
             self._watch(numbers)
         return [self[number] for number in numbers]
 
-    def records(self, number: int) -> list[Piece]:
+    def records(self, number: int) -> list[DocPiece]:
         """Return the documents in a row, in order: what to look at when a row is suspected. No document is read."""
         return [piece for _, piece in self._pieces(number)]
 
@@ -145,7 +145,7 @@ class PackedDataset(PlanDataset):
         tokens, block = state.get("mark", (0, 0))
         self._marks = sorted({(0, 0), (int(tokens), int(block))})
 
-    def _pieces(self, number: int) -> Iterator[tuple[int, Piece]]:
+    def _pieces(self, number: int) -> Iterator[tuple[int, DocPiece]]:
         """Yield (source number, piece) of a row."""
         token, end = number * self.length, (number + 1) * self.length
         block = self._block_of(token)
@@ -157,8 +157,8 @@ class PackedDataset(PlanDataset):
                 start = before + (int(ends[at - 1]) if at else 0)
                 stop = min(end, before + int(ends[at]))
                 if stop > token:  # a document may be empty
-                    yield source, Piece(source=self.plan.sources[source].name, index=index, number=block * BLOCK_SAMPLES + at,
-                                        first=token - start, end=stop - start)
+                    yield source, DocPiece(source=self.plan.sources[source].name, index=index,
+                                           number=block * BLOCK_SAMPLES + at, first=token - start, end=stop - start)
                 token, at = stop, at + 1
             block += 1
 

@@ -43,7 +43,7 @@ ROWS_A_BATCH = 1024  # of an unpacked table
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError, ValueError)
 
 
-def form_of(name: str) -> str:
+def shard_form(name: str) -> str:
     """Return the form of a file by its name: a kind, with the packing behind a dot where it is packed; "" for no shard.
 
     `.json` alone is no shard (it may be one value); packed, as published corpora have it, it is taken for lines.

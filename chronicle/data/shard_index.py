@@ -40,11 +40,11 @@ from chronicle.data.shard_forms import (
     RowReader,
     ShardCache,
     Watched,
-    form_of,
     is_mapped,
     is_packed,
     kind_of,
     row_checksum,
+    shard_form,
     table_batches,
     unpacked,
 )
@@ -137,8 +137,8 @@ def list_shards(place: str | Path) -> tuple[list[str], list[str]]:
     if splits:
         raise DataError(f"`{redact(str(place))}` holds {len(splits)} splits: {', '.join(splits[:6])}",
                         f"name one of them, such as {redact(shard_location(str(place), splits[-1]))}")
-    tars = {_without_suffix(name) for name in found if kind_of(form_of(name)) == "tar"}
-    several = tars or any(kind_of(form_of(name)) in ("lines", "rows") for name in found)
+    tars = {_without_suffix(name) for name in found if kind_of(shard_form(name)) == "tar"}
+    several = tars or any(kind_of(shard_form(name)) in ("lines", "rows") for name in found)
     listed = {folder: _listed(shard_location(str(place), f"{folder}/state.json".lstrip("/"))) for folder in state}
     shards, others = list[str](), list[str]()
     for name in sorted(found, key=lambda one: one.split("/")):
@@ -146,7 +146,7 @@ def list_shards(place: str | Path) -> tuple[list[str], list[str]]:
         if last.startswith(".") or last.endswith(".tar.idx"):
             continue
         cache = folder in listed and listed[folder] and last.endswith(".arrow") and last not in listed[folder]
-        kind = kind_of(form_of(last))
+        kind = kind_of(shard_form(last))
         beside = (kind == "file" and several and _ABOUT.match(last)) or (kind != "tar" and _without_suffix(name) in tars)
         if kind and not cache and not beside:
             shards.append(name)
@@ -194,7 +194,7 @@ def read_source_index(path: str | Path) -> SourceIndex:
             reason = f"index `{path}` has version {head['v']}, this program reads {INDEX_VERSION}"
             raise DataError(reason, "index the shards again")
         first, second = head["columns"]
-        unknown = sorted({row[1] for row in head["shards"]} - {form_of(f"x{suffix}{packing}") for suffix in (*KINDS, ".json")
+        unknown = sorted({row[1] for row in head["shards"]} - {shard_form(f"x{suffix}{packing}") for suffix in (*KINDS, ".json")
                                                              for packing in ("", *PACKINGS)} - {ARROW_PACKED})
         if unknown:
             raise DataError(f"index `{path}` has shards of form `{unknown[0]}`, which this program does not read",
@@ -320,7 +320,7 @@ class SourceReader:
 
 
 def _read_shard(path: str, name: str) -> tuple[IndexedShard, NDArray[np.int64], NDArray[np.uint32]]:
-    form = form_of(name)
+    form = shard_form(name)
     with open_shard(path) as stream:
         watched = Watched(stream)
         try:

@@ -20,7 +20,7 @@ from chronicle.errors import UsageProblem
 from chronicle.integrations.foreign_journals import Draft, Import, ImportedLaunch, cut_into_launches, is_event_table
 from chronicle.journal.events import Incident, Note
 from chronicle.metrics.log import Point
-from chronicle.metrics.mlflow_log import is_file_store_run, list_runs, read_database, read_file_store
+from chronicle.metrics.mlflow_log import is_file_store_run, list_mlflow_runs, read_database, read_file_store
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.metrics.trackio_log import TrackioRun, is_trackio_database, read_project
@@ -137,7 +137,7 @@ def _is_trackio(path: Path) -> bool:
 
 def _mlflow(path: Path) -> Iterator[Tracked]:
     if path.is_file():
-        for identity, name in list_runs(path).items():
+        for identity, name in list_mlflow_runs(path).items():
             points = read_database(path, identity)
             yield _plain(
                 identity, name or identity, "mlflow", cut_into_launches(points, name or identity), is_named=True

@@ -371,7 +371,7 @@ def host_rates(before: HostCounters, after: HostCounters) -> dict[str, float]:
     return found
 
 
-def read_memory(proc: Path = Path("/proc")) -> dict[str, float]:
+def read_host_memory(proc: Path = Path("/proc")) -> dict[str, float]:
     """Memory of the host that is not available, in bytes, and its part of the whole."""
     try:
         lines = (proc / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
@@ -433,7 +433,7 @@ class DeviceSampler:
         if self._is_over or (self._before is not None and now - self._before.time < HOST_SECONDS):
             return
         before, self._before = self._before, read_counters(now)
-        if before is not None and (found := host_rates(before, self._before) | read_memory()):
+        if before is not None and (found := host_rates(before, self._before) | read_host_memory()):
             self._append([{"kind": "host", **found}])
 
     def close(self) -> None:

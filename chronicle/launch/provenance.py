@@ -75,11 +75,11 @@ def read_settings_files(command: Sequence[str], cwd: Path) -> Iterator[tuple[str
     YAML is read whole where pyyaml is installed beside chronicle; else its numbers. A file that cannot be read as settings is
     left out: it may be data.
     """
-    from rollback.files.config_text import files_named_by, kind_of  # only a launch asks
+    from rollback.files.config_text import config_kind, files_named_by  # only a launch asks
 
-    configs = [file for file in files_named_by(command, cwd, "the command") if kind_of(file.path)]
+    configs = [file for file in files_named_by(command, cwd, "the command") if config_kind(file.path)]
     for file in configs[:MOST_FILES]:
-        values = _settings_in(file.text, str(kind_of(file.path))) if len(file.text) <= MOST_FILE_BYTES else None
+        values = _settings_in(file.text, str(config_kind(file.path))) if len(file.text) <= MOST_FILE_BYTES else None
         if values:
             for part in reversed(file.package):
                 values = {str(part): values}

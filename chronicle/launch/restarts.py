@@ -90,7 +90,7 @@ class Verdict(StrEnum):
     FINISHED = "finished"
 
 
-class Rule(NamedTuple):
+class RestartRule(NamedTuple):
     """What follows from a cause. `patience`: launches in a row without progress; None: as many as `--crashes` says."""
 
     verdict: Verdict
@@ -98,22 +98,22 @@ class Rule(NamedTuple):
     why: str
 
 
-RULES: Mapping[EndCause, Rule] = {
-    EndCause.FINISHED: Rule(Verdict.FINISHED, None, "the run has finished"),
-    EndCause.PREEMPTED: Rule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
-    EndCause.NODE_LOST: Rule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
-    EndCause.TIME_LIMIT: Rule(Verdict.NEW_JOB, None, "the job's time was over"),
-    EndCause.CRASH: Rule(Verdict.HERE, None, "it may not happen again"),
-    EndCause.HANG: Rule(Verdict.HERE, None, "it may not happen again"),
-    EndCause.UNKNOWN: Rule(Verdict.HERE, None, "nothing says that it would happen again"),
-    EndCause.OUT_OF_MEMORY: Rule(Verdict.STOP, None, "the same launch would run out of memory again"),
-    EndCause.DISK_FULL: Rule(Verdict.HERE, None, "there is room for the next save again"),
-    EndCause.REFUSED: Rule(Verdict.STOP, None, "the same start would be refused again"),
-    EndCause.STOPPED: Rule(Verdict.STOP, None, "somebody wanted it to end"),
-    EndCause.PROPOSAL: Rule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
+RULES: Mapping[EndCause, RestartRule] = {
+    EndCause.FINISHED: RestartRule(Verdict.FINISHED, None, "the run has finished"),
+    EndCause.PREEMPTED: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
+    EndCause.NODE_LOST: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
+    EndCause.TIME_LIMIT: RestartRule(Verdict.NEW_JOB, None, "the job's time was over"),
+    EndCause.CRASH: RestartRule(Verdict.HERE, None, "it may not happen again"),
+    EndCause.HANG: RestartRule(Verdict.HERE, None, "it may not happen again"),
+    EndCause.UNKNOWN: RestartRule(Verdict.HERE, None, "nothing says that it would happen again"),
+    EndCause.OUT_OF_MEMORY: RestartRule(Verdict.STOP, None, "the same launch would run out of memory again"),
+    EndCause.DISK_FULL: RestartRule(Verdict.HERE, None, "there is room for the next save again"),
+    EndCause.REFUSED: RestartRule(Verdict.STOP, None, "the same start would be refused again"),
+    EndCause.STOPPED: RestartRule(Verdict.STOP, None, "somebody wanted it to end"),
+    EndCause.PROPOSAL: RestartRule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
 }
 # `scontrol requeue`, or a pod of several that was evicted: a TERM, and then another start
-REQUEUED = Rule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since, or its pod is replaced")
+REQUEUED = RestartRule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since, or its pod is replaced")
 DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
 DEFAULT_CRASHES = 3
 TOLD_TO_END = 143  # a trainer that saves on TERM and returns 0 has not finished, and a Kubernetes Job must not take it for that

@@ -64,7 +64,7 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
             row += 1
 
 
-def list_runs(path: Path) -> dict[str, str]:
+def list_mlflow_runs(path: Path) -> dict[str, str]:
     """The runs of a SQLite store that are under no other run, and hold metrics or have runs under them that do: id -> name."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
         try:

@@ -34,7 +34,7 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, role_of
 
-__all__ = ["Alignment", "Arm", "Comparison", "arms_of", "compare_runs", "draw_comparison"]
+__all__ = ["Alignment", "ComparedArm", "Comparison", "arms_of", "compare_runs", "draw_comparison"]
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
@@ -142,7 +142,7 @@ def compare_runs(
     )
 
 
-class Arm(NamedTuple):
+class ComparedArm(NamedTuple):
     """Runs that differ in their seed only: `values` at the last place that all runs have reached, by seed."""
 
     name: str
@@ -150,7 +150,7 @@ class Arm(NamedTuple):
     values: Mapping[int, float]
 
 
-def arms_of(comparison: Comparison) -> tuple[Arm, ...]:
+def arms_of(comparison: Comparison) -> tuple[ComparedArm, ...]:
     """The runs as arms with several seeds each; empty where they are none.
 
     A run belongs to an arm by its recorded settings. Settings that are another one in every run (a directory, a name) and
@@ -179,7 +179,7 @@ def arms_of(comparison: Comparison) -> tuple[Arm, ...]:
         first = next(iter(members.values()))
         name = ", ".join(f"{one}={plain(str(_value_in(comparison, one, first)))[:WIDTH]}" for one in telling[:3])
         values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
-        arms.append(Arm(name, tuple(comparison.members[at].name for at in members.values()), values))
+        arms.append(ComparedArm(name, tuple(comparison.members[at].name for at in members.values()), values))
     return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
 
 

@@ -25,9 +25,9 @@ from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import (
     MACHINE_CHANNELS,
     ChannelCurve,
-    Clock,
     LaunchSeries,
     ParentSeries,
+    TimeAxis,
     flops_are_estimated,
     shown_range,
     smooth,
@@ -265,7 +265,7 @@ def _launch(story: Story, launch: LaunchStory) -> dict[str, Any]:
     }
 
 
-def _clock(clock: Clock) -> dict[str, Any]:
+def _clock(clock: TimeAxis) -> dict[str, Any]:
     """Step -> seconds since the epoch, samples, FLOPs; unknown axes are left out."""
     steps, times = clock.time
     out: dict[str, Any] = {"launch": clock.launch, "time": [steps, [round(v, 1) for v in times]]}

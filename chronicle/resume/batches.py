@@ -27,7 +27,7 @@ __all__ = [
     "digest_of",
     "is_call",
     "keep_yielded",
-    "leaves_of",
+    "leaves_in",
     "sample_batch",
     "tensors_of",
     "watch_loaders",
@@ -294,7 +294,7 @@ def _head(shape: tuple[int, ...], dtype: Any) -> tuple[bytes, int]:
     return f"{tuple(shape)}{dtype}".encode(), stride
 
 
-def leaves_of(thing: Any) -> Iterator[Any]:
+def leaves_in(thing: Any) -> Iterator[Any]:
     """Tensors, arrays and texts inside a batch of any form, in a fixed order."""
     return _leaves(thing, 0)
 
@@ -407,7 +407,7 @@ def watch_loaders() -> None:
 
 def tensors_of(batch: Any) -> list[Any]:
     """Every tensor in a batch, at any depth."""
-    return [thing for thing in leaves_of(batch) if hasattr(thing, "untyped_storage")]
+    return [thing for thing in leaves_in(batch) if hasattr(thing, "untyped_storage")]
 
 
 def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:

@@ -458,10 +458,10 @@ def own_shard(tensor: Any) -> Any:
         return tensor.ds_tensor
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    return tensor.dequantize() if is_packed(tensor) else tensor
+    return tensor.dequantize() if is_packed_tensor(tensor) else tensor
 
 
-def is_packed(tensor: Any) -> bool:
+def is_packed_tensor(tensor: Any) -> bool:
     """Whether a tensor is of a class that keeps its values in others, and says how to unpack them."""
     return hasattr(tensor, "__tensor_flatten__") and any("dequantize" in vars(kind) for kind in _above_torch(type(tensor)))
 

@@ -51,11 +51,10 @@ SET_BY_SCRIPT = "restored, and then set by the script itself to a value that thi
 SET_AFTER_RELOAD = "a reload in this process: restored, and then set by the script itself"
 NOT_OPTIONS = ("params", "initial_lr", "max_lr", "min_lr", "step")
 
-Row = LrRow  # one number per parameter group of all optimizers
-RowsOf = weakref.WeakKeyDictionary[Any, dict[str, Row]]  # by optimizer, and by the name of the option
+RowsOf = weakref.WeakKeyDictionary[Any, dict[str, LrRow]]  # by optimizer, and by the name of the option
 
 
-def option_rows(optimizers: Iterable[Any]) -> dict[str, Row]:
+def option_rows(optimizers: Iterable[Any]) -> dict[str, LrRow]:
     """Every option that is a number, in all parameter groups in order: name -> one value per group."""
     groups = [group for _, group in groups_of(optimizers)]
     names = {name for group in groups for name, value in group.items() if _is_number(value) and name not in NOT_OPTIONS}
@@ -70,7 +69,7 @@ class HandSet:
     """What one process knows of the options of its parameter groups. `used`: every option's values so far, oldest first."""
 
     def __init__(self) -> None:
-        self.used: dict[str, list[Row]] = {}
+        self.used: dict[str, list[LrRow]] = {}
         self._before: RowsOf = weakref.WeakKeyDictionary()  # right before the latest load of an optimizer
         self._loaded: RowsOf = weakref.WeakKeyDictionary()  # right after it
 
@@ -89,7 +88,7 @@ class HandSet:
         """The training goes on from this memory: its past is ours."""
         self.used = {name: [tuple(row) for row in rows] for name, rows in (memory.used if memory else {}).items()}
 
-    def see_lrs(self, lrs: Row) -> None:
+    def see_lrs(self, lrs: LrRow) -> None:
         """The LRs of one optimizer step, when they are not those of the step before."""
         self._see(LR, lrs)
 
@@ -99,7 +98,7 @@ class HandSet:
             if name != LR:
                 self._see(name, row)
 
-    def _see(self, name: str, row: Row) -> None:
+    def _see(self, name: str, row: LrRow) -> None:
         rows = self.used.setdefault(name, [])
         if row in rows[-2:] or (len(rows) <= FIRST and row in rows):
             return
@@ -107,7 +106,7 @@ class HandSet:
         if len(rows) * max(1, len(row)) > NUM_VALUES and len(rows) > FIRST + 2:
             del rows[FIRST]
 
-    def record(self) -> dict[str, tuple[Row, ...]]:
+    def record(self) -> dict[str, tuple[LrRow, ...]]:
         """What a checkpoint carries: the LRs, and the options that ever moved."""
         return {name: tuple(rows) for name, rows in self.used.items() if name == LR or len(rows) > 1}
 
@@ -194,11 +193,11 @@ class HandSet:
 
 def _is_own_value(
     index: int,
-    saved: Row,
+    saved: LrRow,
     new: float | None,
     read: float | None,
     built: float | None,
-    past: Sequence[Row],
+    past: Sequence[LrRow],
     limit: float,
     jump: float,
 ) -> bool:
@@ -232,7 +231,7 @@ def _follows(recent: Sequence[float | None], new: float | None) -> bool:
     return line and math.isclose(new - values[-1], last[0], rel_tol=ON_LINE)
 
 
-def _is_smooth(rows: Sequence[Row]) -> bool:
+def _is_smooth(rows: Sequence[LrRow]) -> bool:
     """Whether the LR moved at most of the last steps: then it is a function of the step, and has no reason to jump."""
     return sum(a != b for a, b in pairwise(rows)) * 2 >= max(1, len(rows) - 1)
 
@@ -255,11 +254,11 @@ def swapped_modes(memory: Memory, found: Memory, live: LiveState) -> set[str]:
     return names
 
 
-def _row(name: str, groups: Sequence[ParamGroup]) -> Row:
+def _row(name: str, groups: Sequence[ParamGroup]) -> LrRow:
     return tuple(_option(group, name) for group in groups)
 
 
-def _rows_of(name: str, known: RowsOf, live: LiveState) -> Row:
+def _rows_of(name: str, known: RowsOf, live: LiveState) -> LrRow:
     """The values of all groups; empty for an optimizer whose load was not seen."""
     rows = [known[one].get(name) or (None,) * len(one.param_groups) if one in known else () for one in live.optimizers]
     return tuple(value for row in rows for value in row)

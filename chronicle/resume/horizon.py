@@ -26,7 +26,7 @@ from chronicle.resume.first_batch import BatchFault
 from chronicle.resume.learning_rate import BoundScheduler, far_points, schedule_functions
 from chronicle.resume.memory import Scheduler
 
-__all__ = ["ABOUT_LRS", "SCHEDULE", "LrCurve", "bound_numbers", "find_in_plan", "note_longer_schedule", "numbers_in"]
+__all__ = ["ABOUT_LRS", "SCHEDULE", "LrCurve", "bound_numbers", "find_in_plan", "note_longer_schedule", "numbers_used_by"]
 
 SCHEDULE = "schedule"
 ABOUT_THE_FUTURE = ("learning rates of the next steps", "schedule further on")
@@ -37,7 +37,7 @@ CLOSE = 2e-5  # relative: far values are recorded to six digits
 
 def bound_numbers(bound: BoundScheduler) -> tuple[Mapping[str, float], ...]:
     """The numbers bound in each function of a scheduler, by name, in the order of its functions."""
-    return tuple(dict(list(numbers_in(function))[:MAX_NUMBERS]) for function, _ in schedule_functions(bound.scheduler))
+    return tuple(dict(list(numbers_used_by(function))[:MAX_NUMBERS]) for function, _ in schedule_functions(bound.scheduler))
 
 
 def note_longer_schedule(
@@ -134,7 +134,7 @@ def _is_longer(
 # ---- the numbers that are bound in a function, and the same function with another number -----------------------------
 
 
-def numbers_in(function: Any) -> Iterator[tuple[str, float]]:
+def numbers_used_by(function: Any) -> Iterator[tuple[str, float]]:
     """(name, number) bound in a function: arguments of a partial, a closure, defaults, globals that it reads."""
     if isinstance(function, functools.partial):
         yield from _plain_of(function.keywords)

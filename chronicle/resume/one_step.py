@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batch_reader import read_rows
-from chronicle.resume.batches import is_call, leaves_of
+from chronicle.resume.batches import is_call, leaves_in
 from chronicle.resume.fingerprint import own_shard
 
 __all__ = [
@@ -153,7 +153,7 @@ def _parts(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def _tensors(batch: Any) -> Iterator[Any]:
-    return (leaf for leaf in leaves_of(_parts(batch)) if hasattr(leaf, "untyped_storage") and leaf.ndim)
+    return (leaf for leaf in leaves_in(_parts(batch)) if hasattr(leaf, "untyped_storage") and leaf.ndim)
 
 
 def _num_rows(batch: Any) -> int:
@@ -305,7 +305,7 @@ class StepOperations:
             self._hook = None
 
     def _forward(self, module: Any, inputs: Any, output: Any) -> None:
-        self._outputs.append((module, "".join(_digest(thing) for thing in leaves_of(output) if hasattr(thing, "detach"))))
+        self._outputs.append((module, "".join(_digest(thing) for thing in leaves_in(output) if hasattr(thing, "detach"))))
 
 
 def _digest(tensor: Any) -> str:

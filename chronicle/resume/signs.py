@@ -28,7 +28,7 @@ from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.journal import GuardJournal
 
-__all__ = ["RULES", "SIGNS_VARIABLE", "EarlySigns", "Judge", "Rule", "record_signs"]
+__all__ = ["RULES", "SIGNS_VARIABLE", "EarlySigns", "SignJudge", "SignRule", "record_signs"]
 
 SIGNS_VARIABLE = "CHRONICLE_SIGNS"  # measure every so many optimizer steps; unset: never
 ELEMENTS, LAYERS, HEADS = 4096, 4, 4  # of a sample
@@ -42,7 +42,7 @@ HEAD_COUNTS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads",
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SignRule:
     """A channel is a sign where it is `factor` times what was usual in this launch (below 1: at most that share of it)."""
 
     channel: str
@@ -55,9 +55,9 @@ class Rule:
 
 
 RULES = (
-    Rule("update_ratio", 3.0, "each step changes the weights far more than it did, as with an LR too high"),
-    Rule("qk_spectrum", 0.5, "queries and keys change in few directions, as with low precision, or an LR too high"),
-    Rule("router_entropy", 0.7, "tokens go to few experts, as where a router collapses"),
+    SignRule("update_ratio", 3.0, "each step changes the weights far more than it did, as with an LR too high"),
+    SignRule("qk_spectrum", 0.5, "queries and keys change in few directions, as with low precision, or an LR too high"),
+    SignRule("router_entropy", 0.7, "tokens go to few experts, as where a router collapses"),
 )
 
 
@@ -252,20 +252,20 @@ def router_entropy(output: Any) -> Any:
 # ---- what is a sign --------------------------------------------------------------------------------------------------
 
 
-class Judge:
+class SignJudge:
     """Names a channel once it has stayed beyond its limit for `IN_A_ROW` measurements, and again after it has been back.
 
     What is usual is the median of the launch's first `REFERENCE` measurements behind its first steps and its warm-up: while
     the LR still rises, they begin anew.
     """
 
-    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
+    def __init__(self, rules: Sequence[SignRule] = RULES) -> None:
         self._rules = rules
         self._first: dict[str, list[float]] = {}
         self._beyond: dict[str, list[int]] = {rule.channel: [] for rule in rules}  # the steps
         self._top = 0.0  # the largest LR
 
-    def see(self, step: int, values: Mapping[str, float], lr: float = 0.0) -> list[tuple[Rule, int, float]]:
+    def see(self, step: int, values: Mapping[str, float], lr: float = 0.0) -> list[tuple[SignRule, int, float]]:
         """Fold one measurement; returns each rule that is broken now, the step at which that began, and what was usual."""
         found = []
         rises, self._top = lr > self._top * 1.001, max(lr, self._top)
@@ -305,7 +305,7 @@ def record_signs(
         return None
     if not launch_dir or environ.get("RANK", "0") != "0":
         return None
-    writer, judge = MetricsWriter(Path(launch_dir) / "signs.jsonl", aloud=False), Judge()
+    writer, judge = MetricsWriter(Path(launch_dir) / "signs.jsonl", aloud=False), SignJudge()
 
     def told(steps: int, values: dict[str, float]) -> None:
         step, lr = first_step + steps, max((float(g.get("lr", 0.0)) for o in optimizers for g in o.param_groups), default=0.0)

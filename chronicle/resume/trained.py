@@ -34,7 +34,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_gradient import NAME as GRADIENT
-from chronicle.resume.horizon import numbers_in
+from chronicle.resume.horizon import numbers_used_by
 from chronicle.resume.memory import Memory
 
 __all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", "format_table", "is_near"]
@@ -111,7 +111,7 @@ def gradients_of(models: Sequence[Any]) -> dict[str, int]:
 def average_numbers(average: Any) -> dict[str, float]:
     """The numbers in the functions of an `AveragedModel`: its decay."""
     functions = [function for name in ("multi_avg_fn", "avg_fn") if (function := getattr(average, name, None)) is not None]
-    return {name: number for function in functions for name, number in numbers_in(inspect.unwrap(function))}
+    return {name: number for function in functions for name, number in numbers_used_by(inspect.unwrap(function))}
 
 
 def scheduler_states(live: LiveState) -> list[dict[str, Any]]:

@@ -28,9 +28,9 @@ __all__ = [
     "MACHINE_CHANNELS",
     "TOKEN_NAMES",
     "ChannelCurve",
-    "Clock",
     "LaunchSeries",
     "ParentSeries",
+    "TimeAxis",
     "ancestry",
     "flops_are_estimated",
     "parent_directory",
@@ -310,7 +310,7 @@ StepValues = tuple[list[int], list[float]]  # steps, values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class TimeAxis:
     """One launch. `time` is in seconds since the epoch, the others count from the beginning of the run. Empty: unknown."""
 
     launch: int
@@ -319,7 +319,7 @@ class Clock:
     flops: StepValues = field(default=([], []))
 
 
-def tell_clocks(story: Story, series: Sequence[LaunchSeries]) -> tuple[Clock, ...]:
+def tell_clocks(story: Story, series: Sequence[LaunchSeries]) -> tuple[TimeAxis, ...]:
     """A clock for every launch that has curves."""
     batch, parameters = _samples_per_step(story), _parameters(story)
     samples = _counters(story, series, SAMPLE_NAMES)
@@ -336,7 +336,7 @@ def tell_clocks(story: Story, series: Sequence[LaunchSeries]) -> tuple[Clock, ..
         none: StepValues = ([], [])
         tables = (_times(launch), samples.get(launch.launch, made), flops.get(launch.launch, none))
         time, counted, spent = (_thinned(table, buckets) for table in tables)
-        out.append(Clock(launch=launch.launch, time=time, samples=counted, flops=spent))
+        out.append(TimeAxis(launch=launch.launch, time=time, samples=counted, flops=spent))
     return tuple(out)
 
 

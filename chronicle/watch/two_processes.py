@@ -29,7 +29,7 @@ from rollback.detect.excursion import ChannelEvent
 BATCH_POINTS = 4096
 LONG_BYTES = 24 << 20  # below that a second process costs more than it saves
 
-Finding = tuple[int, str, dict[str, Any]]  # row, channel, the channel event as it was then
+ChannelFinding = tuple[int, str, dict[str, Any]]  # row, channel, the channel event as it was then
 FINISHED = -1  # the row of what is found when the log ends
 
 
@@ -38,7 +38,7 @@ class EvidenceDetector(Detector):
 
     def __init__(self, config: ChannelConfig | None = None, role_of: Callable[[str], Role] = role_of) -> None:
         super().__init__(config, role_of)
-        self._found: list[Finding] = []
+        self._found: list[ChannelFinding] = []
 
     def _meet(self, name: str) -> Role:
         role = self._role_of(name)
@@ -52,7 +52,7 @@ class EvidenceDetector(Detector):
     ) -> None:
         self._found.extend((row, item.channel, item.to_json()) for item in items)
 
-    def take(self) -> list[Finding]:
+    def take(self) -> list[ChannelFinding]:
         """Return the findings since the last call."""
         found, self._found = self._found, []
         return found
@@ -70,10 +70,10 @@ class DecisiveDetector(Detector):
 
     def __init__(self, config: ChannelConfig | None = None, role_of: Callable[[str], Role] = role_of) -> None:
         super().__init__(config, role_of)
-        self._waiting: list[Finding] = []
+        self._waiting: list[ChannelFinding] = []
         self._known: dict[tuple[str, int], ChannelEvent] = {}
 
-    def expect(self, findings: Sequence[Finding]) -> None:
+    def expect(self, findings: Sequence[ChannelFinding]) -> None:
         """Take findings of rows that have not been folded yet, in order."""
         self._waiting.extend(findings)
 
@@ -100,7 +100,7 @@ class DecisiveDetector(Detector):
         self._waiting = []
         return changed
 
-    def _take_in(self, finding: Finding, row: int, step: int, launch: int | None, changed: list[Event]) -> None:
+    def _take_in(self, finding: ChannelFinding, row: int, step: int, launch: int | None, changed: list[Event]) -> None:
         _, channel, record = finding
         item = ChannelEvent.from_json(record)
         known = self._known.setdefault((channel, item.id), item)

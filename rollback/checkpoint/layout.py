@@ -200,7 +200,7 @@ def parts_beside(name: str, others: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(o for o, seen in found.items() if seen and seen[1] == own[1] and seen[0] != own[0]))
 
 
-def number_of(name: str) -> int | None:
+def saved_number(name: str) -> int | None:
     """The last number in the name of a saved file, ranks and shards left out: 20 of `model_20.pt`; None without one."""
     found = _letters_and_number(name)
     return int(found[1]) if found else None

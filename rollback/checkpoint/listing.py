@@ -27,8 +27,8 @@ from rollback.checkpoint.layout import (
     Role,
     StateFile,
     is_leftover,
-    number_of,
     parts_beside,
+    saved_number,
     scan_entries,
 )
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
@@ -162,14 +162,15 @@ def list_elsewhere(root: Path | str, later: Sequence[str]) -> Mapping[Path, tupl
     A script that saves `model/20.pt` and `optim/20.pt` has one step in two directories, of which one is a root.
     """
     root = Path(os.path.abspath(root))
-    numbers = {number for name in later if (number := number_of(name)) is not None}
+    numbers = {number for name in later if (number := saved_number(name)) is not None}
     folders = [root.parent, *_directories(root.parent), *_directories(root)] if numbers else []
     found: dict[Path, tuple[str, ...]] = {}
     for folder in folders:
         if folder == root or folder.name.startswith(".") or folder.name == _ABANDONED_DIR:
             continue
         files = [entry.name for entry in _entries_of(folder) if entry.kind is FileType.FILE]
-        names = sorted((n for n in files if not is_leftover(n) and number_of(n) in numbers), key=lambda n: (number_of(n), n))
+        held = [n for n in files if not is_leftover(n) and saved_number(n) in numbers]
+        names = sorted(held, key=lambda n: (saved_number(n) or 0, n))
         newest = _describe(folder / names[-1], abandoned=None) if names else None
         if names and (newest is None or _with_counted_step(newest).step is None):  # else it is a run of its own
             found[folder] = tuple(names)

@@ -81,7 +81,7 @@ def files_named_by(argv: Sequence[str], cwd: Path, origin: str) -> tuple[ConfigF
     scripts = [Path(file.path) for file in found.values() if file.path.endswith(".py")]
     for path, package in composed_files(words, cwd, scripts):
         take(path, package)
-    for file in [file for file in found.values() if kind_of(file.path)]:
+    for file in [file for file in found.values() if config_kind(file.path)]:
         for match in list(_INCLUDED.finditer(file.text))[:_MOST_INCLUDED]:
             beside = Path(file.path).parent / match["path"]
             take(beside if beside.is_file() else cwd / match["path"])
@@ -102,7 +102,7 @@ class Number:
     end: int
 
 
-def kind_of(path: str) -> str | None:
+def config_kind(path: str) -> str | None:
     """"yaml", "toml" or "json" by the end of the file's name; None for another kind of file."""
     return next((kind for end, kind in KINDS.items() if path.lower().endswith(end)), None)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from rollback.disk.content import disk_bytes
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
+from rollback.files.json_file import Keys
 from rollback.files.pickle_machine import Limits
 from rollback.files.pickle_values import Opaque, TensorRef
 from rollback.files.torch_file import naming, open_state_file, read_torch_file, read_zip_segment
-from rollback.files.torch_tree import Container, Key, Keys, PickleSegment, TorchFile
+from rollback.files.torch_tree import Container, Key, PickleSegment, TorchFile
 from rollback.files.torch_zip import RECORD_BYTES
 
 METADATA_NAME = ".metadata"

@@ -12,16 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollback.errors import PlanRefused
+from rollback.files.json_file import Keys
 from rollback.files.pickle_reader import read_pickle
-from rollback.files.pickle_values import Encoding, Place, StoredFloat, encode_number
-from rollback.files.torch_tree import Container, Keys, TorchFile, place_of, walk_leaves
+from rollback.files.pickle_values import Encoding, NumberPlace, StoredFloat, encode_number
+from rollback.files.torch_tree import Container, TorchFile, place_of, walk_leaves
 
 
 class WidthChanges(PlanRefused):
     """A value needs more bytes than the old one has."""
 
 
-def encode_any_width(value: int | float, old: bytes, place: Place) -> bytes:
+def encode_any_width(value: int | float, old: bytes, place: NumberPlace) -> bytes:
     """The bytes of `value` at `place`, as wide as they need to be."""
     if place.encoding is Encoding.LATIN1:
         text = encode_number(value, place.dtype).decode("latin1").encode("utf-8")
@@ -44,7 +45,7 @@ def encode_any_width(value: int | float, old: bytes, place: Place) -> bytes:
     return b"\x8a" + bytes([count]) + value.to_bytes(count, "little", signed=True)
 
 
-def encode_same_width(value: int | float, old: bytes, place: Place) -> bytes:
+def encode_same_width(value: int | float, old: bytes, place: NumberPlace) -> bytes:
     """The bytes of `value` with the width and, for integers, the opcode of `old`; raises when it does not fit."""
     new = encode_any_width(value, old, place)
     if place.encoding is Encoding.OPCODE and isinstance(value, int):
@@ -79,7 +80,7 @@ class NumberChange:
     """One number to change: where it is and what it becomes, in the type it is stored as."""
 
     keys: Keys
-    place: Place
+    place: NumberPlace
     value: int | float
 
 
@@ -113,7 +114,7 @@ def _as_stored(old: object, value: int | float) -> int | float:
 
 def _check_shared(file: TorchFile, changes: list[NumberChange]) -> None:
     """Refuse when bytes to be changed also hold a field that is not to be changed, or not to the same value."""
-    wanted: dict[Place, NumberChange] = {}
+    wanted: dict[NumberPlace, NumberChange] = {}
     for change in changes:
         other = wanted.setdefault(change.place, change)
         if other.value != change.value:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-Keys = tuple[str | int, ...]
+from rollback.files.json_file import Keys
 
 _FOLDERS = ("--config-dir", "--config-path", "-cd", "-cp")  # hydra/_internal/utils.py `get_args_parser`
 _NAMES = ("--config-name", "-cn")

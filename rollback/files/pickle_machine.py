@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rollback.errors import UnreadableFile
-from rollback.files.pickle_values import Encoding, Place, RawBytes, StoredFloat, StoredInt, TensorRef
+from rollback.files.pickle_values import Encoding, NumberPlace, RawBytes, StoredFloat, StoredInt, TensorRef
 
 MAX_LINE = 4096  # bytes of a text argument (protocol 0) or of a module name
 OPCODE_BYTES = 64  # charged per opcode: a small object and its stack slots; about half a microsecond of time
@@ -123,9 +123,9 @@ class Machine:
         """The place of the constant from `start` to here, packed."""
         return self.segment | start << 16 | (self.pos - start)
 
-    def place(self, start: int) -> Place:
+    def place(self, start: int) -> NumberPlace:
         """The place of the constant from `start` to here."""
-        return Place(self.segment >> 64, start, self.pos - start, Encoding.OPCODE)
+        return NumberPlace(self.segment >> 64, start, self.pos - start, Encoding.OPCODE)
 
     def unplaced(self, values: list[object]) -> list[object]:
         """The values with placed ints replaced by plain ones: for tuples, which hold shapes and strides by the 100,000."""
@@ -333,13 +333,13 @@ def _op_binbytes8(m: Machine) -> None:
     _push_bytes(m, start, m.number(_U64))
 
 
-def text_place(m: Machine, text: str) -> Place | None:
+def text_place(m: Machine, text: str) -> NumberPlace | None:
     """The place of the literal `text` if it is one of the last two that were read, else None."""
     encoded = text.encode("utf-8", "surrogatepass")
     literal = b"X" + _U32.pack(len(encoded)) + encoded
     for start in m.texts:
         if start >= 0 and m.data.startswith(literal, start):
-            return Place(m.segment >> 64, start, len(literal), Encoding.LATIN1)
+            return NumberPlace(m.segment >> 64, start, len(literal), Encoding.LATIN1)
     return None
 
 

@@ -24,7 +24,7 @@ class Encoding(Enum):
     JSON = "json"  # digits in a JSON text
 
 
-class Place(NamedTuple):
+class NumberPlace(NamedTuple):
     """Where one number lies: byte `offset` and `width` inside segment `segment` of the file.
 
     For `Encoding.OPCODE` and `LATIN1` the offset counts from the start of the pickle and covers the opcode;
@@ -47,15 +47,15 @@ class StoredFloat(float):
     """A float read from a pickle; `place` says where its bytes are, None when it cannot be edited."""
 
     __slots__ = ("at",)
-    at: Spot | Place | None
+    at: Spot | NumberPlace | None
 
-    def __new__(cls, value: float, place: Place | None) -> StoredFloat:
+    def __new__(cls, value: float, place: NumberPlace | None) -> StoredFloat:
         self = float.__new__(cls, value)
         self.at = place
         return self
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> NumberPlace | None:
         """Where its bytes are; None when it cannot be edited."""
         return _place(self.at)
 
@@ -66,15 +66,15 @@ class StoredFloat(float):
 class StoredInt(int):
     """An int read from a pickle; `place` says where its bytes are, None when it cannot be edited."""
 
-    at: Spot | Place | None
+    at: Spot | NumberPlace | None
 
-    def __new__(cls, value: int, place: Place | None) -> StoredInt:
+    def __new__(cls, value: int, place: NumberPlace | None) -> StoredInt:
         self = int.__new__(cls, value)
         self.at = place
         return self
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> NumberPlace | None:
         """Where its bytes are; None when it cannot be edited."""
         return _place(self.at)
 
@@ -82,10 +82,10 @@ class StoredInt(int):
         return int, (int(self),)
 
 
-def _place(at: Spot | Place | None) -> Place | None:
-    if at is None or isinstance(at, Place):
+def _place(at: Spot | NumberPlace | None) -> NumberPlace | None:
+    if at is None or isinstance(at, NumberPlace):
         return at
-    return Place(at >> 64, (at >> 16) & 0xFFFFFFFFFFFF, at & 0xFFFF, Encoding.OPCODE)
+    return NumberPlace(at >> 64, (at >> 16) & 0xFFFFFFFFFFFF, at & 0xFFFF, Encoding.OPCODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _bfloat16_bytes(value: float) -> bytes:
 
 # --- Calls whose meaning is known
 
-_TextPlace = Callable[[str], Place | None]
+_TextPlace = Callable[[str], NumberPlace | None]
 
 MAX_DIMENSIONS = 64
 
@@ -243,13 +243,13 @@ _DICTS = {"collections.OrderedDict", "builtins.dict", "__builtin__.dict", "colle
 class Latin1Bytes(bytes):
     """Bytes that protocol 2 wrote as text; `place` is that of the text literal, None when it is shared or not found."""
 
-    place: Place | None = None
+    place: NumberPlace | None = None
 
 
 class RawBytes(bytes):
     """A bytes literal together with its place."""
 
-    place: Place | None = None
+    place: NumberPlace | None = None
 
 
 def reduce_global(name: str, args: tuple[object, ...], text_place: _TextPlace) -> object:
@@ -379,12 +379,12 @@ def _numpy_scalar(name: str, args: tuple[object, ...]) -> object:
     return StoredFloat(value, place) if isinstance(value, float) else StoredInt(value, place)
 
 
-def _scalar_place(raw: bytes, dtype: tuple[str, bool]) -> Place | None:
+def _scalar_place(raw: bytes, dtype: tuple[str, bool]) -> NumberPlace | None:
     place = raw.place if isinstance(raw, (Latin1Bytes, RawBytes)) else None
     if place is None or dtype[1] or len(raw) < 2:  # one-byte literals are interned by CPython: they may be shared
         return None
     encoding = Encoding.LATIN1 if isinstance(raw, Latin1Bytes) else Encoding.RAW
-    return Place(place.segment, place.offset, place.width, encoding, dtype[0])
+    return NumberPlace(place.segment, place.offset, place.width, encoding, dtype[0])
 
 
 def _fill_array(target: ArrayRef, state: object) -> None:

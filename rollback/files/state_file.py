@@ -35,7 +35,7 @@ from rollback.files.edits import (
 )
 from rollback.files.json_file import json_parts
 from rollback.files.pickle_machine import Limits
-from rollback.files.pickle_values import Encoding, Place
+from rollback.files.pickle_values import Encoding, NumberPlace
 from rollback.files.torch_file import naming, open_state_file, read_torch_content, stored_number
 from rollback.files.torch_tree import Container, PickleSegment, TorchFile
 from rollback.files.torch_zip import (
@@ -79,7 +79,7 @@ def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
             raise UnreadableFile(f"more than {len(members)} values at its top level: expected a file of counters")
         value = part.value
         if isinstance(value, int | float) and not isinstance(value, bool):
-            value = stored_number(value, Place(0, part.start, length, Encoding.JSON))
+            value = stored_number(value, NumberPlace(0, part.start, length, Encoding.JSON))
         members[part.keys[0]] = value
     tree = members if pread(fd, 1, 0) == b"{" else list(members.values())
     return TorchFile(path=path, container=Container.JSON, tree=tree, segments=(), size_bytes=size_bytes)
@@ -152,7 +152,7 @@ def _pickle_name(segment: PickleSegment) -> str:
     return segment.record.name
 
 
-def _absolute(fd: int, segment: PickleSegment, place: Place) -> int:
+def _absolute(fd: int, segment: PickleSegment, place: NumberPlace) -> int:
     if place.record is None:
         return segment.pickle_offset + place.offset
     if segment.layout is None:

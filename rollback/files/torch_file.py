@@ -18,7 +18,15 @@ from rollback.disk import open_file, pread
 from rollback.disk.content import disk_bytes, expect
 from rollback.errors import UnknownFormat, UnreadableFile
 from rollback.files.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
-from rollback.files.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef, decode_number, item_size
+from rollback.files.pickle_values import (
+    Encoding,
+    NumberPlace,
+    StoredFloat,
+    StoredInt,
+    TensorRef,
+    decode_number,
+    item_size,
+)
 from rollback.files.torch_tree import Container, PickleSegment, TorchFile
 from rollback.files.torch_zip import RECORD_BYTES, ZipLayout, ZipRecord, data_offset, read_at, read_layout, read_record
 
@@ -175,12 +183,12 @@ def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: ZipRecord, tensors: tu
         offset = tensor.storage_offset * size
         if offset + size <= record.size_bytes:
             raw = read_at(fd, data_offset(fd, layout, record) + offset, size)
-            place = None if big_endian else Place(index, offset, size, Encoding.RAW, tensor.dtype, record.name)
+            place = None if big_endian else NumberPlace(index, offset, size, Encoding.RAW, tensor.dtype, record.name)
             tensor.value = stored_number(decode_number(raw, tensor.dtype, big_endian=big_endian), place)
     return big_endian
 
 
-def stored_number(value: float | int | bool | None, place: Place | None) -> StoredFloat | StoredInt | bool | None:
+def stored_number(value: float | int | bool | None, place: NumberPlace | None) -> StoredFloat | StoredInt | bool | None:
     """The number with its place, as a `StoredFloat` or `StoredInt`; bool and None are returned as they are."""
     if value is None or isinstance(value, bool):
         return value
@@ -251,6 +259,6 @@ def _fill_legacy_scalars(
         (start, length), size = starts[tensor.storage.key], item_size(tensor.dtype)
         offset = tensor.storage_offset * (size or 0)
         if size and offset + size <= length:
-            place = Place(0, start + offset, size, Encoding.RAW, tensor.dtype, "") if little_endian else None
+            place = NumberPlace(0, start + offset, size, Encoding.RAW, tensor.dtype, "") if little_endian else None
             raw = read_at(fd, start + offset, size)
             tensor.value = stored_number(decode_number(raw, tensor.dtype, big_endian=not little_endian), place)

@@ -13,15 +13,15 @@ from itertools import islice
 from pathlib import Path
 
 from rollback.errors import UnknownFormat, UnreadableFile
+from rollback.files.json_file import Keys
 from rollback.files.pickle_machine import Frame, Limits
-from rollback.files.pickle_values import ArrayRef, Opaque, Place, StoredFloat, StoredInt, TensorRef
+from rollback.files.pickle_values import ArrayRef, NumberPlace, Opaque, StoredFloat, StoredInt, TensorRef
 from rollback.files.torch_zip import ZipLayout, ZipRecord
 
 _MAX_LEAVES = 1_000_000
 _MAX_DEPTH = 200
 
 Key = str | int
-Keys = tuple[Key, ...]
 
 
 class Container(Enum):
@@ -150,7 +150,7 @@ def plain_number(value: object) -> object:
     return value.value if isinstance(value, TensorRef) and value.value is not None else value
 
 
-def place_of(value: object) -> Place | None:
+def place_of(value: object) -> NumberPlace | None:
     """Where the bytes of a number are, None when it cannot be edited."""
     number = plain_number(value)
     return number.place if isinstance(number, (StoredFloat, StoredInt)) else None

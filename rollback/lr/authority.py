@@ -20,7 +20,8 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
 from rollback.files.config_text import ConfigFile
-from rollback.lr.effect import FieldEdit, Keys, of_first_rank
+from rollback.files.json_file import Keys
+from rollback.lr.effect import FieldEdit, of_first_rank
 from rollback.lr.launch_command import changed_command
 from rollback.lr.launch_config import LaunchConfig, Wanted, leaves_of
 from rollback.lr.oracle import reproduces_saved_lr

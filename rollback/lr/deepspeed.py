@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile, NotPlainJson, parse_object
-from rollback.lr.effect import FieldEdit, Keys
+from rollback.files.json_file import Keys
+from rollback.lr.effect import FieldEdit
 from rollback.lr.oracle import LrTable, Unknown, table_from
 
 Lrs: TypeAlias = Callable[[int], list[float]]

@@ -15,15 +15,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
+from rollback.files.json_file import Keys
 from rollback.files.pickle_values import StoredFloat
 from rollback.lr.oracle import LrTable, Unknown, simulate_lrs
 from rollback.lr.rules import SchedulerClass, child_states, infer_scheduler_class
-
-Keys: TypeAlias = tuple[str | int, ...]
 
 _GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr")
 _SCHEDULER_FIELDS = ("base_lrs", "_last_lr", "eta_min", "max_lrs", "min_lrs", "default_min_lr")

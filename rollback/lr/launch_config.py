@@ -17,9 +17,10 @@ from functools import cached_property
 from typing import Any
 
 from rollback.errors import PlanRefused
-from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, is_shell, kind_of, numbers
+from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, config_kind, is_shell, numbers
 from rollback.files.edits import dotted
-from rollback.lr.effect import FieldEdit, Keys
+from rollback.files.json_file import Keys
+from rollback.lr.effect import FieldEdit
 from rollback.lr.launch_command import changed_script
 
 _SAME = 1e-9
@@ -75,7 +76,7 @@ class LaunchConfig:
         """Each config with its numbers; None and the reason where it cannot be read exactly."""
         found: list[tuple[ConfigFile, Mapping[Keys, Number] | None, str]] = []
         for file in self.files:
-            kind = kind_of(file.path)
+            kind = config_kind(file.path)
             if kind is None:
                 continue
             try:
@@ -202,7 +203,7 @@ def named_edits(named: Sequence[str], files: Sequence[ConfigFile], scale: float)
 def _named_edit(text: str, files: Sequence[ConfigFile], scale: float) -> FieldEdit:
     path, _, field = text.rpartition(":")
     file = next((file for file in files if file.origin == f"from --lr-in {path}"), None)
-    kind = None if file is None else kind_of(file.path)
+    kind = None if file is None else config_kind(file.path)
     if file is None or kind is None:
         raise PlanRefused(
             f"--lr-in {text}: expected FILE:key.path with a YAML, TOML or JSON file, such as train.yaml:optimizer.lr",

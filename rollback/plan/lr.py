@@ -14,12 +14,12 @@ from typing import Any
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile
+from rollback.files.json_file import Keys
 from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_doubts, seen_by_guard, settle_by_config
 from rollback.lr.deepspeed import ConfigPlan, config_notes, deepspeed_lrs, plan_config
 from rollback.lr.effect import (
     Disproof,
     FieldEdit,
-    Keys,
     edited_state,
     governed_by,
     lr_edits,

@@ -23,10 +23,11 @@ from rollback.disk import RemoteView
 from rollback.disk.content import crc32_after, read_pointer, sha256_of, sha256_unchanged
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
-from rollback.files.config_text import ConfigFile, kind_of, replace_config_numbers
+from rollback.files.config_text import ConfigFile, config_kind, replace_config_numbers
 from rollback.files.edits import dotted
+from rollback.files.json_file import Keys
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
-from rollback.files.torch_tree import Keys, Leaf, LeafKind, TorchFile
+from rollback.files.torch_tree import Leaf, LeafKind, TorchFile
 from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
@@ -116,8 +117,8 @@ def _left_elsewhere(root: Path, plan: Plan) -> Iterator[str]:
     for folder, names in list_elsewhere(root, [later.name for later in plan.abandon]).items():
         shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         yield (
-            f"not moved: `{os.path.relpath(folder, root)}` holds files of the later steps too ({shown}); if the script takes the "
-            f"newest there by itself, move them away: {folder}"
+            f"not moved: `{os.path.relpath(folder, root)}` holds files of the later steps too ({shown}); if the script takes "
+            f"the newest there by itself, move them away: {folder}"
         )
 
 
@@ -353,7 +354,7 @@ def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
     for name in dict.fromkeys(edit.file for edit in plan.config_edits):
         text = Path(name).read_bytes().decode("utf-8")  # line ends as they are
         values = {edit.keys: edit.after for edit in plan.config_edits if edit.file == name}
-        yield Path(name), replace_config_numbers(text, kind_of(name) or "json", values).encode()
+        yield Path(name), replace_config_numbers(text, config_kind(name) or "json", values).encode()
 
 
 def _editor(edits: Sequence[FieldEdit]) -> Writer:

@@ -92,7 +92,7 @@ def test_names_of_shards():
     names = {"a.tar": "tar", "a.b.tar.gz": "tar.gz", "a.tgz": "tar.gz", "x.jsonl.zst": "lines.zst", "c4.0.json.gz": "lines.gz",
              "a.ndjson": "lines", "a.parquet": "rows.parquet", "a.arrow": "rows.arrow", "info.json": "", "a.csv": "",
              "a.parquet.gz": "", "a.gz": ""}  # fmt: skip
-    assert {name: shard_forms.form_of(name) for name in names} == names
+    assert {name: shard_forms.shard_form(name) for name in names} == names
 
 
 def write_arrow(path: Path, *, stream: bool, packed: str | None = None) -> None:

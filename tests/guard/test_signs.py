@@ -19,7 +19,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from chronicle.resume.signs import RULES, EarlySigns, Judge, query_keys, router_entropy
+from chronicle.resume.signs import RULES, EarlySigns, SignJudge, query_keys, router_entropy
 
 TINY = {"vocab_size": 64, "max_position_embeddings": 32}
 LLAMA = {**TINY, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -106,7 +106,7 @@ def test_the_entropy_of_a_router() -> None:
     assert router_entropy(even[:16]) is None and router_entropy("text") is None
 
 
-def see(judge: Judge, values: list[float], *, start: int = 110, lr: float = 1e-3) -> list[int]:
+def see(judge: SignJudge, values: list[float], *, start: int = 110, lr: float = 1e-3) -> list[int]:
     return [
         start + 10 * index for index, value in enumerate(values) if judge.see(start + 10 * index, {"update_ratio": value}, lr)
     ]
@@ -114,15 +114,15 @@ def see(judge: Judge, values: list[float], *, start: int = 110, lr: float = 1e-3
 
 def test_a_sign_is_three_measurements_beyond_what_was_usual() -> None:
     usual = [1.0] * 20
-    assert see(Judge(), [*usual, 3.1, 3.1, 2.9, 3.1, 3.1]) == []
-    assert see(Judge(), [*usual, 3.1, 3.1, 3.1, 3.1]) == [330]
-    assert see(Judge(), [*usual, *[float("nan")] * 3]) == [330]
-    assert see(Judge(), [*usual, 4.0, 4.0, 4.0, 1.0, 4.0, 4.0, 4.0]) == [330, 370]
+    assert see(SignJudge(), [*usual, 3.1, 3.1, 2.9, 3.1, 3.1]) == []
+    assert see(SignJudge(), [*usual, 3.1, 3.1, 3.1, 3.1]) == [330]
+    assert see(SignJudge(), [*usual, *[float("nan")] * 3]) == [330]
+    assert see(SignJudge(), [*usual, 4.0, 4.0, 4.0, 1.0, 4.0, 4.0, 4.0]) == [330, 370]
     assert {rule.channel for rule in RULES} == {"update_ratio", "qk_spectrum", "router_entropy"}
 
 
 def test_a_warm_up_is_not_what_is_usual() -> None:
-    judge = Judge()
+    judge = SignJudge()
     for index in range(60):  # ten times as large at its end as at its beginning
         assert judge.see(110 + 10 * index, {"update_ratio": 0.1 + index / 60}, 1e-5 * (index + 1)) == []
     assert see(judge, [1.0] * 40, start=1000, lr=6e-4) == []

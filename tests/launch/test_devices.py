@@ -12,7 +12,7 @@ from chronicle.audit.claims import ClaimVerdict, judge_claim
 from chronicle.audit.evidence import read_evidence
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import LaunchStart
-from chronicle.launch.live_metrics import DeviceSampler, host_rates, parse_sample, read_counters, read_memory
+from chronicle.launch.live_metrics import DeviceSampler, host_rates, parse_sample, read_counters, read_host_memory
 from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.report.page_data import build_page_data
@@ -76,11 +76,11 @@ def test_the_rates_of_a_host_are_its_counters_over_time(tmp_path):
         "cpu_fraction": 0.3, "read_bytes_per_second": 102400, "written_bytes_per_second": 204800,
         "network_bytes_per_second": 1000,
     }  # fmt: skip
-    assert read_memory(tmp_path) == {"memory_bytes": 750 << 10, "memory_fraction": 0.75}
+    assert read_host_memory(tmp_path) == {"memory_bytes": 750 << 10, "memory_fraction": 0.75}
     assert "cpu_fraction" not in host_rates(before, before._replace(time=11.0))
     assert "network_bytes_per_second" not in host_rates(after, before._replace(time=30.0))
     nothing = read_counters(30.0, tmp_path / "none")
-    assert host_rates(after, nothing) == {} and read_memory(tmp_path / "none") == {}
+    assert host_rates(after, nothing) == {} and read_host_memory(tmp_path / "none") == {}
 
 
 def test_a_host_is_sampled_each_ten_seconds_and_its_page_draws_it(tmp_path):
