@@ -34,6 +34,7 @@ __all__ = [
     "flat_values",
     "model_record",
     "moved_between",
+    "other_mode",
     "pattern_of",
     "plain_value",
     "short_digest",
@@ -83,7 +84,7 @@ def model_record(models: Sequence[Any]) -> dict[str, Any]:
             rows[key] = len(stored)
             stored.append(row)
         placed[name] = rows[key]
-    record = {"rows": stored, "modules": _folded(placed), "configs": configs, "eval": _other_mode(models, modules)}
+    record = {"rows": stored, "modules": _folded(placed), "configs": configs, "eval": other_mode(models)}
     record = record if len(json.dumps(record)) <= MAX_BYTES else _capped(record)
     return {**record, "tensors": unsaved_tensors(modules)}
 
@@ -286,12 +287,14 @@ def _assigned_in_text(path: str) -> frozenset[str]:
     return frozenset(name for owner, name in re.findall(r"(\w+)\.(\w+) *[-+*/]?=(?!=)", text) if owner != "self")
 
 
-def _other_mode(models: Sequence[Any], modules: Mapping[str, Any]) -> list[str]:
-    """Modules that are in evaluation mode although their model trains."""
-    if not models or not all(model.training for model in models):
+def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) -> list[str]:
+    """Modules that are in evaluation mode although their model trains; `seen` are earlier modes of them by `id`."""
+    known = seen or {}
+    modes = {name: known.get(id(module), module.training) for name, module in _named_modules(models)}
+    if not models or not all(known.get(id(unwrapped(model)), model.training) for model in models):
         return []
-    off = {name: 0 for name, module in modules.items() if not module.training}
-    on = {pattern_of(name) for name, module in modules.items() if module.training}
+    off = [name for name, training in modes.items() if not training]
+    on = {pattern_of(name) for name, training in modes.items() if training}
     return sorted({name if pattern_of(name) in on else pattern_of(name) for name in off})
 
 

@@ -564,6 +564,8 @@ class GuardSession:
     def _watch(self, optimizer: Any) -> None:
         if not self._counts(optimizer):
             return
+        with self.contained("what is trained"):
+            self.trained.stepping(self._models)
         if self.sequel.is_awaited:
             with self.contained("what follows a save"):
                 self.sequel.stepping(self._before_next_step)

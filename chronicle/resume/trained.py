@@ -26,6 +26,7 @@ from chronicle.resume.configuration import (
     flat_values,
     model_record,
     moved_between,
+    other_mode,
     pattern_of,
     plain_value,
     unwrapped,
@@ -56,10 +57,20 @@ class TrainedWatch:
         self._moved: set[str] = set()
         self._left_over: dict[str, int] = {}
         self._models: list[weakref.ref[Any]] = []  # of the record of this launch
+        self._modules: list[Any] = []  # of the models, in their order
+        self._may_be_others = True  # the script may have put other modules into a model meanwhile
+        self._modes: list[bool] = []  # of these modules, right before the last step
 
     def first_batch(self, live: LiveState) -> None:
         """The first batch is about to enter the model: gradients that exist now belong to no step of this launch."""
         self._left_over = gradients_of(live.models)
+
+    def stepping(self, models: Sequence[Any]) -> None:
+        """Right before a step: the modes of the modules as the step has them, whatever an evaluation before a save does."""
+        if self._may_be_others:
+            self._modules = [module for model in models for module in unwrapped(model).modules()]
+            self._may_be_others = False
+        self._modes = [module.training for module in self._modules]
 
     def begin(self, live: LiveState, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """The record right before the first step. What moved in the launch of `saved` is known to move.
@@ -68,6 +79,7 @@ class TrainedWatch:
         """
         before, same = self._first, [one() for one in self._models] == list(live.models)
         self._moved = set((saved or {}).get("moved") or ())
+        self._may_be_others = True
         self._first, self._models = self._describe(live), [weakref.ref(model) for model in live.models]
         self._feed = self._first["feed"]
         if before and same:
@@ -76,12 +88,17 @@ class TrainedWatch:
         return {**self._first, "moved": sorted(self._moved), **left}
 
     def record(self, live: LiveState) -> dict[str, Any]:
-        """The record at a save. Modes and shapes are those of the first steps: a save may come after an evaluation."""
+        """The record at a save. Modes are those of the last step, shapes those of the first ones: a save may come after an
+        evaluation."""
         now = self._describe(live)
         if not now["feed"]:
             now["feed"] = self._feed  # the loader is not being read
         if self._first:
-            now["model"]["eval"] = self._first["model"]["eval"]
+            first, modes = self._first["model"]["eval"], dict(zip(map(id, self._modules), self._modes, strict=True))
+            now["model"]["eval"] = other_mode(live.models, modes) if modes else first
+            if now["model"]["eval"] != first:
+                now["model"]["eval_first"] = first
+            self._may_be_others = True
             self._moved |= moved_between(self._first["model"], now["model"])
             self._moved |= _moved_in(self._first["feed"], now["feed"])
         if live.accumulating:
@@ -217,6 +234,8 @@ TABLE = (
          "a script may set it as it trains, from epoch to epoch"),
     _row("", "a value that only one side has, or of a library in another version", NOTED,
          "a new version adds and renames values"),
+    _row("", "the mode of a module as at the first step of the launch that saved, and not as at its last one", NOTED,
+         "a script that changes modes as it trains may do so in each launch"),
     _row("", "a value that moved while the saved launch trained", UNCOMPARED, "counters, caches and annealed factors move"),
     _row("model", "tensors of the script's own modules that no checkpoint holds: rotary frequencies, class weights", REFUSED,
          "equal weights compute something else"),
@@ -352,10 +371,13 @@ def _model_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[
     cause = "the model was built or changed with another configuration"
     yield from _verdicts(expected, "model", "M6", firm, "configuration of the model", cause)
     yield from _notes("M6", loose, "attributes of the model")
-    modes = [(name, "training", "evaluation") for name in _only(after, before)]
-    modes += [(name, "evaluation", "training") for name in _only(before, after)]
-    cause = "this part of the model was left in another mode: `model.train()`, or as the script had it"
-    yield from _verdicts(expected, "module_mode", "M6", modes, "mode of the modules at the first step", cause)
+    modes = _modes(before.get("eval"), after.get("eval"))
+    where = "mode of the modules at the first step"
+    if modes and "eval_first" in before and not _modes(before["eval_first"], after.get("eval")):
+        yield _as_at_its_first_step(modes, where)  # a script that changes modes as it trains may do so in each launch
+    else:
+        cause = "this part of the model was left in another mode: `model.train()`, or as the script had it"
+        yield from _verdicts(expected, "module_mode", "M6", modes, where, cause)
     if not firm and not modes:
         yield _equal("model configuration", "M6", f"{len(before.get('modules') or ())} kinds of modules")
 
@@ -422,10 +444,21 @@ def _has_members(pattern: str, values: Mapping[str, Any]) -> bool:
     return any(name != pattern and pattern_of(name) == pattern for name in values)
 
 
-def _only(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Modules in evaluation mode here and not there."""
-    known = set(there.get("eval") or ())
-    return [name for name in here.get("eval") or () if name not in known and pattern_of(name) not in known]
+def _modes(before: Sequence[str] | None, after: Sequence[str] | None) -> list[tuple[str, str, str]]:
+    """Modules that are in another mode, with both modes, from the names of those in evaluation mode."""
+    back, forth = _only(before or (), after or ()), _only(after or (), before or ())
+    return [(name, "training", "evaluation") for name in forth] + [(name, "evaluation", "training") for name in back]
+
+
+def _only(here: Sequence[str], there: Sequence[str]) -> list[str]:
+    known = set(there)
+    return [name for name in here if name not in known and pattern_of(name) not in known]
+
+
+def _as_at_its_first_step(modes: Sequence[tuple[str, str, str]], where: str) -> Check:
+    changes = "; ".join(f"`{name}`: {one} → {other}" for name, one, other in modes[:NUM_NAMED])
+    cause = f"{changes}: as at the first step of the launch that saved, and not as at its last one"
+    return noted("module_mode", "M6", where=where, cause=cause)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

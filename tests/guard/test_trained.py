@@ -150,6 +150,35 @@ def test_one_changed_value_is_refused_by_its_name(change: Callable[[Any], None],
     assert refused(record(one), record(other), accepted={"model": "wanted", "module_mode": "wanted"}) == set()
 
 
+def _saved_after_freezing(evaluated: bool = False) -> tuple[Any, dict[str, Any]]:
+    """A model whose norm is in evaluation mode from its second step on, and the record of a save after that."""
+    model, watch = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)), TrainedWatch()
+    watch.begin(live(model), None)
+    watch.stepping([model])
+    model[1].eval()
+    watch.stepping([model])
+    if evaluated:
+        model.eval()
+    watch.record(live(model))  # what follows a save is recorded between two steps, too
+    return model, watch.record(live(model))
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_module_frozen_in_the_middle_is_expected_as_the_last_step_had_it(evaluated: bool) -> None:
+    model, saved = _saved_after_freezing(evaluated)
+    model.train()
+    model[1].eval()
+    assert checks(saved, record(model)) == {}
+
+
+def test_modes_as_at_the_first_step_of_the_last_launch_are_said_and_others_are_refused() -> None:
+    model, saved = _saved_after_freezing()
+    model.train()
+    assert checks(saved, record(model)) == {"module_mode": Outcome.NOTED}
+    model[0].eval()
+    assert refused(saved, record(model)) == {"0", "1"}
+
+
 def test_a_value_that_changed_in_every_layer_is_named_once() -> None:
     one, other = gpt2(), gpt2()
     _every_dropout(other)

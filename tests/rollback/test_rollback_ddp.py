@@ -22,7 +22,7 @@ def ranks(action: str, root: Path, step: int, how: str, case: str) -> dict[int, 
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     words = [str(HERE.with_name("ddp_run.py")), action, str(root), str(step), how, case]
     paths = os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
-    environ = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False, env=environ, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     return {int(rank): json.loads(used) for rank, used in re.findall(r"RANK (\d) (\[\[.*?\]\])", done.stdout)}
