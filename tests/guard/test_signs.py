@@ -112,12 +112,12 @@ def see(judge: SignJudge, values: list[float], *, start: int = 110, lr: float = 
     ]
 
 
-def test_a_sign_is_three_measurements_beyond_what_was_usual() -> None:
+def test_a_sign_is_four_measurements_beyond_what_was_usual() -> None:
     usual = [1.0] * 20
-    assert see(SignJudge(), [*usual, 3.1, 3.1, 2.9, 3.1, 3.1]) == []
-    assert see(SignJudge(), [*usual, 3.1, 3.1, 3.1, 3.1]) == [330]
-    assert see(SignJudge(), [*usual, *[float("nan")] * 3]) == [330]
-    assert see(SignJudge(), [*usual, 4.0, 4.0, 4.0, 1.0, 4.0, 4.0, 4.0]) == [330, 370]
+    assert see(SignJudge(), [*usual, 3.1, 3.1, 3.1, 2.9, 3.1, 3.1]) == []
+    assert see(SignJudge(), [*usual, 3.1, 3.1, 3.1, 3.1, 3.1]) == [340]
+    assert see(SignJudge(), [*usual, *[float("nan")] * 4]) == [340]
+    assert see(SignJudge(), [*usual, *[4.0] * 4, 1.0, *[4.0] * 4]) == [340, 390]
     assert {rule.channel for rule in RULES} == {"update_ratio", "qk_spectrum", "router_entropy"}
 
 
