@@ -216,7 +216,8 @@ def _changed_later(
         if earlier and digest and not own and _kind_of("file", earlier, digest) == "file":
             found[path] = ChangedFact("file", path, earlier, f"{MEANWHILE} {step}")
         elif own or not digest:
-            if now is None and path.startswith(here):
+            is_output = own and os.path.exists(path)  # it was written, and is there
+            if now is None and path.startswith(here) and not is_output:
                 found[path] = ChangedFact("doubt", path, f"opened at step {step}", "")
         elif now is not None and now != digest:
             found[path] = ChangedFact(_kind_of("file", digest, now), path, digest, now)

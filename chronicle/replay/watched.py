@@ -70,6 +70,7 @@ VOLATILE = re.compile(
 )
 TELL_OF_THE_MACHINE = re.compile(r"python[\d.]*|lscpu|lspci|nproc|getconf|nvidia-smi|rocm-smi|git|ldconfig(\.real)?|gcc.*")
 NOT_LOOKED_AT = re.compile(r"/((proc|sys|dev(?!/shm)|usr|lib|lib32|lib64|bin|sbin|etc)(/.*)?)?")
+OF_CODE = re.compile(r".*\.(py|pyc(\.\d+)?|so)")
 OF_SOURCES = re.compile(r".*\.py|.*__path_hook__")
 NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*|nvidia-.*)|.*/nvidia-mps/.*|/dev/log|.*:53")
 # programs whose answer is made of files and arguments, or tells of the machine
@@ -401,6 +402,7 @@ def unrecorded(
         elif _is_newer(found.st_ctime, begun, ended if path in then.made else None) and not is_as_installed(path):
             yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
     yield from (why for path, listed in seen.get("looked", {}).items() if (why := then.doubt(path, listed)))
+    yield from _new_packages(seen["read"], then, after or {})
     aside, now = (facts.get("aside") or {}, (after or {}).get("aside") or {})
     for what in seen.get("asked", ()):
         name = what.removeprefix("variable ")
@@ -522,6 +524,22 @@ def _born(path: str) -> int | None:
         return None
     seconds, nanoseconds = struct.unpack_from("qI", found, 80)
     return int(seconds) * 10**9 + int(nanoseconds)
+
+
+def _new_packages(read: Sequence[str], then: Then, after: Mapping[str, Any]) -> Iterator[str]:
+    """Installed packages whose code was read and is newer than the launch; where both tell the same version it is that one."""
+    told, now = then.facts.get("packages") or {}, after.get("packages") or {}
+    names: dict[str, str] = {}
+    for path in read:
+        site, mark, rest = path.rpartition("-packages/")
+        parts = rest.split("/")
+        name = parts[1 if parts[0] == "__pycache__" else 0].partition(".")[0]
+        if mark and OF_CODE.fullmatch(path):
+            names.setdefault(name, site + mark)
+    for name, site in names.items():
+        times = [change for end in ("/__init__.py", ".py") if (change := _changed(f"{site}{name}{end}")) is not None]
+        if times and times[0] > then.begun * 1e9 and not (name in told and told[name] == now.get(name)):
+            yield f"package `{name}` is newer than the launch"
 
 
 def _other_times(path: str, begun: float, ended: float | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.replay.facts import LateFiles, changed_facts, read_facts, write_facts
+from chronicle.replay.facts import ITS_OWN, LateFiles, changed_facts, read_facts, write_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -121,6 +121,15 @@ def test_what_a_launch_reads_and_writes_anew_is_known_as_it_was_read(tmp_path: P
     assert told.words == f"`{tmp_path / 'n.txt'}`, which the launch read, has changed"
     names = ["checkpoints", "live.json", "logs", "more.py", "n.txt", "settings.json"]
     assert first["around"]["names"] == names  # type: ignore[index]
+
+
+def test_what_a_launch_wrote_and_left_is_no_doubt_where_a_replay_begins_later(tmp_path: Path) -> None:
+    sample = tmp_path / "sample-10.npy"
+    sample.write_text("1")
+    before = {"directory": str(tmp_path), "later": [[str(sample), 11, ITS_OWN]]}
+    assert changed_facts(before, {}) == []
+    sample.unlink()
+    assert [item.kind for item in changed_facts(before, {})] == ["doubt"]
 
 
 def test_noting_never_ends_an_open(tmp_path: Path) -> None:

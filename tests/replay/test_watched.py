@@ -215,9 +215,9 @@ def test_what_is_no_file_is_in_no_record(tmp_path: Path) -> None:
 
 
 def test_an_installed_file_is_compared_with_what_its_package_brought(monkeypatch: pytest.MonkeyPatch) -> None:
-    import yaml
+    import numpy
 
-    path = Path(yaml.__file__)
+    path = Path(numpy.__file__).with_name("py.typed")
     assert words(path, {}, begun=0.0) == []
     monkeypatch.setattr("chronicle.replay.facts.hashlib.sha256", lambda data: __import__("hashlib").sha1(data))
     assert len(words(path, {}, begun=0.0)) == 1
@@ -270,3 +270,18 @@ def test_the_script_alone_reads_the_clock_of_the_record(tmp_path: Path) -> None:
     assert (found["of"], found["zone"], found["today"]) == (2001, "UTC", 2001) and found["frame"] == 2001
     assert 4900 < found["elapsed"] < 5060
     assert abs(found["library"] - time.time()) < 60 and found["hour"] == 1970
+
+
+def test_a_package_that_was_installed_since_is_a_doubt_and_one_of_the_same_version_is_none(tmp_path: Path) -> None:
+    place = tmp_path / "lib/site-packages/extra"
+    (place / "__pycache__").mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    read = [str(place / "__pycache__/__init__.cpython-311.pyc")]
+    seen = {"why": "", "read": read, "peers": [], "programs": [], "shared": False}
+    known = {"packages": {"extra": "1.0"}}
+
+    def told(facts: dict[str, Any], begun: float) -> list[str]:
+        return list(unrecorded(seen, Then(facts, begun, None, []), known))
+
+    assert told({}, time.time() - 9) == ["package `extra` is newer than the launch"]
+    assert told(known, time.time() - 9) == told({}, time.time() + 9) == []
