@@ -87,6 +87,7 @@ class Origin:
     roots: tuple[Path, ...]
     rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
     hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
+    answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
     limit: float | None = None  # seconds, for a launch that may wait for what is hidden
     clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
@@ -405,6 +406,7 @@ def _start(
     anchors += [] if change.code is None else [Path(change.code.top)]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
     clock = {"CHRONICLE_CLOCK": str(directory / "clock.json")} if origin.clock else {}
+    clock |= {"CHRONICLE_ANSWERS": origin.answers} if origin.answers else {}
     (directory / "clock.json").write_text(json.dumps(origin.clock), encoding="utf-8")
     spec = Spec(
         run_dir=str(paths.run_dir.resolve()),

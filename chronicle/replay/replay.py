@@ -48,7 +48,7 @@ from chronicle.replay.verdict import (
     prints_agree,
     state_loaded,
 )
-from chronicle.replay.watched import Then, unrecorded
+from chronicle.replay.watched import Then, answers_to_vary, unrecorded
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.one_step import (
     OPS_VARIABLE,
@@ -209,19 +209,28 @@ def replay(
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
         is_result = comparison.first.parts[0] in RESULT or comparison.begins_equal is False
         made = made if is_result else ()
-        limit = LONGER * (time.monotonic() - begun) + LONGER if made else None
-        plan = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin), hidden=made, limit=limit))
+        varied = answers_to_vary(one.seen) if is_result else ()
+        limit = LONGER * (time.monotonic() - begun) + LONGER if made or varied else None
+        other = replace(plan.origin, hidden=made, limit=limit, answers="least" if varied else "", clock=_clock_of(plan.origin))
+        plan = replace(plan, origin=other)
         tell = _tell_result if is_result else _tell_input
         try:
             judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         except ChronicleError as problem:
-            if not made:
+            if not made and not varied:
                 raise
-            say(f"without what the launch made itself it cannot be played ({problem.message}): once more with it")
-            plan = replace(plan, origin=replace(plan.origin, hidden=(), limit=None))
-            more = (f"`{path}`, which the launch made, may not have been there" for path in made)
-            judge = partial(judge, unrecorded=(*doubts, *more))
+            say(f"not playable without what the launch made itself, or with other answers ({problem.message}): once more")
+            plan = replace(plan, origin=replace(plan.origin, hidden=(), limit=None, answers=""))
+            more = [f"`{path}`, which the launch made, may not have been there" for path in made]
+            more += [f"{what}, for which it asks, is in no record" for what in varied]
+            judge, varied = partial(judge, unrecorded=(*doubts, *more)), ()
             judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
+        if varied and judged.verdict is ReplayVerdict.HARDWARE:
+            say(f"once more with other answers to what the script asks: {', '.join(varied)}")
+            most, replays = _play(replace(plan, origin=replace(plan.origin, answers="most")), sandbox), replays + 1
+            if not prints_agree(one.prints, most.prints, _compared_steps(comparison)):
+                why = f"what the script asks of the machine enters the step: {', '.join(varied)}"
+                judged = replace(judged, verdict=ReplayVerdict.RANDOM, why=why)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))

@@ -337,6 +337,11 @@ def judge_replay(
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
     missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts, *_few(unrecorded))
+    labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
+    if "batch" in one.parts and not all(labels):
+        # where both sides lack them the inputs were compared, and what labels come from is known if all else is
+        missing = (*missing, "labels, which do not enter the model, may be others") if missing or any(labels) else ()
+        evidence = (*evidence, "labels, which do not enter the model, were not compared")
     return _another_result(one, replays_agree, evidence, missing, place)
 
 
@@ -394,8 +399,6 @@ def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool, *
     for part in ("options", "torch", "batch"):
         if part not in one.parts:
             yield f"{PARTS[part][1]}: not in the prints"
-    if "batch" in one.parts and not (SeenParts.TARGETS in one.first.record.seen and SeenParts.TARGETS in one.first.other.seen):
-        yield "labels, which do not enter the model, may be others"
 
 
 def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:

@@ -29,7 +29,7 @@ from typing import Any, Final
 from chronicle.replay.facts import ITS_OWN, PACKAGES, is_as_installed, is_outside, places_of_packages, places_outside
 from chronicle.replay.sandbox import end_with_parent
 
-__all__ = ["Then", "unrecorded", "watched"]
+__all__ = ["Then", "answers_to_vary", "unrecorded", "watched"]
 
 # number of each system call, of this one, and the machine's number in the filter
 X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
@@ -50,7 +50,7 @@ RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 NOTICE, ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
 LEAST_KERNEL = (5, 5)  # lets a call go on
 AT_FDCWD = (-100) & 0xFFFFFFFF
-UNWATCHED, MARK = 0x7A7A7A7A, "/.chronicle-asked/"  # as in `launch/startup/asks.py`
+UNWATCHED, MARK, VARIED = 0x7A7A7A7A, "/.chronicle-asked/", "varied: "  # as in `launch/startup/asks.py`
 LONGEST = 4096
 BIRTH = 0x800
 NEAR = 50_000_000  # ns between the birth of a directory and the change of the one above it
@@ -271,7 +271,7 @@ class _Seen:
     def _asks(self, pid: int, what: str) -> None:
         """A program asks the machine; what asks in Python is told by `asks.py`."""
         if not TELL_OF_THE_MACHINE.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))):
-            self.asked[what] = None
+            self.asked[f"{what} (by a program)"] = None
 
     def _is_ours(self, pid: int) -> bool:
         """Whether this is the process that supervises, or git at its side."""
@@ -406,10 +406,15 @@ def unrecorded(
     aside, now = (facts.get("aside") or {}, (after or {}).get("aside") or {})
     for what in seen.get("asked", ()):
         name = what.removeprefix("variable ")
-        if name == what:
+        if name == what and not what.startswith(VARIED):
             yield f"{what}, for which it asks, is in no record"
-        elif aside.get(name) != now.get(name):
+        elif name != what and aside.get(name) != now.get(name):
             yield f"variable `{name}`, which it reads, is another"
+
+
+def answers_to_vary(seen: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What the script asks of the machine, and other replays can answer otherwise."""
+    return tuple(what.removeprefix(VARIED) for what in (seen or {}).get("asked", ()) if what.startswith(VARIED))
 
 
 class Then:

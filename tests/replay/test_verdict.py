@@ -113,11 +113,20 @@ def test_what_enters_otherwise_in_two_replays_is_not_deterministic(field: str) -
     assert found.verdict is ReplayVerdict.RANDOM and "what enters the step" in found.why
 
 
-@pytest.mark.parametrize("missing", [SeenParts.BATCH, SeenParts.GENERATORS, SeenParts.OPTIONS, SeenParts.TARGETS])
+@pytest.mark.parametrize("missing", [SeenParts.BATCH, SeenParts.GENERATORS, SeenParts.OPTIONS])
 def test_hardware_is_not_named_where_something_was_not_compared(missing: SeenParts) -> None:
     seen = ALL & ~missing
     found = judged(differing("gradient", seen=seen), prints(seen=seen))
     assert found.verdict is ReplayVerdict.NOT_TOLD, found
+
+
+def test_labels_that_were_not_compared_are_a_doubt_where_something_else_is() -> None:
+    """All that they could come from was watched: files, arguments, random numbers."""
+    seen = ALL & ~SeenParts.TARGETS
+    found = judged(differing("gradient", seen=seen), prints(seen=seen))
+    assert found.verdict is ReplayVerdict.HARDWARE and "labels" in found.evidence[-1]
+    doubtful = judged(differing("gradient", seen=seen), prints(seen=seen), unrecorded=["what came from a server"])
+    assert doubtful.verdict is ReplayVerdict.NOT_TOLD and "labels" in doubtful.why
 
 
 def test_hardware_is_not_named_without_facts_or_with_steps_that_have_no_print() -> None:

@@ -78,7 +78,7 @@ def test_all_that_a_process_and_its_children_take_is_seen(tmp_path: Path, server
     assert (seen["programs"], seen["shared"]) == (["date"], True)
     looked = {path: listed for path, listed in seen["looked"].items() if path.startswith(f"{tmp_path}{os.sep}")}
     assert looked == {str(tmp_path / name): name == "names" for name in ("absent.txt", "names", "by-test.txt")}
-    assert seen["asked"] == ["`/proc/loadavg`"]
+    assert seen["asked"] == ["`/proc/loadavg` (by a program)"]
 
 
 ASKS = """
@@ -92,15 +92,20 @@ pid(), uuid.UUID(int=1), random.random(), logging.warning("has the process's id"
 for name in sys.argv[1:]:
     {"id": os.getpid, "load": os.getloadavg, "room": lambda: shutil.disk_usage("."), "random": secrets.token_hex,
      "numpy": np.random.default_rng, "memory": psutil.virtual_memory, "read": lambda: open("/proc/meminfo").close(),
+     "uptime": lambda: open("/proc/uptime").read(), "used": lambda: __import__("resource").getrusage(0),
      "variable": lambda: os.environ.get("SOME"), "one": lambda: os.getenv("SOME"), "names": lambda: os.listdir("/proc")}[name]()
 """
 
 
-@pytest.mark.parametrize(("name", "told"), [
-    ("", []), ("id", ["the id of a process"]), ("load", ["the load of the machine"]), ("room", ["the room on a disk"]),
-    ("random", ["random numbers of the system"]), ("numpy", ["random numbers of the system"]), ("memory", ["`/proc/meminfo`"]),
-    ("read", ["`/proc/meminfo`"]), ("variable", ["variable SOME"]), ("one", ["variable SOME"]), ("names", ["`/proc`"]),
-])  # fmt: skip
+ASKED = {
+    "": [], "id": ["the id of a process"], "load": ["varied: the load of the machine"], "room": ["varied: the room on a disk"],
+    "random": ["varied: random numbers of the system"], "numpy": ["varied: random numbers of the system"],
+    "memory": ["varied: `/proc/meminfo`"], "read": ["varied: `/proc/meminfo`"], "uptime": ["`/proc/uptime`"],
+    "used": ["varied: what the process has used"], "variable": ["variable SOME"], "one": ["variable SOME"], "names": ["`/proc`"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "told"), ASKED.items())
 def test_what_the_script_asks_itself_is_told_and_not_what_libraries_ask(tmp_path: Path, name: str, told: list[str]) -> None:
     (tmp_path / "site-packages/library").mkdir(parents=True)
     (tmp_path / "site-packages/library/__init__.py").write_text("import os\ndef pid():\n    return os.getpid()\n")
@@ -120,6 +125,36 @@ def test_what_the_script_asks_itself_is_told_and_not_what_libraries_ask(tmp_path
         pytest.skip(f"no filter of system calls here: {found['why']}")
     assert found["asked"] == told
     assert str(tmp_path / "site-packages/library/__init__.py") not in found["looked"]  # an import
+
+
+VARIES = """
+import json, os, pathlib, resource, shutil, sys
+found = {"load": os.getloadavg()[0], "room": shutil.disk_usage(".").free, "bits": os.urandom(1)[0]}
+found["rss"] = resource.getrusage(0).ru_maxrss
+found["file"] = float(pathlib.Path("/proc/loadavg").read_text().split()[0])
+found["memory"] = [int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith(("MemTotal", "MemAvailable"))]
+found["size"] = int(open("/proc/self/statm", "rb").read().split()[1])
+found["ticks"] = int(open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[11])
+found["busy"] = int(open("/proc/stat").readline().split()[1])
+print(json.dumps(found))
+"""
+
+
+def test_answers_are_as_small_and_as_large_as_they_can_be_in_later_replays(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(VARIES)
+    found = {}
+    for answers in ("least", "", "most"):
+        own = {"CHRONICLE_RUN_DIR": str(tmp_path), "CHRONICLE_REPLAY": "1", "PYTHONPATH": str(STARTUP_DIR)}
+        own |= {"CHRONICLE_ANSWERS": answers} if answers else {}
+        done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, **own}, capture_output=True,
+                              text=True, timeout=60, check=False)  # fmt: skip
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        found[answers] = json.loads(done.stdout)
+    least, real, most = found.values()
+    for name in ("load", "room", "rss", "file", "size", "ticks", "busy"):
+        assert least[name] <= real[name] <= most[name] > least[name], name
+    assert (least["bits"], most["bits"]) == (0, 255)
+    assert least["memory"][0] == real["memory"][0] == most["memory"][0] == most["memory"][1] and least["memory"][1] == 0
 
 
 def test_the_startup_file_and_the_watch_mean_the_same_marks() -> None:

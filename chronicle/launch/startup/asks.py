@@ -2,16 +2,20 @@
 
 What a library asks belongs to it: libraries of every training read `/proc`, draw from the system and look at the memory. Who
 asks is known in this process alone, so the questions of the script are told: free memory and disk, load, processes, ids,
-random numbers of the system, a connection that it takes, a variable that no record compares. The answer may have been another
-in the record. `shutil`, `psutil` and the like hand a question on.
+random numbers of the system, a connection that it takes, a variable that no record compares. `shutil`, `psutil` and the like
+hand a question on. The answer may have been another in the record. Most scripts only print it: so in later replays it is as
+small as it can be, or as large (`CHRONICLE_ANSWERS`), and who goes by it gives another result then.
 
 And the other way round: what imports look at is passed by (thousands of paths, and what was imported is known anyway), by a
 number of a directory that the filter lets through: with an absolute path the kernel does not use it.
 """
 # mypy: ignore-errors
 
+import builtins
+import io
 import os
 import posix
+import re
 import sys
 import types
 
@@ -23,7 +27,12 @@ OURS = (PACKAGES + "chronicle" + os.sep, PACKAGES + "rollback" + os.sep)
 HANDS_ON = ("psutil", "numpy")  # packages that hand a question on
 VOLATILE = ("/proc/", "/sys/class/", "/sys/block/", "/sys/devices/virtual/", "/sys/fs/cgroup/", "/dev/urandom", "/dev/random")
 READERS = ("/shutil.py", "/pathlib.py", "/codecs.py", "/glob.py", "/os.py", "/fileinput.py", "<frozen os>", "<frozen codecs>")
+CAN_VARY = re.compile(r"/proc/(loadavg|meminfo|stat|(self|\d+)/statm?)")
+VARIED = "varied: "  # before the words: other replays answer otherwise
+MOST = 10**6
 told = set()
+answers = os.environ.get("CHRONICLE_ANSWERS", "")
+inside = []
 real = {name: getattr(posix, name) for name in ("stat", "open", "close", "listdir", "access")}
 
 
@@ -55,16 +64,18 @@ def tell(words):
         real["access"](MARK + words.replace("/", "|"), 0)
 
 
-def telling(holder, name, words, *between):
-    """Put a function in the place of one, that tells who asks."""
+def telling(holder, name, words, *between, vary=None):
+    """Put a function in the place of one, that tells who asks. `vary(answer, most)`: the answer in later replays."""
     original = getattr(holder, name, None)
     if original is None:
         return
 
     def asked(*args, **more):
-        if is_asked(*between):
-            tell(words)
-        return original(*args, **more)
+        if not is_asked(*between):
+            return original(*args, **more)
+        tell((VARIED if vary else "") + words)
+        answer = original(*args, **more)
+        return vary(answer, answers == "most") if vary and answers else answer
 
     asked.__name__ = asked.__qualname__ = name
     asked.__doc__ = getattr(original, "__doc__", None)
@@ -75,19 +86,30 @@ def listen():
     """From now on the script's questions are told."""
     import resource
 
+    def room(answer, most):
+        row = list(answer)
+        row[3], row[4], row[6], row[7] = (row[2], row[2], row[5], row[5]) if most else (1, 1, 1, 1)
+        return type(answer)(row)
+
+    def times(answer, most):
+        return type(answer)([value * MOST if most else type(value)(0) for value in answer])
+
+    def bits(answer, most):
+        return (b"\xff" if most else b"\0") * len(answer)
+
     random = ("/random.py", "/secrets.py", "/uuid.py")
-    telling(os, "urandom", "random numbers of the system", *random)
-    telling(os, "getrandom", "random numbers of the system", *random)
+    telling(os, "urandom", "random numbers of the system", *random, vary=bits)
+    telling(os, "getrandom", "random numbers of the system", *random, vary=bits)
     if "random" in sys.modules:  # it has its own name for it
         sys.modules["random"]._urandom = os.urandom
-    telling(os, "getloadavg", "the load of the machine")
+    telling(os, "getloadavg", "the load of the machine", vary=lambda answer, most: (1000.0 if most else 0.0,) * 3)
     for name in ("statvfs", "fstatvfs"):
-        telling(os, name, "the room on a disk", "/shutil.py")
-    telling(os, "sysconf", "what the system has")
+        telling(os, name, "the room on a disk", "/shutil.py", vary=room)
     for name in ("getpid", "getppid", "getpgid", "getpgrp", "getsid"):
         telling(os, name, "the id of a process")
-    telling(os, "times", "the processor's time")
-    telling(resource, "getrusage", "what the process has used")
+    telling(os, "times", "the processor's time", vary=times)
+    telling(resource, "getrusage", "what the process has used", vary=times)
+    builtins.open = io.open = opening(builtins.open)
     sys.addaudithook(hearing)
     hear_variables()
 
@@ -95,6 +117,8 @@ def listen():
 def hearing(event, args):
     """An audit hook: files of the system, a socket that others may connect to, lines of standard input."""
     try:
+        if inside:
+            return
         if event in ("open", "os.listdir", "os.scandir") and isinstance(args[0], str):
             path = args[0]
             if (path.startswith(VOLATILE) or path == "/proc") and is_asked(*READERS):
@@ -106,6 +130,46 @@ def hearing(event, args):
             tell("a line of standard input")
     except Exception:  # noqa: BLE001 what a hook raises ends the script's own call
         pass
+
+
+def opening(original):
+    """In the place of `open`: files of `/proc` are other ones for the script in later replays."""
+
+    def open(file, mode="r", *args, **more):
+        if not (isinstance(file, str | os.PathLike) and CAN_VARY.fullmatch(os.fspath(file)) and is_asked(*READERS)):
+            return original(file, mode, *args, **more)
+        tell(VARIED + "`" + os.fspath(file) + "`")
+        inside.append(1)  # the hook does not tell of it again
+        try:
+            if not answers:
+                return original(file, mode, *args, **more)
+            with original(file, "rb") as real_one:
+                text = real_one.read().decode()
+        finally:
+            inside.pop()
+        text = other_text(os.fspath(file), text, answers == "most")
+        return io.BytesIO(text.encode()) if "b" in mode else io.StringIO(text)
+
+    return open
+
+
+def other_text(path, text, most):
+    """What a file of `/proc` would hold on a machine that is idle, or has nothing left."""
+    name = os.path.basename(path)
+    if name == "loadavg":
+        return re.sub(r"\d+\.\d+", "1000.00" if most else "0.00", text)
+    if name == "meminfo":
+        total = (re.findall(r"MemTotal: +(\d+)", text) or ["0"])[0]
+        return re.sub(r"(?m)^(?!MemTotal|SwapTotal)(\w+:) +\d+", r"\g<1> " + (total if most else "0"), text)
+    if name == "statm":
+        return " ".join(str(int(word) * MOST if most else 1) for word in text.split()) + "\n"
+    if path == "/proc/stat":  # the time of the start is whose process it is
+        return re.sub(r"(?m)^cpu.*", lambda row: re.sub(r" \d+", " " + str(MOST**2 if most else 1), row[0]), text)
+    begin, mark, rest = text.rpartition(")")
+    words = rest.split()
+    for place in (11, 12, 13, 14, 20, 21):  # times, sizes
+        words[place] = str(MOST if most else 1)
+    return begin + mark + " " + " ".join(words) + "\n"
 
 
 def hear_variables():
