@@ -208,12 +208,12 @@ def replay(
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
         is_result = comparison.first.parts[0] in RESULT or comparison.begins_equal is False
-        made = made if is_result else ()
-        varied = answers_to_vary(one.seen) if is_result else ()
+        varied = answers_to_vary(one.seen)
         limit = LONGER * (time.monotonic() - begun) + LONGER if made or varied else None
-        other = replace(plan.origin, hidden=made, limit=limit, answers="least" if varied else "", clock=_clock_of(plan.origin))
+        plain = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin)))
+        other = replace(plain.origin, hidden=made, limit=limit, answers="least" if varied else "")
         plan = replace(plan, origin=other)
-        tell = _tell_result if is_result else _tell_input
+        tell = _tell_result if is_result else partial(_tell_input, plain)
         try:
             judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         except ChronicleError as problem:
@@ -225,7 +225,7 @@ def replay(
             more += [f"{what}, for which it asks, is in no record" for what in varied]
             judge, varied = partial(judge, unrecorded=(*doubts, *more)), ()
             judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
-        if varied and judged.verdict is ReplayVerdict.HARDWARE:
+        if varied and is_result and judged.verdict is ReplayVerdict.HARDWARE:
             say(f"once more with other answers to what the script asks: {', '.join(varied)}")
             most, replays = _play(replace(plan, origin=replace(plan.origin, answers="most")), sandbox), replays + 1
             if not prints_agree(one.prints, most.prints, _compared_steps(comparison)):
@@ -243,12 +243,46 @@ def replay(
 
 
 def _tell_input(
-    plan: ReplayPlan, one: _Played, comparison: PrintComparison, record: _Prints, judge: Judge, sandbox: Path | None, say: Say
+    plain: ReplayPlan,
+    plan: ReplayPlan,
+    one: _Played,
+    comparison: PrintComparison,
+    record: _Prints,
+    judge: Judge,
+    sandbox: Path | None,
+    say: Say,
 ) -> tuple[Ruling, int, int]:
-    """What entered differs: whether that is so in another replay from the same place. Ruling, replays, first step apart."""
-    steps = _compared_steps(comparison)
-    two = _play(plan, sandbox)
-    return judge(comparison, prints_agree(one.prints, two.prints, steps)), 2, _first_apart(one, two, steps)
+    """What entered differs: whether that is so in another replay from the same place. Ruling, replays, first step apart.
+
+    Where it is so from the first step on, this place does not hold where the data or the generators stood: the launch's own
+    beginning tells whether anything else differs, if it is near. `plain`: nothing is hidden or answered otherwise.
+    """
+    assert comparison.first is not None
+    steps, origin = _compared_steps(comparison), plan.origin
+    two = _play(plain, sandbox)
+    same, apart = prints_agree(one.prints, two.prints, steps), _first_apart(one, two, steps)
+    judged = judge(comparison, same)
+    begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
+    is_near = origin.start - begun <= max(FAR_STEPS, FAR * (plan.until - origin.start))
+    if not same or judged.again or comparison.first.step > origin.start + 1 or origin.start <= begun or not is_near:
+        return judged, 2, apart
+    first = begin_before(origin, begun + 1)
+    if first is None or first.start > begun:
+        return judged, 2, apart
+    say(f"it differs from the first step on: once more from {first.words}")
+    three = _play(replace(plan, origin=first), sandbox)
+    far = _compare(record, three, plan.until)
+    if far.first is None:
+        return judged, 3, apart
+    found = judge(far, None, load=StateLoaded(), place=ReplayPlace(words=first.words))
+    if not found.again:
+        return found, 3, apart
+    say(f"{far.first.words}: once more from {first.words}, by the real clock")
+    answers = "most" if origin.answers else ""
+    last = _play(replace(plan, origin=replace(first, clock={}, answers=answers)), sandbox)
+    steps = _compared_steps(far)
+    same, apart = prints_agree(three.prints, last.prints, steps), _first_apart(three, last, steps)
+    return judge(far, same, load=StateLoaded(), place=ReplayPlace(words=first.words)), 4, apart
 
 
 def _tell_result(

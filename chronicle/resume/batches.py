@@ -64,6 +64,7 @@ class BatchWitness:
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
+        self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
@@ -92,6 +93,10 @@ class BatchWitness:
             watch_loaders()
             see_compiled_calls(model, shield(self._before_compiled, self.failed))
             self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
+            if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
+                for part in model.children():
+                    _witnesses_of_parts[part] = self
+                    part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -162,6 +167,26 @@ class BatchWitness:
 # The witness is kept outside the module, and a pickle does not keep the hook: a guarded model can still be deep-copied and
 # saved whole, and a copy is not observed.
 _witnesses: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
+
+
+_witnesses_of_parts: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
+
+
+def _before_part(module: Any, args: Any, kwargs: Any) -> None:
+    witness = _witnesses_of_parts.get(module)
+    if witness is None or not module.training or not sys.modules["torch"].is_grad_enabled():
+        return
+    if (tensors := tensors_of((args, kwargs))) and not any(tensor.requires_grad for tensor in tensors):
+        witness.enters_part((args, kwargs))
+
+
+def _part_hook() -> ModelHook:
+    if not _made_for_parts:
+        _made_for_parts.append(ModelHook(shield(_before_part, _failed)))
+    return _made_for_parts[0]
+
+
+_made_for_parts: list[ModelHook] = []
 
 
 def _before_forward(module: Any, args: Any, kwargs: Any) -> None:

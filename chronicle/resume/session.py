@@ -129,6 +129,7 @@ class GuardSession:
         self.sequel.failed = self.faults.record_text
         self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
+        self.batches.enters_part = self._enters_part
         self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.report = SelfReport(self.ranks, environ)
@@ -221,6 +222,11 @@ class GuardSession:
         if self.own_buffers.awaits_batch and not is_captured():
             with self.contained("buffers"):
                 self.own_buffers.enters(self._observe().models)
+        with self._printing:
+            self.prints.enters(batch)
+
+    def _enters_part(self, batch: Any) -> None:
+        """What nothing else made enters a part of a model that is never called as a whole."""
         with self._printing:
             self.prints.enters(batch)
 

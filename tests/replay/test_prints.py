@@ -267,6 +267,31 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     assert not any(SeenParts.TARGETS in one.seen for one in unseen.steps().values())
 
 
+def test_what_enters_the_parts_of_a_container_is_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `ModuleDict` is never called; what one part hands to the next is no batch."""
+
+    def trained(directory: Path, other: int) -> Ring:
+        monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
+        monkeypatch.setenv(PRINTS_VARIABLE, "every")
+        torch.manual_seed(0)
+        model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(8, 4), "head": torch.nn.Linear(4, 1)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = chronicle.attach(directory / "run", model, optimizer)
+        for step in range(1, 5):
+            for part in range(2):
+                ids = torch.tensor([step, other if step == 3 and part else 2])
+                model["head"](model["embed"](ids)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        run.session.data.finish()
+        run.session.prints.finish()
+        return read_ring(ring_path(directory / "launch", 0))
+
+    one, other = trained(tmp_path / "one", 2), trained(tmp_path / "other", 5)
+    assert all(row.batches == 2 and SeenParts.BATCH | SeenParts.GENERATORS in row.seen for row in one.steps().values())
+    assert first_difference(one, other)[0] == 3 and "batch" in first_difference(one, other)[1]
+
+
 def test_one_value_of_a_large_batch_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = (torch.tensor([3]), torch.tensor([7]))
     clean = Loop(tmp_path / "a", monkeypatch).train(5).ring()

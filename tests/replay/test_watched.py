@@ -98,10 +98,12 @@ for name in sys.argv[1:]:
 
 
 ASKED = {
-    "": [], "id": ["the id of a process"], "load": ["varied: the load of the machine"], "room": ["varied: the room on a disk"],
+    "": [], "id": ["the id of a process"], "load": ["varied: the load of the machine"],
+    "room": ["varied: the room on a disk"],
     "random": ["varied: random numbers of the system"], "numpy": ["varied: random numbers of the system"],
     "memory": ["varied: `/proc/meminfo`"], "read": ["varied: `/proc/meminfo`"], "uptime": ["`/proc/uptime`"],
-    "used": ["varied: what the process has used"], "variable": ["variable SOME"], "one": ["variable SOME"], "names": ["`/proc`"],
+    "used": ["varied: what the process has used"], "variable": ["variable SOME"], "one": ["variable SOME"],
+    "names": ["`/proc`"],
 }  # fmt: skip
 
 
