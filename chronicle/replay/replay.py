@@ -196,10 +196,8 @@ def replay(
     one = _play(plan, sandbox)
     comparison = _compare(record, one, plan.until)
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
-    found, known = [], False
-    if facts is not None and one.facts is not None:
-        until = None if comparison.first is None else comparison.first.step
-        found, known = [(item.kind, item.words) for item in changed_facts(facts, one.facts, until)], True
+    known = facts is not None and one.facts is not None
+    found = _changed(facts, one, comparison)
     load = _state_loaded(plan.origin, one)
     doubts, made = _unrecorded(plan.origin, facts, one)
     judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts)
@@ -274,7 +272,9 @@ def _tell_input(
     far = _compare(record, three, plan.until)
     if far.first is None:
         return judged, 3, apart
-    found = judge(far, None, load=StateLoaded(), place=ReplayPlace(words=first.words))
+    facts = read_facts(origin.settings.paths.launch_dir(origin.launch))
+    judge = partial(judge, changed=_changed(facts, three, far), load=StateLoaded(), place=ReplayPlace(words=first.words))
+    found = judge(far, None)
     if not found.again:
         return found, 3, apart
     say(f"{far.first.words}: once more from {first.words}, by the real clock")
@@ -282,7 +282,15 @@ def _tell_input(
     last = _play(replace(plan, origin=replace(first, clock={}, answers=answers)), sandbox)
     steps = _compared_steps(far)
     same, apart = prints_agree(three.prints, last.prints, steps), _first_apart(three, last, steps)
-    return judge(far, same, load=StateLoaded(), place=ReplayPlace(words=first.words)), 4, apart
+    return judge(far, same), 4, apart
+
+
+def _changed(facts: Mapping[str, Any] | None, one: _Played, comparison: PrintComparison) -> list[tuple[str, str]]:
+    """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs."""
+    if facts is None or one.facts is None:
+        return []
+    until = None if comparison.first is None else comparison.first.step
+    return [(item.kind, item.words) for item in changed_facts(facts, one.facts, until)]
 
 
 def _tell_result(

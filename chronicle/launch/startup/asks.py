@@ -136,9 +136,10 @@ def opening(original):
     """In the place of `open`: files of `/proc` are other ones for the script in later replays."""
 
     def open(file, mode="r", *args, **more):
-        if not (isinstance(file, str | os.PathLike) and CAN_VARY.fullmatch(os.fspath(file)) and is_asked(*READERS)):
+        path = file if isinstance(file, str) else str(file) if hasattr(file, "__fspath__") else ""
+        if not (CAN_VARY.fullmatch(path) and is_asked(*READERS)):
             return original(file, mode, *args, **more)
-        tell(VARIED + "`" + os.fspath(file) + "`")
+        tell(VARIED + "`" + path + "`")
         inside.append(1)  # the hook does not tell of it again
         try:
             if not answers:
@@ -147,7 +148,7 @@ def opening(original):
                 text = real_one.read().decode()
         finally:
             inside.pop()
-        text = other_text(os.fspath(file), text, answers == "most")
+        text = other_text(path, text, answers == "most")
         return io.BytesIO(text.encode()) if "b" in mode else io.StringIO(text)
 
     return open
