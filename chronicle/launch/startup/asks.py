@@ -42,8 +42,8 @@ def is_own(frame):
     return not ("-packages/" in name or "/lib/python" in name or name.startswith(("<frozen", *OURS)))
 
 
-def is_asked(*between):
-    """Whether the script asks, by itself or by way of these files of the standard library, or of `HANDS_ON`."""
+def is_asked(*between, packages=HANDS_ON):
+    """Whether the script asks, by itself or by way of these files of the standard library, or of these packages."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -51,7 +51,7 @@ def is_asked(*between):
             pass
         elif is_own(frame):
             return True
-        elif not (name.endswith(between) or any("-packages/" + package + "/" in name for package in HANDS_ON)):
+        elif not (name.endswith(between) or any("-packages/" + package + "/" in name for package in packages)):
             return False
         frame = frame.f_back
     return False
@@ -64,14 +64,14 @@ def tell(words):
         real["access"](MARK + words.replace("/", "|"), 0)
 
 
-def telling(holder, name, words, *between, vary=None):
+def telling(holder, name, words, *between, packages=HANDS_ON, vary=None):
     """Put a function in the place of one, that tells who asks. `vary(answer, most)`: the answer in later replays."""
     original = getattr(holder, name, None)
     if original is None:
         return
 
     def asked(*args, **more):
-        if not is_asked(*between):
+        if not is_asked(*between, packages=packages):
             return original(*args, **more)
         tell((VARIED if vary else "") + words)
         answer = original(*args, **more)
@@ -106,7 +106,7 @@ def listen():
     for name in ("statvfs", "fstatvfs"):
         telling(os, name, "the room on a disk", "/shutil.py", vary=room)
     for name in ("getpid", "getppid", "getpgid", "getpgrp", "getsid"):
-        telling(os, name, "the id of a process")
+        telling(os, name, "the id of a process", packages=())  # `psutil.Process()` asks for its own
     telling(os, "times", "the processor's time", vary=times)
     telling(resource, "getrusage", "what the process has used", vary=times)
     builtins.open = io.open = opening(builtins.open)
