@@ -112,7 +112,8 @@ def test_what_the_script_asks_itself_is_told_and_not_what_libraries_ask(tmp_path
     (tmp_path / "site-packages/library").mkdir(parents=True)
     (tmp_path / "site-packages/library/__init__.py").write_text("import os\ndef pid():\n    return os.getpid()\n")
     (tmp_path / "site-packages/psutil").mkdir()
-    (tmp_path / "site-packages/psutil/__init__.py").write_text("import os\ndef virtual_memory():\n    os.getpid(), open('/proc/meminfo').close()\n")
+    lines = ("import os", "def virtual_memory():", "    os.getpid(), open('/proc/meminfo').close()")
+    (tmp_path / "site-packages/psutil/__init__.py").write_text("\n".join(lines))
     (tmp_path / "script.py").write_text(ASKS)
     (tmp_path / "kept/result").mkdir(parents=True)
     seen = tmp_path / "kept/result/seen.json"
