@@ -507,7 +507,8 @@ class Then:
         """Whether the working directory has the names that it had, and those that are the run's own."""
         if real != self.directory or self.names is None or not self.is_same:
             return False
-        own = {os.path.basename(path) for path in (*self.own, *self.made) if os.path.dirname(path) == real} | {"__pycache__"}
+        mine = (path for path in (*self.own, *self.made, *self.hidden) if os.path.dirname(path) == real)
+        own = {os.path.basename(path) for path in mine} | {"__pycache__"}
         now = set(os.listdir(real))
         return now - own == set(self.names) - own
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests
-from benchmarks.replay.planting import fault, plant_for_good
+from benchmarks.replay.planting import fault, plant, plant_for_good
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 
@@ -38,9 +38,9 @@ def words(*more: str) -> list[str]:
     return [sys.executable, "-m", "chronicle_ml", more[0], *run, *more[1:]]
 
 
-def chronicle(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = words(*more)
-    return subprocess.run(command, cwd=directory, env=environ(), capture_output=True, text=True, timeout=300, check=False)
+def chronicle(directory: Path, *more: str, planted: str = "") -> subprocess.CompletedProcess[str]:
+    command, variables = words(*more), plant(environ(), planted)
+    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +154,24 @@ def test_what_no_checkpoint_holds_is_never_hardware(recorded: Path, tmp_path: Pa
     found = json.loads(done.stdout)
     assert (done.returncode, found["verdict"]) == (5, "state differs"), found
     assert "from its beginning step 21 is as recorded" in found["why"]
+
+
+@pytest.mark.slow
+def test_a_fault_behind_a_generator_that_is_elsewhere_is_told_from_the_beginning(recorded: Path, tmp_path: Path) -> None:
+    """A loader that draws from torch's own generator when it begins; and a script that looks about and prints the load."""
+    looks = "print(os.getloadavg(), os.path.exists('stop'), os.listdir())\nos.makedirs('out', exist_ok=True)\n"
+    _copied(recorded, tmp_path, ", generator=torch.Generator()", "", BEGIN, looks + BEGIN)
+    done = chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24", planted=fault("weights", 22, 5))
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
+    assert found["verdict"] == "hardware or race" and "step 22, rank 0" in found["why"], found
+    marked = (tmp_path / "train.py").read_text().replace(looks, looks + "scale = 1.0 if os.path.exists('go') else 1.01\n")
+    (tmp_path / "train.py").write_text(marked.replace(LOSS, "    loss = loss * scale\n" + LOSS))
+    (tmp_path / "go").touch()
+    assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "44").returncode == 0
+    (tmp_path / "go").unlink()
+    told = json.loads(chronicle(tmp_path, "replay", "42", "--json").stdout)
+    assert told["verdict"] not in ("hardware or race", "reproduced"), told
 
 
 def _copied(recorded: Path, to: Path, *edits: str) -> None:
