@@ -426,7 +426,7 @@ class Then:
     def __init__(self, facts: Mapping[str, Any], begun: float, ended: float | None, own: Sequence[str]) -> None:
         self.facts, self.begun, self.ended = facts, begun, ended
         self.own = tuple(os.path.realpath(path) for path in own)
-        self.passed = places_of_packages()
+        self.passed = (*places_of_packages(), os.path.expanduser("~/."))
         later = {path: digest for path, _, digest in facts.get("later", ())}
         mine = {path for path, digest in later.items() if digest == ITS_OWN}
         self.made = {*facts.get("written", ()), *mine}
@@ -447,9 +447,9 @@ class Then:
 
     def made_meanwhile(self, seen: Mapping[str, Any] | None, directory: Path) -> Iterator[str]:
         """What the launch made in its directory and the replay has looked at: in the record it was not there at first."""
+        here = (str(directory) + os.sep, os.path.realpath(directory) + os.sep)
         for path in sorted({*(seen or {}).get("looked", ()), *(seen or {}).get("read", ())}):
-            real = os.path.realpath(path)
-            if not real.startswith(str(directory) + os.sep) or self.is_own(real) or real.endswith((".py", ".pyc")):
+            if not path.startswith(here) or path.endswith((".py", ".pyc")) or self.is_own(real := os.path.realpath(path)):
                 continue
             is_known = path in self.made or path in self.named or os.path.isdir(real)
             if is_known and (born := _born(path)) is not None and self._is_meanwhile(born) and not self._is_below_hidden(path):
@@ -468,7 +468,7 @@ class Then:
 
     def doubt(self, path: str, listed: bool) -> str:
         """Why it is not known what somebody who looked at this saw in the record, "" where it is."""
-        if path.startswith((*self.passed, os.path.expanduser("~/."))) or self._is_below_hidden(path):
+        if path.startswith(self.passed) or self._is_below_hidden(path):
             return ""
         real = os.path.realpath(path)
         try:
