@@ -10,6 +10,7 @@ what looks like a secret is left out. `changed_facts` says what is different in 
 
 import base64
 import csv
+import functools
 import hashlib
 import json
 import locale
@@ -236,7 +237,7 @@ def _sources() -> Iterator[tuple[str, str]]:
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or not path.endswith(".py") or name.partition(".")[0] in OWN:
             continue
-        real = os.path.realpath(path)
+        real = _real(path)
         if real.startswith(library) or real.startswith(OURS) or count >= MOST_FILES:
             continue
         try:
@@ -349,8 +350,20 @@ def is_as_installed(path: str) -> bool:
 
 def is_outside(path: str, outside: tuple[str, ...]) -> bool:
     """Whether a file lies in one of these places, among the user's settings, or is ours."""
-    real = os.path.realpath(path)
+    real = _real(path)
     return real.startswith((os.path.expanduser("~/."), *OURS)) or (real + os.sep).startswith(outside)
+
+
+def _real(path: str) -> str:
+    """`os.path.realpath`, with one look a file: thousands lie in the same directories, and in a replay each look is told."""
+    directory, name = os.path.split(os.path.abspath(path))
+    joined = os.path.join(_real_directory(directory), name)
+    return os.path.realpath(joined) if os.path.islink(joined) else joined
+
+
+@functools.lru_cache(maxsize=4096)
+def _real_directory(directory: str) -> str:
+    return os.path.realpath(directory)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
