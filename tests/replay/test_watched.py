@@ -98,7 +98,7 @@ for name in sys.argv[1:]:
 
 
 ASKED = {
-    "": [], "id": ["the id of a process"], "load": ["varied: the load of the machine"],
+    "": [], "id": ["varied: the id of a process"], "load": ["varied: the load of the machine"],
     "room": ["varied: the room on a disk"],
     "random": ["varied: random numbers of the system"], "numpy": ["varied: random numbers of the system"],
     "memory": ["varied: `/proc/meminfo`"], "read": ["varied: `/proc/meminfo`"], "uptime": ["`/proc/uptime`"],
@@ -164,6 +164,28 @@ def test_the_startup_file_and_the_watch_mean_the_same_marks() -> None:
     text = (STARTUP_DIR / "asks.py").read_text()
     assert f'MARK = "{MARK}"' in text and f"UNWATCHED = {hex(UNWATCHED).replace('x7a7a7a7a', 'x7A7A7A7A')}" in text
     assert str(UNWATCHED) in (STARTUP_DIR / "sitecustomize.py").read_text()
+
+
+RESOLVES = """
+import os, posixpath, sys
+sys.path.insert(0, sys.argv[1])
+import asks
+count, original = [], posixpath.realpath
+def counted(filename, **more):
+    count.append(filename)
+    return original(filename, **more)
+posixpath.realpath = asks.resolving(counted)
+os.mkdir("real"), os.symlink("real", "link")
+names = [os.path.abspath(f"link/{number}.py") for number in range(9)]
+scope = {"os": os, "names": names}
+exec(compile("found = [os.path.realpath(name) for name in names]", "/somewhere/inspect.py", "exec"), scope)
+assert scope["found"] == [original(name) for name in names] and len(count) == 1, count
+assert [os.path.realpath(name) for name in names] == scope["found"] and len(count) == 10, count
+"""
+
+
+def test_files_of_modules_are_resolved_by_directory_for_inspect_alone(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", RESOLVES, str(STARTUP_DIR)], cwd=tmp_path, check=True, timeout=60)
 
 
 def looks(path: Path, facts: dict[str, Any], *, begun: float, ended: float | None = None, listed: bool = False) -> str:

@@ -15,6 +15,7 @@ import builtins
 import io
 import os
 import posix
+import posixpath
 import re
 import sys
 import types
@@ -106,7 +107,8 @@ def listen():
     for name in ("statvfs", "fstatvfs"):
         telling(os, name, "the room on a disk", "/shutil.py", vary=room)
     for name in ("getpid", "getppid", "getpgid", "getpgrp", "getsid"):
-        telling(os, name, "the id of a process", packages=())  # `psutil.Process()` asks for its own
+        # every replay has other ones; `psutil.Process()` asks for its own
+        telling(os, name, "the id of a process", packages=(), vary=lambda answer, most: answer)
     telling(os, "times", "the processor's time", vary=times)
     telling(resource, "getrusage", "what the process has used", vary=times)
     builtins.open = io.open = opening(builtins.open)
@@ -215,3 +217,20 @@ def pass_imports_by():
     passed.stat, passed.listdir = stat, listdir
     holder._os = passed
     os.listdir = listdir_of_all
+    posixpath.realpath = resolving(posixpath.realpath)
+
+
+def resolving(original):
+    """In the place of `realpath`: `inspect` resolves the file of every module, part by part; here each directory once."""
+    known = {}
+
+    def realpath(filename, **more):
+        if more or not isinstance(filename, str) or not sys._getframe(1).f_code.co_filename.endswith("/inspect.py"):
+            return original(filename, **more)
+        directory, name = posixpath.split(filename)
+        if directory not in known:
+            known[directory] = original(directory)
+        return posixpath.join(known[directory], name)
+
+    realpath.__doc__ = original.__doc__
+    return realpath
