@@ -9,6 +9,7 @@ from benchmarks.replay import (
     causes,
     cells,
     cost,
+    eighth,
     fifth,
     fresh,
     futures,
@@ -27,6 +28,7 @@ LISTS = {
     "fifth": fifth.causes,
     "sixth": sixth.causes,
     "seventh": seventh.causes,
+    "eighth": eighth.causes,
 }
 PARTS = ("cost", *LISTS, "cells", "kills", "bisects", "bisect-ranks", "futures")
 
