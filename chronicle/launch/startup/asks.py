@@ -171,7 +171,7 @@ def other_text(path, text, most):
     begin, mark, rest = text.rpartition(")")
     words = rest.split()
     for place in (11, 12, 13, 14, 20, 21):  # times, sizes
-        words[place] = str(MOST if most else 1)
+        words[place] = str(MOST if most else int(place > 14))  # a process that has just begun has used no time
     return begin + mark + " " + " ".join(words) + "\n"
 
 
