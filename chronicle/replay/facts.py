@@ -17,6 +17,7 @@ import locale
 import os
 import re
 import resource
+import stat
 import sys
 import sysconfig
 import time
@@ -32,6 +33,7 @@ __all__ = [
     "ITS_OWN",
     "NOT_COMPARED",
     "PACKAGES",
+    "UNWATCHED",
     "ChangedFact",
     "LateFiles",
     "changed_facts",
@@ -49,6 +51,7 @@ MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
 MOST_LATE, MOST_ROWS = 64, 256
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
+UNWATCHED = 0x7A7A7A7A  # as in `launch/startup/asks.py`: with an absolute path the kernel does not use it
 MEANWHILE = "changed while it ran, about step"
 PACKAGES = Path(__file__).resolve().parents[2]
 OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep)
@@ -231,7 +234,7 @@ def _changed_later(
 
 def _sources() -> Iterator[tuple[str, str]]:
     """Path and digest of every source file that this process imported and that no installed package owns."""
-    library = tuple({os.path.realpath(path) + os.sep for path in _installed()})
+    library = tuple({_real_directory(path) + os.sep for path in _installed()})
     count = 0
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)
@@ -314,12 +317,12 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _outside(launch_dir: Path) -> tuple[str, ...]:
     own = [str(launch_dir.parent.parent)]
     own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
-    return tuple(os.path.realpath(path) + os.sep for path in ("/dev", *_installed(), sys.prefix)) + places_outside(own)
+    return tuple(_real_directory(path) + os.sep for path in ("/dev", *_installed(), sys.prefix)) + places_outside(own)
 
 
 def places_outside(own: Sequence[str]) -> tuple[str, ...]:
     """The machine's own places and those of `own`: their files are not compared."""
-    return tuple(os.path.realpath(path) + os.sep for path in ("/proc", "/sys", "/etc", "/usr", "/lib", *own))
+    return tuple(_real_directory(os.path.abspath(path)) + os.sep for path in ("/proc", "/sys", "/etc", "/usr", "/lib", *own))
 
 
 def places_of_packages() -> tuple[str, ...]:
@@ -355,15 +358,31 @@ def is_outside(path: str, outside: tuple[str, ...]) -> bool:
 
 
 def _real(path: str) -> str:
-    """`os.path.realpath`, with one look a file: thousands lie in the same directories, and in a replay each look is told."""
+    """`os.path.realpath`, with one look a file: thousands lie in the same directories."""
     directory, name = os.path.split(os.path.abspath(path))
     joined = os.path.join(_real_directory(directory), name)
-    return os.path.realpath(joined) if os.path.islink(joined) else joined
+    try:
+        is_link = stat.S_ISLNK(os.lstat(joined, dir_fd=UNWATCHED).st_mode)
+    except OSError:
+        return joined
+    return os.path.realpath(joined) if is_link else joined
 
 
 @functools.lru_cache(maxsize=4096)
 def _real_directory(directory: str) -> str:
-    return os.path.realpath(directory)
+    """A directory without links; in a replay our own looks are let through."""
+    if not hasattr(os, "O_PATH"):
+        return os.path.realpath(directory)
+    try:
+        number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=UNWATCHED)
+    except OSError:
+        return os.path.realpath(directory)
+    try:
+        return os.readlink(f"/proc/self/fd/{number}", dir_fd=UNWATCHED)
+    except OSError:
+        return os.path.realpath(directory)
+    finally:
+        os.close(number)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

@@ -39,7 +39,8 @@ __all__ = ["Spec", "main"]
 
 GRACE_SECONDS = 10.0
 REFUSED = 3
-NUM_PIDS = 127  # so many processes at most are started for nothing before a launch
+NUM_PIDS = 127  # so many numbers of processes at most are left out before a launch
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +102,7 @@ def main() -> int:
 
 def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
     paths = RunPaths(Path(spec.run_dir))
-    for _ in range(different):  # a process namespace counts from 1: without this every play's trainer had the same id
-        if (child := os.fork()) == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
+    _leave_out_pids(different)
     try:
         for root in spec.roots if spec.rewinds else ():
             rewind(Path(root), spec)
@@ -139,6 +137,17 @@ def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
     told = {"launch": end.launch, "code": end.exit_code, "end": dict(end.data), "verdicts": verdicts}
     _say_end(result, {**told, "writable": left, "events": events})
     return 0
+
+
+def _leave_out_pids(count: int) -> None:
+    """A process namespace counts from 1: without this every play's trainer had the same id."""
+    try:
+        LAST_PID.write_text(str(os.getpid() + count), encoding="ascii")
+    except OSError:  # the kernel has no such number, or does not let it be set
+        for _ in range(count):
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
 
 
 def _roll_back(paths: RunPaths, spec: Spec) -> None:

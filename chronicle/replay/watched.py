@@ -26,7 +26,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from chronicle.replay.facts import ITS_OWN, PACKAGES, is_as_installed, is_outside, places_of_packages, places_outside
+from chronicle.replay.facts import (
+    ITS_OWN,
+    PACKAGES,
+    UNWATCHED,
+    is_as_installed,
+    is_outside,
+    places_of_packages,
+    places_outside,
+)
 from chronicle.replay.sandbox import end_with_parent
 
 __all__ = ["Then", "answers_to_vary", "unrecorded", "watched"]
@@ -40,7 +48,7 @@ ARM: Final = {"openat": 56, "openat2": 437, "connect": 203, "execve": 221, "exec
               "renameat2": 276, "newfstatat": 79, "statx": 291, "faccessat": 48, "faccessat2": 439, "readlinkat": 78,
               "mkdirat": 34, "symlinkat": 36, "linkat": 37, "statfs": 43}  # fmt: skip
 # let through: imports (`launch/startup/asks.py`), and what is known by its descriptor alone; place of the flags
-PASSED_BY: Final = {"openat": None, "newfstatat": 3, "statx": 2}
+PASSED_BY: Final = {"openat": None, "newfstatat": 3, "statx": 2, "readlinkat": None}
 MACHINES: Final = {"x86_64": (X86, 317, 0xC000003E), "aarch64": (ARM, 277, 0xC00000B7)}
 NO_NEW_PRIVS, SET_FILTER, NEW_LISTENER = 38, 1, 8
 LOAD, EQUAL, HOLDS, RETURN = 0x20, 0x15, 0x45, 0x06
@@ -50,7 +58,7 @@ RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 NOTICE, ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
 LEAST_KERNEL = (5, 5)  # lets a call go on
 AT_FDCWD = (-100) & 0xFFFFFFFF
-UNWATCHED, MARK, VARIED = 0x7A7A7A7A, "/.chronicle-asked/", "varied: "  # as in `launch/startup/asks.py`
+MARK, VARIED = "/.chronicle-asked/", "varied: "  # as in `launch/startup/asks.py`
 LONGEST = 4096
 BIRTH = 0x800
 NEAR = 50_000_000  # ns between the birth of a directory and the change of the one above it

@@ -7,11 +7,13 @@ hand a question on. The answer may have been another in the record. Most scripts
 small as it can be, or as large (`CHRONICLE_ANSWERS`), and who goes by it gives another result then.
 
 And the other way round: what imports look at is passed by (thousands of paths, and what was imported is known anyway), by a
-number of a directory that the filter lets through: with an absolute path the kernel does not use it.
+number of a directory that the filter lets through: with an absolute path the kernel does not use it. So is what `inspect`
+looks for (the source of every module) and compiled modules below a package, whose first file is told.
 """
 # mypy: ignore-errors
 
 import builtins
+import genericpath
 import io
 import os
 import posix
@@ -29,12 +31,13 @@ HANDS_ON = ("psutil", "numpy")  # packages that hand a question on
 VOLATILE = ("/proc/", "/sys/class/", "/sys/block/", "/sys/devices/virtual/", "/sys/fs/cgroup/", "/dev/urandom", "/dev/random")
 READERS = ("/shutil.py", "/pathlib.py", "/codecs.py", "/glob.py", "/os.py", "/fileinput.py", "<frozen os>", "<frozen codecs>")
 CAN_VARY = re.compile(r"/proc/(loadavg|meminfo|stat|(self|\d+)/statm?)")
+COMPILED_BELOW = re.compile(r"(-packages/[^/]+/(?!__pycache__/)[^/]+/|/lib/python[^/]*/(?!(site|dist)-packages)).*\.pyc$")
 VARIED = "varied: "  # before the words: other replays answer otherwise
 MOST = 10**6
 told = set()
 answers = os.environ.get("CHRONICLE_ANSWERS", "")
 inside = []
-real = {name: getattr(posix, name) for name in ("stat", "open", "close", "listdir", "access")}
+real = {name: getattr(posix, name) for name in ("stat", "open", "close", "listdir", "access", "readlink")}
 
 
 def is_own(frame):
@@ -214,23 +217,60 @@ def pass_imports_by():
             return listdir(os.path.abspath(path)) if isinstance(path, str) else real["listdir"](path)
         return real["listdir"](path)
 
+    def open_code(path):
+        """A compiled module below its package: that the package is read was told by its first file."""
+        if not (path.startswith("/") and COMPILED_BELOW.search(path)):
+            return real_open_code(path)
+        return io.FileIO(real["open"](path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=UNWATCHED))
+
+    real_open_code = holder._io.open_code
+    opening_code = types.ModuleType("_io")
+    opening_code.__dict__.update({name: value for name, value in vars(holder._io).items() if not name.startswith("__")})
+    opening_code.open_code = open_code
     passed.stat, passed.listdir = stat, listdir
-    holder._os = passed
+    holder._os, holder._io = passed, opening_code
     os.listdir = listdir_of_all
     posixpath.realpath = resolving(posixpath.realpath)
+    posixpath.exists = genericpath.exists = finding(genericpath.exists)
 
 
 def resolving(original):
     """In the place of `realpath`: `inspect` resolves the file of every module, part by part; here each directory once."""
     known = {}
 
+    def real_directory(directory):
+        number = real["open"](directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=UNWATCHED)
+        try:
+            return real["readlink"]("/proc/self/fd/" + str(number), dir_fd=UNWATCHED)
+        finally:
+            real["close"](number)
+
     def realpath(filename, **more):
         if more or not isinstance(filename, str) or not sys._getframe(1).f_code.co_filename.endswith("/inspect.py"):
             return original(filename, **more)
         directory, name = posixpath.split(filename)
         if directory not in known:
-            known[directory] = original(directory)
+            try:
+                known[directory] = real_directory(directory) if directory.startswith("/") else original(directory)
+            except OSError:
+                known[directory] = original(directory)
         return posixpath.join(known[directory], name)
 
     realpath.__doc__ = original.__doc__
     return realpath
+
+
+def finding(original):
+    """In the place of `exists`: `inspect` looks for the source of every module, which is known."""
+
+    def exists(path):
+        if not (isinstance(path, str) and path.startswith("/") and sys._getframe(1).f_code.co_filename.endswith("/inspect.py")):
+            return original(path)
+        try:
+            real["stat"](path, dir_fd=UNWATCHED)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    exists.__doc__ = original.__doc__
+    return exists
