@@ -77,6 +77,7 @@ def test_what_is_found_at_an_import_is_marked_once(tmp_path: Path, chronicle: Cl
     assert "gradual-divergence on loss since step 40" in chronicle("log", "--graph", "--run", "spiky", cwd=tmp_path).out
 
 
+@needs_data
 def test_every_entry_of_the_seed_is_on_the_rendered_page(tmp_path: Path, chronicle: Cli) -> None:
     chronicle("import", str(ENTRIES), "--run", "tr-190")
     chronicle("render", "--no-plots", "--run", "tr-190")
