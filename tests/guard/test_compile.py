@@ -4,6 +4,7 @@ Counted with dynamo's own counters and the backend `eager`: what a backend makes
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def test_guard_adds_no_frame_no_break_and_no_recompile(
 
 
 def test_compiled_optimizer_gets_no_break_from_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook on every optimizer step is inside the compiled step."""
+    """The hook on every optimizer step is inside the compiled step; on Python 3.13 it is called before it."""
     from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
     with monkeypatch.context() as patch:
@@ -168,14 +169,20 @@ def test_compiled_optimizer_gets_no_break_from_the_guard(tmp_path: Path, monkeyp
             patch.delitem(hooks, key)
         bare, _ = train(Net, "optimizer", "never", tmp_path / "bare")
     guarded, _ = train(Net, "optimizer", "before", tmp_path / "run")
-    assert guarded == bare
+    is_inside = sys.version_info < (3, 13)
+    num_broken = ("breaks", "frames")
+    assert guarded == bare if is_inside else all(guarded[name] == bare[name] for name in bare if name not in num_broken)
+    assert guarded["breaks"] <= bare["breaks"] and guarded["frames"]["total"] <= bare["frames"]["total"]
 
 
 @pytest.mark.parametrize(("make", "steps"), [(torch.optim.AdamW, 4), (torch.optim.SGD, 257)], ids=["counters", "no counters"])
 def test_resume_with_a_compiled_optimizer_says_that_nothing_is_compared(
     make: Any, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No hook sees a step inside a graph; the optimizer's own counters show that there was one, or so many batches."""
+    """No hook sees a step inside a graph; the optimizer's own counters show that there was one, or so many batches.
+
+    On Python 3.13 the hook is called before the graph, so all is compared.
+    """
     state: Any = None
     for launch in (1, 2):
         model = Net()
@@ -183,14 +190,16 @@ def test_resume_with_a_compiled_optimizer_says_that_nothing_is_compared(
         run = chronicle.attach(tmp_path / "run", model, optimizer)
         step = torch.compile(optimizer.step, backend="eager")
         if launch == 2:
-            optimizer.load_state_dict(state)
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
         for _ in range(steps):
             model(torch.randn(4, 8)).square().mean().backward()
             step()
             optimizer.zero_grad()
-        state = copy.deepcopy(optimizer.state_dict())
+        state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     assert run.session is not None
-    assert capsys.readouterr().err.count("not verified: memory (the state that was loaded: no optimizer step was seen") == 1
+    said = capsys.readouterr().err.count("not verified: memory (the state that was loaded: no optimizer step was seen")
+    assert said == (sys.version_info < (3, 13))
 
 
 def test_saves_of_a_compiled_optimizer_are_on_record_where_the_model_is_called_by_its_parts(
@@ -200,18 +209,22 @@ def test_saves_of_a_compiled_optimizer_are_on_record_where_the_model_is_called_b
     for launch in (1, 2):
         net = torch.nn.ModuleDict({"body": torch.nn.Linear(8, 8), "head": torch.nn.Linear(8, 1)})
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-        chronicle.attach(tmp_path / "run", net, optimizer)
+        run = chronicle.attach(tmp_path / "run", net, optimizer)
         step = torch.compile(optimizer.step, backend="eager")
         if launch == 2:
-            optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False))
+            state = torch.load(tmp_path / "state.pt", weights_only=False)
+            net.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
         for _ in range(3):
             net["head"](net["body"](torch.randn(4, 8))).square().mean().backward()
             step()
             optimizer.zero_grad()
-        torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
+    assert run.session is not None
     saves = [entry.data["step"] for entry in read_journal(RunPaths(tmp_path / "run")).of_kind("guard.saved")]
     assert saves == [3, 6]
-    assert capsys.readouterr().err.count("not verified: memory (the state that was loaded: no optimizer step was seen") == 1
+    said = capsys.readouterr().err.count("not verified: memory (the state that was loaded: no optimizer step was seen")
+    assert said == (sys.version_info < (3, 13))
 
 
 def test_compiled_model_of_accelerate_is_seen(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Two launches that write one run are told of each other; a crash leaves nothing behind."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -60,7 +62,7 @@ def test_a_killed_writer_blocks_nobody_even_when_a_worker_of_it_lives_on(paths: 
     try:
         assert claim_run(paths, 8) == ""
     finally:
-        subprocess.run(["kill", str(worker)], check=False)
+        os.kill(worker, signal.SIGTERM)
         other.communicate()
 
 
