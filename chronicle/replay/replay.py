@@ -48,7 +48,7 @@ from chronicle.replay.verdict import (
     prints_agree,
     state_loaded,
 )
-from chronicle.replay.watched import Then, answers_to_vary, unrecorded
+from chronicle.replay.watched import Then, answers_to_vary, unrecorded, variables_read
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.one_step import (
     OPS_VARIABLE,
@@ -286,11 +286,16 @@ def _tell_input(
 
 
 def _changed(facts: Mapping[str, Any] | None, one: _Played, comparison: PrintComparison) -> list[tuple[str, str]]:
-    """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs."""
+    """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs.
+
+    A variable that the script itself reads is the kind `setting`.
+    """
     if facts is None or one.facts is None:
         return []
     until = None if comparison.first is None else comparison.first.step
-    return [(item.kind, item.words) for item in changed_facts(facts, one.facts, until)]
+    read = {("environment", name) for name in variables_read(one.seen)}
+    items = changed_facts(facts, one.facts, until)
+    return [("setting" if (item.kind, item.name) in read else item.kind, item.words) for item in items]
 
 
 def _tell_result(

@@ -287,7 +287,8 @@ def judge_replay(
     place: ReplayPlace = BEGINNING,
     unrecorded: Sequence[str] = (),
 ) -> Ruling:
-    """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.Changed` names it.
+    """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.ChangedFact` names it;
+    kind `setting`: a variable that the script itself reads.
 
     `replays_agree`: whether a second replay has the same prints, from here or from an earlier place; None where there was none.
     `facts_known`: both launches said what they were made by. `unrecorded`: what the replay took from outside, and nobody knows
@@ -299,7 +300,7 @@ def judge_replay(
     if one.first is None:
         return _all_equal(one, words)
     evidence = (f"first difference: {one.first.words}", *words)
-    code = [text for kind, text in changed if kind in ("code", "package")]
+    code = [text for kind, text in changed if kind in ("code", "package", "setting")]
     if code:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
     if one.begins_equal is False:

@@ -37,7 +37,7 @@ from chronicle.replay.facts import (
 )
 from chronicle.replay.sandbox import end_with_parent
 
-__all__ = ["Then", "answers_to_vary", "unrecorded", "watched"]
+__all__ = ["Then", "answers_to_vary", "unrecorded", "variables_read", "watched"]
 
 # number of each system call, of this one, and the machine's number in the filter
 X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
@@ -58,7 +58,8 @@ RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 NOTICE, ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
 LEAST_KERNEL = (5, 5)  # lets a call go on
 AT_FDCWD = (-100) & 0xFFFFFFFF
-MARK, VARIED = "/.chronicle-asked/", "varied: "  # as in `launch/startup/asks.py`
+MARK, VARIED, VARIABLE = "/.chronicle-asked/", "varied: ", "variable "  # as in `launch/startup/asks.py`
+MOST_READ = 32
 LONGEST = 4096
 BIRTH = 0x800
 NEAR = 50_000_000  # ns between the birth of a directory and the change of the one above it
@@ -413,7 +414,7 @@ def unrecorded(
     yield from _new_packages(seen["read"], then, after or {})
     aside, now = (facts.get("aside") or {}, (after or {}).get("aside") or {})
     for what in seen.get("asked", ()):
-        name = what.removeprefix("variable ")
+        name = what.removeprefix(VARIABLE)
         if name == what and not what.startswith(VARIED):
             yield f"{what}, for which it asks, is in no record"
         elif name != what and aside.get(name) != now.get(name):
@@ -423,6 +424,12 @@ def unrecorded(
 def answers_to_vary(seen: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What the script asks of the machine, and other replays can answer otherwise."""
     return tuple(what.removeprefix(VARIED) for what in (seen or {}).get("asked", ()) if what.startswith(VARIED))
+
+
+def variables_read(seen: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The variables that the script's own code reads; none where it reads so many that it copies or prints them all."""
+    found = tuple(what.removeprefix(VARIABLE) for what in (seen or {}).get("asked", ()) if what.startswith(VARIABLE))
+    return found if len(found) <= MOST_READ else ()
 
 
 class Then:

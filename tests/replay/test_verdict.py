@@ -103,6 +103,12 @@ def test_a_variable_that_changed_is_no_reason_for_other_data() -> None:
     assert judged(differing("batch"), prints(), changed=[("environment", "TERM")]).verdict is ReplayVerdict.DATA
 
 
+def test_a_variable_that_the_script_reads_is_its_setting() -> None:
+    for what in ("batch", "options"):
+        found = judged(differing(what), prints(), changed=[("setting", "variable `DROP` is new")])
+        assert (found.verdict, found.why) == (ReplayVerdict.CODE, "variable `DROP` is new")
+
+
 def test_two_replays_that_disagree_are_not_deterministic() -> None:
     assert judged(differing("gradient"), prints(), differing("gradient", 6)).verdict is ReplayVerdict.RANDOM
 

@@ -14,7 +14,7 @@ import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
 from chronicle.replay.facts import UNWATCHED, read_facts, write_facts
-from chronicle.replay.watched import MARK, Then, unrecorded
+from chronicle.replay.watched import MARK, Then, unrecorded, variables_read
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = """
@@ -255,6 +255,12 @@ def test_what_the_launch_made_itself_is_hidden_once_and_no_doubt_then(tmp_path: 
     assert list(then.made_meanwhile(seen, here)) == [str(here / "out"), str(here / "seen.txt")]
     assert then.doubt(str(here / "seen.txt"), False) == then.doubt(str(here / "out/x"), False) == ""
     assert "newer" in then.doubt(str(here / "others.txt"), False)
+
+
+def test_variables_that_a_script_copies_all_together_are_not_its_settings() -> None:
+    one = {"asked": ["varied: the id of a process", "variable DROP", "variable SEED"]}
+    every = {"asked": [f"variable {number}" for number in range(33)]}
+    assert (variables_read(one), variables_read(every), variables_read(None)) == (("DROP", "SEED"), (), ())
 
 
 def test_a_variable_that_no_record_compares_is_a_doubt_where_the_script_reads_it_and_it_is_another() -> None:
