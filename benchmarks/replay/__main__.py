@@ -49,7 +49,7 @@ def main() -> int:
     for name, planted in LISTS.items():
         if asked.part in (None, name):
             wrong += causes.show(islice(planted(), 0, None, asked.every), asked.only)
-    wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
+    wrong += cells.show(asked.only, asked.seconds, asked.seed) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
     wrong += searches.show(asked.plays, asked.seed, searches.RANKS) if asked.part == "bisect-ranks" else 0
