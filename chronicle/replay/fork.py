@@ -30,6 +30,7 @@ from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.metrics.log import read_metrics
 from chronicle.metrics.readers import PLAIN
 from chronicle.replay.inside import Spec
+from chronicle.replay.places import found_near, own_places
 from chronicle.replay.sandbox import SandboxRefused, minimal
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
@@ -90,6 +91,11 @@ class Origin:
     answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
     limit: float | None = None  # seconds, for a launch that may wait for what is hidden
     clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """What is the run's own: its directory, and its checkpoints."""
+        return own_places(self.settings.paths.run_dir, self.roots, self.cwd)
 
     @property
     def words(self) -> str:
@@ -166,7 +172,7 @@ def find_origin(
         raise UsageProblem(
             f"the recorded command hides {', '.join(hidden)}", f"give it again: {again} -- {' '.join(start.argv)}"
         )
-    roots = _roots(settings, entries)
+    roots = _roots(settings, entries, Path(start.cwd))
     checkpoint, begins, identity = _nearest(settings, entries, number, before, roots)
     by_another = checkpoint is not None and identity.get("launch") != number
     if by_another and (settings.paths.run_dir / "contract.json").exists() and _is_later_rollback(entries, number):
@@ -256,12 +262,15 @@ def usable(one: Checkpoint, entries: Sequence[Entry]) -> bool:
     return not _why_unsound(one, entries)
 
 
-def _roots(settings: Settings, entries: Sequence[Entry]) -> tuple[Path, ...]:
+def _roots(settings: Settings, entries: Sequence[Entry], cwd: Path | None = None) -> tuple[Path, ...]:
+    """Where checkpoints lie: as it is told or recorded; else, below `cwd`, where states are that the guard saw being taken."""
     found = [
         *([settings.checkpoints_dir] if settings.checkpoints_dir else []),
         *find_checkpoint_roots(entries, None, Path.cwd()),
         *map(Path, anchors_of(settings.paths).roots),
     ]
+    if not found and cwd is not None:
+        found = list(found_near(cwd, settings.paths.run_dir, entries))
     return tuple(dict.fromkeys(Path(os.path.abspath(path)) for path in found))
 
 

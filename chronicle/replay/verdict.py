@@ -262,6 +262,7 @@ class ReplayPlace:
     is_whole: bool = True
     reproduced_from: str = ""
     doubt: str = "no replay from an earlier place was played"
+    has_checkpoint: bool = True  # else it began as the launch did, and made its weights itself
 
 
 BEGINNING = ReplayPlace()
@@ -303,6 +304,8 @@ def judge_replay(
     code = [text for kind, text in changed if kind in ("code", "package", "setting")]
     if code:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
+    if one.begins_equal is False and not place.has_checkpoint:
+        return _other_beginning(changed, replays_agree, evidence)
     if one.begins_equal is False:
         why = "the checkpoint does not hold the weights that the training had at this step"
         why = f"from {place.reproduced_from} the step is as recorded: {why}" if place.reproduced_from else why
@@ -344,6 +347,24 @@ def judge_replay(
         missing = (*missing, "labels, which do not enter the model, may be others") if missing or any(labels) else ()
         evidence = (*evidence, "labels, which do not enter the model, were not compared")
     return _another_result(one, replays_agree, evidence, missing, place)
+
+
+def _other_beginning(
+    changed: Sequence[tuple[str, str]], replays_agree: bool | None, evidence: tuple[str, ...]
+) -> Ruling:
+    """The launch made other weights to begin with than in the record; no checkpoint is to blame.
+
+    `replays_agree`: whether another replay begins with the weights of this one.
+    """
+    if replays_agree is False:
+        why = "the launch begins with other weights every time (what they are made from is not seeded): only steps after a "
+        why += "checkpoint can be taken again"
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
+    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
+    if other:
+        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
+    why = "the launch began with other weights than it begins with now: what they are made from (a file, a seed) is another"
+    return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=replays_agree is None)
 
 
 def _another_result(
