@@ -7,6 +7,7 @@ its resume does not restore: never hardware, never an error. Every byte of the r
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.replay.causes import digests, in_chronicle, quiet
-from benchmarks.strangers.originals import ORIGINALS, Original
-from chronicle.replay.ring import rings_of
-from benchmarks.strangers.play import HERE, NEEDS_BERT, OFFLINE
 from benchmarks.strangers.offline import assets
+from benchmarks.strangers.originals import ORIGINALS, Original
+from benchmarks.strangers.play import HERE, NEEDS_BERT, OFFLINE
+from chronicle.replay.ring import rings_of
 
 __all__ = ["show"]
 
@@ -66,7 +67,10 @@ MORE = {
     "pytorch-mnist": Original(
         file="pytorch+examples/mnist/main.py",
         edits=(
-            (r"^( +)(scheduler = StepLR\(.*\))$", r"\1\2\n\1import chronicle; chronicle.attach('strangers', model, optimizer, scheduler)"),
+            (
+                r"^( +)(scheduler = StepLR\(.*\))$",
+                r"\1\2\n\1import chronicle; chronicle.attach('strangers', model, optimizer, scheduler)",
+            ),
         ),
         arguments=("--no-accel", "--epochs", "2", "--batch-size", "8", "--log-interval", "5"),
         pictures=True,
@@ -177,7 +181,8 @@ def play(script: Abroad, folder: Path, clones: Path | None, steps: Sequence[int]
         changed = [path for path, digest in before.items() if after.get(path) != digest]
         touched = f" CHANGED {changed[:3]}" if changed else ""
         start = found.get("start")
-        yield f"step {step} from {start}, {found.get('replays')} plays, {took:.0f} s{touched}: {found['verdict']}: {found['why'][:500]}"
+        plays = f"step {step} from {start}, {found.get('replays')} plays, {took:.0f} s{touched}"
+        yield f"{plays}: {found['verdict']}: {found['why'][:500]}"
         for line in found.get("evidence", ())[:8]:
             yield f"      {line[:260]}"
 
@@ -194,7 +199,7 @@ def show(only: str = "", clones: Path | None = None, keep: Path | None = None, s
             try:
                 for line in play(script, folder, clones, steps):
                     print("   ", line, flush=True)
-            except Exception as error:
+            except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
                 print("    BROKEN", str(error)[-700:], flush=True)
     return 0
 

@@ -30,11 +30,11 @@ from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.metrics.log import read_metrics
 from chronicle.metrics.readers import PLAIN
 from chronicle.replay.inside import Spec
-from chronicle.replay.places import found_near, own_places
+from chronicle.replay.places import found_near, holder_of, identity_of, own_places
 from chronicle.replay.sandbox import SandboxRefused, minimal
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, read_identity
+from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import verify_checkpoint
 from rollback.detect import Tier
 from rollback.errors import RollbackError, Severity
@@ -271,7 +271,7 @@ def _roots(settings: Settings, entries: Sequence[Entry], cwd: Path | None = None
     ]
     if not found and cwd is not None:
         found = list(found_near(cwd, settings.paths.run_dir, entries))
-    return tuple(dict.fromkeys(Path(os.path.abspath(path)) for path in found))
+    return tuple(dict.fromkeys(holder_of(Path(os.path.abspath(path))) for path in found))
 
 
 def _listed(roots: Sequence[Path], entries: Sequence[Entry]) -> Iterator[AsRecorded]:
@@ -279,7 +279,7 @@ def _listed(roots: Sequence[Path], entries: Sequence[Entry]) -> Iterator[AsRecor
     listed = {one.path: one for root in roots for one in with_launches(list_checkpoints(root), entries)}
     for one in listed.values():
         try:
-            identity: Mapping[str, Any] = read_identity(one) or states.identity_of(one.path, {}) or {}
+            identity: Mapping[str, Any] = identity_of(one) or states.identity_of(one.path, {}) or {}
         except (RollbackError, OSError):
             continue
         at = identity.get("step", one.step)

@@ -33,7 +33,8 @@ from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, ente
 from chronicle.replay.watched import watched
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints
+from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
+from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import point_elsewhere
 
 __all__ = ["Spec", "main"]
@@ -207,6 +208,9 @@ def rewind(root: Path, spec: Spec) -> None:
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
+    if kept is None and not spec.checkpoint and root.is_dir():  # at the beginning nothing was saved, and nothing named it
+        gone |= {one.path.name for one in list_newest_copies(root)}
+        gone |= {name for name in POINTER_NAMES if os.path.lexists(root / name)} if gone else set()
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
     for name in sorted(gone):

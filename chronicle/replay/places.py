@@ -8,17 +8,18 @@ directory counts only where a checkpoint in it has an identity that the journal 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from chronicle.journal import Entry
 from chronicle.journal.events import StateSaved, events_of
 from chronicle.replay.watched import born
-from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, read_identity
+from rollback.checkpoint.layout import Checkpoint, scan_entries
+from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint, read_identity
 from rollback.errors import RollbackError
 
-__all__ = ["found_near", "identity_of", "is_wide", "made_since_start", "own_places"]
+__all__ = ["found_near", "holder_of", "identity_of", "is_wide", "made_since_start", "own_places"]
 
-DEEPEST, MOST_DIRECTORIES = 3, 200
+DEEPEST, MOST_DIRECTORIES, FEW_FILES = 3, 200, 4
 PASSED = ("__pycache__", "site-packages", "node_modules", "abandoned")
 
 
@@ -38,12 +39,30 @@ def _ids(directory: Path, wanted: set[str]) -> Iterator[bool]:
     yield from (identity_of(one).get("id") in wanted for one in listed)
 
 
-def identity_of(one: Checkpoint) -> Mapping[str, object]:
-    """The identity that a checkpoint carries; empty where it has none, or cannot be read."""
+def identity_of(one: Checkpoint) -> Mapping[str, Any]:
+    """The identity that a checkpoint carries, or the state file in its directory; empty where there is none to be read."""
     try:
-        return read_identity(one) or {}
+        found = read_identity(one)
     except (RollbackError, OSError):
         return {}
+    return found or (_identity_inside(one) if not one.single_file else {})
+
+
+def _identity_inside(one: Checkpoint) -> Mapping[str, Any]:
+    """Of a script's own directory for each save (`step-000008/lit_model.pth`): the guard saw the file alone."""
+    for file in one.files if len(one.files) <= FEW_FILES else ():
+        try:
+            found = read_identity(open_checkpoint(one.path / file.path, count_steps=False))
+        except (RollbackError, OSError):
+            continue
+        if found:
+            return found
+    return {}
+
+
+def holder_of(root: Path) -> Path:
+    """The root, or where it is a checkpoint itself, the directory that holds it and the others."""
+    return root.parent if root.is_dir() and find_format(root.name, scan_entries(root, levels=2)) is not None else root
 
 
 def _directories(top: Path, run_dir: Path) -> Iterator[Path]:

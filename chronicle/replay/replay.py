@@ -237,6 +237,9 @@ def replay(
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))
             replays += 2
+    if one.start < plan.origin.start:
+        words = f"the command began at step {one.start} by itself, and not from {plan.origin.words}: if it needs other words "
+        judged = replace(judged, evidence=(*judged.evidence, f"{words}to resume, give it after `--`"))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
@@ -263,7 +266,7 @@ def _tell_input(
     steps, origin = _compared_steps(comparison), plan.origin
     two = _play(plain, sandbox)
     same, apart = prints_agree(one.prints, two.prints, steps), _first_apart(one, two, steps)
-    judged = judge(comparison, same)
+    judged = judge(comparison, same, place=_place_of(origin))
     begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
     is_near = origin.start - begun <= max(FAR_STEPS, FAR * (plan.until - origin.start))
     if not same or judged.again or comparison.first.step > origin.start + 1 or origin.start <= begun or not is_near:
@@ -277,7 +280,7 @@ def _tell_input(
     if far.first is None:
         return judged, 3, apart
     facts = read_facts(origin.settings.paths.launch_dir(origin.launch))
-    judge = partial(judge, changed=_changed(facts, three, far, plan), load=StateLoaded(), place=ReplayPlace(words=first.words))
+    judge = partial(judge, changed=_changed(facts, three, far, plan), load=StateLoaded(), place=_place_of(first))
     found = judge(far, None)
     if not found.again:
         return found, 3, apart
@@ -373,7 +376,7 @@ def _tell_result(
 
 
 def _as_at_its_start(origin: Origin) -> Origin:
-    """Where a launch begins without a checkpoint, what came into its directory later is not there: a script would go on from it."""
+    """A launch that begins without a checkpoint: what came into its directory later is not there, or it would go on from it."""
     facts = read_facts(origin.settings.paths.launch_dir(origin.launch)) or {}
     around = facts.get("around") or {}
     names = around.get("names")
@@ -469,7 +472,7 @@ def _read_result(forked: Forked, step: int | None) -> _Played:
     if rings and step is not None and not all(begins.values()):
         first = min(one.step for ring in rings.values() for one in ring.begins())
         raise ChronicleError(
-            f"the replay began with step {first + 1}, after the one that was asked for: the script found a checkpoint by itself",
+            f"the replay began with step {first + 1}, after the one that was asked for: the script took a checkpoint by itself",
             "say where its checkpoints lie: --checkpoints DIR",
         )
     if not rings or not all(begins.values()):
