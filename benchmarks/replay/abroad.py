@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.replay.causes import digests, in_chronicle, quiet
+from benchmarks.replay.causes import Later, digests, edit, in_chronicle, quiet, set_variable
+from benchmarks.replay.planting import PLANTED, fault, plant
 from benchmarks.strangers.offline import assets
 from benchmarks.strangers.originals import ORIGINALS, Original
 from benchmarks.strangers.play import HERE, NEEDS_BERT, OFFLINE
@@ -132,6 +133,89 @@ SCRIPTS = (
 )
 
 
+FAULTS = PLANTED + """
+import torch
+
+_steps = {}
+
+
+def _stepped(optimizer, args, kwargs):
+    number = _steps[id(optimizer)] = _steps.get(id(optimizer), 0) + 1
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if number == at and kind in ("gradient", "weights"):
+        flipped = held[-1].grad if kind == "gradient" else held[-1].data
+        flipped.view(-1).view(torch.int32)[place % flipped.numel()] ^= 1 << 24
+    if number == at and kind == "lr":
+        optimizer.param_groups[0]["lr"] *= 2
+
+
+torch.optim.optimizer.register_optimizer_step_pre_hook(_stepped)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """A cause in one script: in the record alone (`fault`), or changed before the replay (`later`)."""
+
+    script: str
+    expected: str
+    step: int
+    lot: str = ""
+    fault: str = ""
+    edits: Sequence[tuple[str, str]] = ()  # of the script before it is recorded
+    later: Later = lambda directory, environ: None
+
+
+PLANTS = (
+    Plant(script="nanogpt", expected="hardware or race", step=9, fault=fault("gradient", 7, 5)),
+    Plant(script="scaler-accumulate", expected="hardware or race", step=12, fault=fault("weights", 9, 3)),
+    Plant(script="hf-compute-loss", expected="hardware or race", step=35, fault=fault("gradient", 34, 1)),
+    Plant(script="fsdp2", expected="state differs", step=14, fault=fault("lr", 12)),
+    Plant(
+        script="gan-alternating",
+        expected="code or packages differ",
+        step=15,
+        later=edit("train.py", "LeakyReLU(0.2)", "LeakyReLU(0.25)"),
+    ),
+    Plant(
+        script="muon-adamw",
+        expected="data differ",
+        step=12,
+        fault=fault("batch", 8),
+        edits=(("manual_seed(step))", "manual_seed(step + (kind == 'batch' and step + 1 == at)))"),),
+    ),
+    Plant(
+        script="timm-like",
+        expected="code or packages differ",
+        step=20,
+        edits=(("lr=0.05", "lr=float(os.environ.get('PEAK', '0.05'))"),),
+        later=set_variable("PEAK", "0.06"),
+    ),
+)
+
+
+def play_plant(planted: Plant, folder: Path, clones: Path | None) -> str:
+    """Record with the cause, or change it before the replay; the verdict in a line."""
+    staged = stage(Abroad(name=planted.script, lot=planted.lot), folder, clones)
+    if staged is None:
+        return "not on this machine"
+    command, environ = staged
+    text = (folder / "train.py").read_text()
+    for before, after in planted.edits:
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "train.py").write_text(FAULTS + text)
+    in_chronicle(folder, plant(environ, planted.fault), "run", *RUN, "--", *command)
+    planted.later(folder, environ)
+    before_all = digests(folder)
+    out = in_chronicle(folder, environ, "replay", str(planted.step), *RUN, "--json", check=False)
+    found = json.loads(out) if out.startswith("{") else {"verdict": "FAILED", "why": out[-600:]}
+    after_all = digests(folder)
+    whole = all(after_all.get(path) == digest for path, digest in before_all.items())
+    mark = "ok   " if found["verdict"] == planted.expected else "WRONG"
+    return f"{mark} {planted.expected}: {found['verdict']}{'' if whole else ' CHANGED'}: {found['why'][:300]}"
+
+
 def stage(script: Abroad, folder: Path, clones: Path | None) -> tuple[list[str], dict[str, str]] | None:
     """Lay a script with what it reads; its command and variables. None where the original is not on this machine."""
     original = None if script.lot else {**ORIGINALS, **MORE}.get(script.name)
@@ -188,7 +272,10 @@ def play(script: Abroad, folder: Path, clones: Path | None, steps: Sequence[int]
 
 
 def show(only: str = "", clones: Path | None = None, keep: Path | None = None, steps: Sequence[int] = ()) -> int:
-    """Print the table."""
+    """Print the tables."""
+    for planted in PLANTS if only in ("", "planted") else ():
+        with tempfile.TemporaryDirectory() as directory:
+            print(planted.script, play_plant(planted, Path(directory).resolve(), clones), flush=True)
     for script in SCRIPTS:
         if only and script.name not in only.split(","):
             continue
