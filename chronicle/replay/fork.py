@@ -30,10 +30,11 @@ from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.metrics.log import read_metrics
 from chronicle.metrics.readers import PLAIN
 from chronicle.replay.inside import Spec
+from chronicle.replay.places import found_near, holder_of, identity_of, own_places
 from chronicle.replay.sandbox import SandboxRefused, minimal
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, read_identity
+from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import verify_checkpoint
 from rollback.detect import Tier
 from rollback.errors import RollbackError, Severity
@@ -90,6 +91,11 @@ class Origin:
     answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
     limit: float | None = None  # seconds, for a launch that may wait for what is hidden
     clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """What is the run's own: its directory, and its checkpoints."""
+        return own_places(self.settings.paths.run_dir, self.roots, self.cwd)
 
     @property
     def words(self) -> str:
@@ -166,7 +172,7 @@ def find_origin(
         raise UsageProblem(
             f"the recorded command hides {', '.join(hidden)}", f"give it again: {again} -- {' '.join(start.argv)}"
         )
-    roots = _roots(settings, entries)
+    roots = _roots(settings, entries, Path(start.cwd))
     checkpoint, begins, identity = _nearest(settings, entries, number, before, roots)
     by_another = checkpoint is not None and identity.get("launch") != number
     if by_another and (settings.paths.run_dir / "contract.json").exists() and _is_later_rollback(entries, number):
@@ -256,13 +262,16 @@ def usable(one: Checkpoint, entries: Sequence[Entry]) -> bool:
     return not _why_unsound(one, entries)
 
 
-def _roots(settings: Settings, entries: Sequence[Entry]) -> tuple[Path, ...]:
+def _roots(settings: Settings, entries: Sequence[Entry], cwd: Path | None = None) -> tuple[Path, ...]:
+    """Where checkpoints lie: as it is told or recorded; else, below `cwd`, where states are that the guard saw being taken."""
     found = [
         *([settings.checkpoints_dir] if settings.checkpoints_dir else []),
         *find_checkpoint_roots(entries, None, Path.cwd()),
         *map(Path, anchors_of(settings.paths).roots),
     ]
-    return tuple(dict.fromkeys(Path(os.path.abspath(path)) for path in found))
+    if not found and cwd is not None:
+        found = list(found_near(cwd, settings.paths.run_dir, entries))
+    return tuple(dict.fromkeys(holder_of(Path(os.path.abspath(path))) for path in found))
 
 
 def _listed(roots: Sequence[Path], entries: Sequence[Entry]) -> Iterator[AsRecorded]:
@@ -270,7 +279,7 @@ def _listed(roots: Sequence[Path], entries: Sequence[Entry]) -> Iterator[AsRecor
     listed = {one.path: one for root in roots for one in with_launches(list_checkpoints(root), entries)}
     for one in listed.values():
         try:
-            identity: Mapping[str, Any] = read_identity(one) or states.identity_of(one.path, {}) or {}
+            identity: Mapping[str, Any] = identity_of(one) or states.identity_of(one.path, {}) or {}
         except (RollbackError, OSError):
             continue
         at = identity.get("step", one.step)

@@ -27,12 +27,14 @@ from chronicle.launch.live_metrics import last_point
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
+from chronicle.replay.places import identity_of, is_wide
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from chronicle.replay.watched import watched
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints
+from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
+from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import point_elsewhere
 
 __all__ = ["Spec", "main"]
@@ -195,7 +197,9 @@ def rewind(root: Path, spec: Spec) -> None:
     """Make a checkpoint root look as if the checkpoint to begin with were the newest; only what this view writes changes."""
     listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
     kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
-    others = (one for one in listed if one is not kept)
+    others = [one for one in listed if one is not kept]
+    if is_wide(root, Path(spec.cwd)):
+        others = [one for one in others if identity_of(one)]  # a script's other files are no checkpoints of this run
     gone = {one.path.name for one in others if one.step is None or one.step >= spec.start or not spec.checkpoint}
     if kept is not None:
         gone |= set(find_remnants(root, kept))
@@ -204,6 +208,9 @@ def rewind(root: Path, spec: Spec) -> None:
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
+    if kept is None and not spec.checkpoint and root.is_dir():  # at the beginning nothing was saved, and nothing named it
+        gone |= {one.path.name for one in list_newest_copies(root)}
+        gone |= {name for name in POINTER_NAMES if os.path.lexists(root / name)} if gone else set()
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
     for name in sorted(gone):

@@ -35,6 +35,7 @@ from chronicle.replay.fork import (
     play,
     recorded_code_of,
 )
+from chronicle.replay.places import made_since_start
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
     RESULT,
@@ -68,6 +69,7 @@ FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farth
 Judge = Callable[..., Ruling]
 _Prints = Mapping[int, Mapping[int, Print]]
 # with these the question is what entered the model
+OF_FILES = ("file", "doubt")
 BOTH_ENDS = (EntryKind.LAUNCH_START, EntryKind.LAUNCH_END)
 SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
 
@@ -191,17 +193,19 @@ def replay(
     `ops`: where two replays disagree, two more name the first operation that does.
     """
     begun = time.monotonic()
+    if plan.origin.checkpoint is None:
+        plan = replace(plan, origin=_as_at_its_start(plan.origin))
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
     say(f"launch {plan.origin.launch} again from {plan.origin.words}, to step {plan.until}")
     one = _play(plan, sandbox)
     comparison = _compare(record, one, plan.until)
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
     known = facts is not None and one.facts is not None
-    found = _changed(facts, one, comparison)
+    found = _changed(facts, one, comparison, plan)
     load = _state_loaded(plan.origin, one)
     doubts, made = _unrecorded(plan.origin, facts, one)
     judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts)
-    judged = judge(comparison, None, load=load)
+    judged = judge(comparison, None, load=load, place=_place_of(plan.origin))
     replays = 1
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
@@ -209,7 +213,7 @@ def replay(
         varied = answers_to_vary(one.seen)
         limit = LONGER * (time.monotonic() - begun) + LONGER if made or varied else None
         plain = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin)))
-        other = replace(plain.origin, hidden=made, limit=limit, answers="least" if varied else "")
+        other = replace(plain.origin, hidden=_hidden(plan.origin, made), limit=limit, answers="least" if varied else "")
         plan = replace(plan, origin=other)
         tell = _tell_result if is_result else partial(_tell_input, plain)
         try:
@@ -218,7 +222,7 @@ def replay(
             if not made and not varied:
                 raise
             say(f"not playable without what the launch made itself, or with other answers ({problem.message}): once more")
-            plan = replace(plan, origin=replace(plan.origin, hidden=(), limit=None, answers=""))
+            plan = replace(plan, origin=replace(plain.origin, limit=None, answers=""))
             more = [f"`{path}`, which the launch made, may not have been there" for path in made]
             more += [f"{what}, for which it asks, is in no record" for what in varied]
             judge, varied = partial(judge, unrecorded=(*doubts, *more)), ()
@@ -233,6 +237,9 @@ def replay(
             where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))
             replays += 2
+    if one.start < plan.origin.start:
+        words = f"the command began at step {one.start} by itself, and not from {plan.origin.words}: if it needs other words "
+        judged = replace(judged, evidence=(*judged.evidence, f"{words}to resume, give it after `--`"))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
@@ -259,12 +266,12 @@ def _tell_input(
     steps, origin = _compared_steps(comparison), plan.origin
     two = _play(plain, sandbox)
     same, apart = prints_agree(one.prints, two.prints, steps), _first_apart(one, two, steps)
-    judged = judge(comparison, same)
+    judged = judge(comparison, same, place=_place_of(origin))
     begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
     is_near = origin.start - begun <= max(FAR_STEPS, FAR * (plan.until - origin.start))
     if not same or judged.again or comparison.first.step > origin.start + 1 or origin.start <= begun or not is_near:
         return judged, 2, apart
-    first = begin_before(origin, begun + 1)
+    first = _before(origin, begun + 1)
     if first is None or first.start > begun:
         return judged, 2, apart
     say(f"it differs from the first step on: once more from {first.words}")
@@ -273,7 +280,7 @@ def _tell_input(
     if far.first is None:
         return judged, 3, apart
     facts = read_facts(origin.settings.paths.launch_dir(origin.launch))
-    judge = partial(judge, changed=_changed(facts, three, far), load=StateLoaded(), place=ReplayPlace(words=first.words))
+    judge = partial(judge, changed=_changed(facts, three, far, plan), load=StateLoaded(), place=_place_of(first))
     found = judge(far, None)
     if not found.again:
         return found, 3, apart
@@ -285,17 +292,30 @@ def _tell_input(
     return judge(far, same), 4, apart
 
 
-def _changed(facts: Mapping[str, Any] | None, one: _Played, comparison: PrintComparison) -> list[tuple[str, str]]:
-    """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs.
+def _changed(
+    facts: Mapping[str, Any] | None, one: _Played, comparison: PrintComparison, plan: ReplayPlan
+) -> list[tuple[str, str]]:
+    """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs, or the last.
 
-    A variable that the script itself reads is the kind `setting`.
+    A variable that the script itself reads is the kind `setting`. Of the run's own files (what a save writes and reads) nothing
+    is said: a replay has others.
     """
     if facts is None or one.facts is None:
         return []
-    until = None if comparison.first is None else comparison.first.step
+    until = plan.until if comparison.first is None else comparison.first.step
     read = {("environment", name) for name in variables_read(one.seen)}
-    items = changed_facts(facts, one.facts, until)
+    own = [os.path.realpath(path) for path in plan.origin.own]
+    is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
+    items = [item for item in changed_facts(facts, one.facts, until) if item.kind not in OF_FILES or not is_own(item.name)]
     return [("setting" if (item.kind, item.name) in read else item.kind, item.words) for item in items]
+
+
+def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
+    """Whether a file is the run's own, or this is a directory that leads to it (a save opens it, to write it through)."""
+    real = os.path.realpath(name)
+    if any(real == one or real.startswith(one + os.sep) for one in own):
+        return True
+    return real != cwd and os.path.isdir(real) and any(one.startswith(real + os.sep) for one in own)
 
 
 def _tell_result(
@@ -310,7 +330,11 @@ def _tell_result(
     steps, origin = _compared_steps(comparison), plan.origin
     begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
     words = origin.words
-    before = begin_before(origin, origin.start) if origin.start > begun else None
+    if comparison.begins_equal is False and origin.checkpoint is None:
+        say("it began with other weights: another replay tells whether it always does")
+        two = _play(plan, sandbox)
+        return judge(comparison, not _begins_apart(one, two), place=_place_of(origin)), 2, steps[0]
+    before = _before(origin, origin.start) if origin.start > begun else None
     if before is not None:
         say(f"once more from {before.words}")
         two = _play(replace(plan, origin=before), sandbox)
@@ -328,7 +352,7 @@ def _tell_result(
         return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False)), replays, apart
     if _is_reached(earlier, comparison):
         return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=before.words)), replays, apart
-    first = begin_before(origin, begun + 1)
+    first = _before(origin, begun + 1)
     if first is None or before.start <= begun:
         first, three, far = before, two, earlier
     elif origin.start - begun > max(FAR_STEPS, FAR * (plan.until - origin.start)):
@@ -340,7 +364,7 @@ def _tell_result(
         far, replays = _compare(record, three, plan.until), replays + 1
     if far.first is None or _is_reached(far, comparison):
         return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=first.words)), replays, apart
-    found = partial(judge, far, load=_state_loaded(first, three), place=ReplayPlace(words=first.words, is_whole=True))
+    found = partial(judge, far, load=_state_loaded(first, three), place=_place_of(first))
     if first.start > begun:
         return found(same, place=ReplayPlace(words=first.words, is_whole=False)), replays, apart
     if found(True).verdict is not ReplayVerdict.HARDWARE:
@@ -349,6 +373,37 @@ def _tell_result(
     last = _play(replace(plan, origin=replace(first, clock={})), sandbox)
     steps = _compared_steps(far)
     return found(prints_agree(three.prints, last.prints, steps)), replays + 1, _first_apart(three, last, steps)
+
+
+def _as_at_its_start(origin: Origin) -> Origin:
+    """A launch that begins without a checkpoint: what came into its directory later is not there, or it would go on from it."""
+    facts = read_facts(origin.settings.paths.launch_dir(origin.launch)) or {}
+    around = facts.get("around") or {}
+    names = around.get("names")
+    if names is None or os.path.realpath(origin.cwd) != os.path.realpath(str(around.get("directory"))):
+        return origin
+    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
+    times = {kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries if (kind := entry.kind) in BOTH_ENDS}
+    begun, ended = times.get(BOTH_ENDS[0]), times.get(BOTH_ENDS[1])
+    own = [*origin.own, *origin.roots]
+    return replace(origin, hidden=made_since_start(origin.cwd, names, own, begun, ended))
+
+
+def _before(origin: Origin, step: int) -> Origin | None:
+    """The same launch from its nearest place before a step, as things stood there."""
+    found = begin_before(origin, step)
+    if found is None or found.checkpoint is not None:
+        return found
+    return replace(found, hidden=_hidden(_as_at_its_start(found), origin.hidden))
+
+
+def _hidden(origin: Origin, made: Sequence[Path]) -> tuple[Path, ...]:
+    """What is hidden already, and what the launch made as far as it is not below that."""
+    return tuple(dict.fromkeys((*origin.hidden, *made)))
+
+
+def _place_of(origin: Origin) -> ReplayPlace:
+    return ReplayPlace(words=origin.words, has_checkpoint=origin.checkpoint is not None)
 
 
 def _compared_steps(comparison: PrintComparison) -> list[int]:
@@ -414,6 +469,12 @@ def _read_result(forked: Forked, step: int | None) -> _Played:
     result, end = forked.directory, forked.end
     rings = rings_of(result / "launch")
     begins = {rank: [one for one in ring.begins() if step is None or one.step < step] for rank, ring in rings.items()}
+    if rings and step is not None and not all(begins.values()):
+        first = min(one.step for ring in rings.values() for one in ring.begins())
+        raise ChronicleError(
+            f"the replay began with step {first + 1}, after the one that was asked for: the script took a checkpoint by itself",
+            "say where its checkpoints lie: --checkpoints DIR",
+        )
     if not rings or not all(begins.values()):
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
@@ -449,7 +510,7 @@ def _unrecorded(
     launch made itself: it is hidden in the next replay."""
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
     times = {kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries if (kind := entry.kind) in BOTH_ENDS}
-    own = [str(origin.settings.paths.run_dir), *map(str, origin.roots)]
+    own = list(map(str, origin.own))
     begun, ended = (times.get(kind) for kind in BOTH_ENDS)
     then = Then(facts or {}, begun or 0.0, ended, own)
     made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))

@@ -116,8 +116,19 @@ def compare_prints(
 ) -> PrintComparison:
     """Compare the steps after `start` up to `until`. `begins`: the replay's prints of the weights that it began with.
 
-    The record's weights after step `start` are among its own prints of that step, or are those that it began with.
+    The record's weights after step `start` are among its own prints of that step, or are those that it began with. Where no
+    print of the first steps tells of generators (the model is called within the optimizer's step), Python's and NumPy's are
+    those that nobody restores only if all else is equal.
     """
+    found = _compare(record, replay, start, until, begins, told_late=True)
+    if found.first is not None and found.unrestored:
+        return _compare(record, replay, start, until, begins, told_late=False)
+    return found
+
+
+def _compare(
+    record: Prints, replay: Prints, start: int, until: int, begins: Mapping[int, Print], *, told_late: bool
+) -> PrintComparison:
     steps: list[int] = []
     missing: list[int] = []
     unprinted: list[int] = []
@@ -127,6 +138,7 @@ def compare_prints(
     gap = 0
     drawn = on_its_way = False
     left_out: tuple[str, ...] = ()
+    is_first = True
     for step in range(start + 1, until + 1):
         rows = [(rank, record[rank].get(step), replay.get(rank, {}).get(step)) for rank in sorted(record)]
         if any(own is None for _, own, _ in rows):
@@ -138,8 +150,9 @@ def compare_prints(
         pairs = [(rank, own, other) for rank, own, other in rows if own is not None and other is not None]
         for _, own, other in pairs:
             parts &= frozenset(part for part, (seen, _) in PARTS.items() if seen in own.seen and seen in other.seen)
-        if not steps and any("others" in _differing(own, other) for _, own, other in pairs):
+        if is_first and any("others" in _differing(own, other) for _, own, other in pairs):
             left_out = ("others",)
+        is_first = is_first and told_late and not any(SeenParts.GENERATORS in own.seen & other.seen for _, own, other in pairs)
         found = [(rank, own, other, tuple(_differing(own, other, left_out))) for rank, own, other in pairs]
         wrong = [row for row in found if row[3]]
         if wrong:
@@ -262,6 +275,7 @@ class ReplayPlace:
     is_whole: bool = True
     reproduced_from: str = ""
     doubt: str = "no replay from an earlier place was played"
+    has_checkpoint: bool = True  # else it began as the launch did, and made its weights itself
 
 
 BEGINNING = ReplayPlace()
@@ -303,6 +317,8 @@ def judge_replay(
     code = [text for kind, text in changed if kind in ("code", "package", "setting")]
     if code:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
+    if one.begins_equal is False and not place.has_checkpoint:
+        return _other_beginning(changed, replays_agree, evidence)
     if one.begins_equal is False:
         why = "the checkpoint does not hold the weights that the training had at this step"
         why = f"from {place.reproduced_from} the step is as recorded: {why}" if place.reproduced_from else why
@@ -314,7 +330,8 @@ def judge_replay(
         lrs = lrs if first.record.lr != first.other.lr else ""
         return Ruling(verdict=ReplayVerdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
     if parts[0] in ENTERS and replays_agree is False:
-        why = f"two replays from one checkpoint disagree in what enters the step ({PARTS[parts[0]][1]}): it is not repeatable"
+        origin = "one checkpoint" if place.has_checkpoint else "its beginning"
+        why = f"two replays from {origin} disagree in what enters the step ({PARTS[parts[0]][1]}): it is not repeatable"
         return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
     again = replays_agree is None
     if parts[0] in ("torch", "others"):
@@ -344,6 +361,24 @@ def judge_replay(
         missing = (*missing, "labels, which do not enter the model, may be others") if missing or any(labels) else ()
         evidence = (*evidence, "labels, which do not enter the model, were not compared")
     return _another_result(one, replays_agree, evidence, missing, place)
+
+
+def _other_beginning(
+    changed: Sequence[tuple[str, str]], replays_agree: bool | None, evidence: tuple[str, ...]
+) -> Ruling:
+    """The launch made other weights to begin with than in the record; no checkpoint is to blame.
+
+    `replays_agree`: whether another replay begins with the weights of this one.
+    """
+    if replays_agree is False:
+        why = "the launch begins with other weights every time (what they are made from is not seeded): only steps after a "
+        why += "checkpoint can be taken again"
+        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
+    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
+    if other:
+        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
+    why = "the launch began with other weights than it begins with now: what they are made from (a file, a seed) is another"
+    return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=replays_agree is None)
 
 
 def _another_result(

@@ -37,7 +37,7 @@ from chronicle.replay.facts import (
 )
 from chronicle.replay.sandbox import end_with_parent
 
-__all__ = ["Then", "answers_to_vary", "unrecorded", "variables_read", "watched"]
+__all__ = ["Then", "answers_to_vary", "born", "unrecorded", "variables_read", "watched"]
 
 # number of each system call, of this one, and the machine's number in the filter
 X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
@@ -456,7 +456,7 @@ class Then:
         """Whether no name in the working directory came or went since the first step, but for what is the run's own."""
         now = _changed(self.directory) or 0
         return now == around.get("changed") or any(
-            os.path.dirname(path) == self.directory and 0 <= now - (_born(path) or 0) < NEAR
+            os.path.dirname(path) == self.directory and 0 <= now - (born(path) or 0) < NEAR
             for path in (*self.own, *self.made)
         )
 
@@ -467,7 +467,7 @@ class Then:
             if not path.startswith(here) or path.endswith((".py", ".pyc")) or self.is_own(real := os.path.realpath(path)):
                 continue
             is_known = path in self.made or path in self.named or os.path.isdir(real)
-            if is_known and (born := _born(path)) is not None and self._is_meanwhile(born) and not self._is_below_hidden(path):
+            if is_known and (made := born(path)) is not None and self._is_meanwhile(made) and not self._is_below_hidden(path):
                 self.hidden.add(path)
                 yield path
 
@@ -500,8 +500,8 @@ class Then:
         if listed:
             is_same = found.st_ctime <= self.begun or real == str(PACKAGES) or self._has_names(real)
             return "" if is_same else f"names in `{path}` may have been others"
-        born = _born(path)
-        if found.st_ctime <= self.begun or real == self.directory or (born is not None and born <= self.begun * 1e9):
+        made = born(path)
+        if found.st_ctime <= self.begun or real == self.directory or (made is not None and made <= self.begun * 1e9):
             return ""
         return f"`{path}`, which is looked at, is newer than the launch"
 
@@ -535,7 +535,7 @@ def _changed(directory: str | None) -> int | None:
         return None
 
 
-def _born(path: str) -> int | None:
+def born(path: str) -> int | None:
     """When a file or directory was made, in ns (`statx`); None where the filesystem does not tell."""
     found = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,125 @@
+"""Scripts that keep their state where nobody told: one file that is overwritten, and weights that nobody seeded."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.replay.causes import digests
+from chronicle.replay.places import made_since_start, own_places
+from chronicle.replay.ring import SeenParts
+from chronicle.replay.verdict import BEGINNING, ReplayVerdict, StateLoaded, compare_prints, judge_replay
+from tests.replay.test_replay import PROBE, environ
+from tests.replay.test_verdict import START, UNTIL, prints
+
+ONE_FILE = """
+import os, sys
+import torch
+import chronicle
+
+if "seeded" in sys.argv:
+    torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+chronicle.attach(None, model, optimizer)
+step = 0
+if os.path.exists("state.pt"):
+    state = torch.load("state.pt", weights_only=False)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    step = state["step"]
+while step < 23:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if step % 10 == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**state, "rng": torch.get_rng_state(), "step": step}, "state.pt")
+torch.save(model.state_dict(), "final.pt")
+"""
+PLACE = ("--run", "small", "--logs", "logs")
+
+
+def chronicle(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "chronicle_ml", words[0], *PLACE, *words[1:]]
+    return subprocess.run(command, cwd=directory, env=environ(), capture_output=True, text=True, timeout=300, check=False)
+
+
+def record(directory: Path, *words: str) -> None:
+    probe = [directory.parent / f"{directory.name}-probe" / name for name in ("seen", "kept")]
+    for one in probe:
+        one.mkdir(parents=True)
+    tried = subprocess.run([sys.executable, "-c", PROBE, *map(str, probe)], env=environ(), capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip("no private mount namespace here")
+    shutil.rmtree(probe[0].parent, ignore_errors=True)
+    (directory / "train.py").write_text(ONE_FILE)
+    done = chronicle(directory, "run", "--", sys.executable, "train.py", *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_state_file_that_nobody_named_is_found_and_is_not_there_at_the_beginning(tmp_path: Path) -> None:
+    record(tmp_path, "seeded")
+    before = digests(tmp_path)
+    found = [json.loads(chronicle(tmp_path, "replay", step, "--json").stdout) for step in ("23", "3")]
+    assert [(one["verdict"], one["start"], one["compared"]) for one in found] == [("reproduced", 20, 3), ("reproduced", 0, 3)]
+    after = digests(tmp_path)
+    assert {path: after.get(path) for path in before} == before
+
+
+@pytest.mark.slow
+def test_weights_that_nobody_seeded_are_named_where_a_launch_begins(tmp_path: Path) -> None:
+    record(tmp_path)
+    found = json.loads(chronicle(tmp_path, "replay", "3", "--json").stdout)
+    assert found["verdict"] == "not deterministic" and "other weights every time" in found["why"]
+
+
+def test_no_checkpoint_is_blamed_where_there_was_none() -> None:
+    other = prints()
+    other[0] = {step: replace(one, weights=999) for step, one in other[0].items()}
+    one = compare_prints(prints(), other, start=START, until=UNTIL, begins={0: other[0][START]})
+    place = replace(BEGINNING, has_checkpoint=False)
+    more = {"facts_known": True, "load": StateLoaded(), "place": place}
+    assert judge_replay(one, None, changed=[], **more).again
+    apart = judge_replay(one, False, changed=[], **more)
+    assert apart.verdict is ReplayVerdict.RANDOM and "not seeded" in apart.why
+    same = judge_replay(one, True, changed=[], **more)
+    assert same.verdict is ReplayVerdict.STATE and "checkpoint" not in same.why
+    named = judge_replay(one, True, changed=[("file", "`base.pt`, which the launch read, has changed")], **more)
+    assert named.verdict is ReplayVerdict.CODE and "base.pt" in named.why
+
+
+def test_generators_that_are_told_late_are_no_difference_alone_and_are_one_with_another_result() -> None:
+    late, other = prints(), prints()
+    late[0][START + 1] = replace(late[0][START + 1], seen=late[0][START + 1].seen & ~SeenParts.GENERATORS)
+    other[0] = {step: replace(one, others=7) for step, one in other[0].items()}
+    begins = {0: other[0][START]}
+    one = compare_prints(late, other, start=START, until=UNTIL, begins=begins)
+    assert one.first is None and one.unrestored
+    other[0][UNTIL] = replace(other[0][UNTIL], gradient=999)
+    found = compare_prints(late, other, start=START, until=UNTIL, begins=begins).first
+    assert found is not None and (found.step, found.parts[0]) == (START + 2, "others")
+
+
+def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_runs_own(tmp_path: Path) -> None:
+    (tmp_path / "data.pt").write_bytes(b"rows")
+    assert own_places(tmp_path / "logs", [tmp_path], tmp_path) == (tmp_path / "logs",)
+    assert own_places(tmp_path / "logs", [tmp_path / "ck"], tmp_path) == (tmp_path / "logs", tmp_path / "ck")
+
+
+def test_what_came_into_the_directory_while_the_launch_ran_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data.pt").write_bytes(b"rows")
+    for name in ("state.pt", "later.py", "logs"):
+        (tmp_path / name).write_bytes(b"x")
+    now = os.stat(tmp_path / "state.pt").st_mtime
+    found = made_since_start(tmp_path, ["data.pt"], [tmp_path / "logs"], now - 60, now + 60)
+    assert found == (tmp_path / "state.pt",)
+    assert made_since_start(tmp_path, ["data.pt"], [], now - 60, now - 30) == ()
