@@ -95,7 +95,7 @@ for x, y in itertools.islice(batches, step, None):
 '''
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
 KINDS = ("lr", "spike", "burst", "labels", "heavy", "beta2", "moment", "slow")
-END, MOST = 600, 5
+END, MOST = 520, 5
 TRIES = (3, 4)
 
 

@@ -434,8 +434,9 @@ def _remarks(findings: Sequence[Finding], full: bool, verdict: CheckpointVerdict
 
 
 def _tried(step: int, entries: Sequence[Entry]) -> Iterator[str]:
-    """What the last tries of ways back to this step found."""
-    found = [row for row in events_of(entries, Searched) if row[1].axis == "rollback" and row[1].start == step]
+    """What the last tries found that had this step among their ways."""
+    tries = [row for row in events_of(entries, Searched) if row[1].axis == "rollback"]
+    found = [row for row in tries if row[1].start == step or any(way.get("begin") == step for way in row[1].rows)]
     if found:
         entry, event = found[-1]
         yield f"tried on {entry.ts[:10]}: {event.answer}"

@@ -1,11 +1,12 @@
 """`chronicle rollback --try`: short forks of the ways back, before one is taken, and their order by the loss at equal steps.
 
-Each way is a checkpoint and the options of a rollback: as asked, other data, half the LR, an older checkpoint, a lower β2, on
-without one. What cannot be done here is named, and is not counted. All go to the same step, beyond where the run came, so that
-they have seen as many tokens. The losses of the last half of the tried steps are compared in pairs, step by step: a way is
-equivalent to the best one (within the margin by which the detector calls an event recovered), worse, or not told apart. A way
-whose loss is not a number, which ends the fork, that the detector warns of, or that ends by itself comes last. Every fork is an
-entry in the journal: type the same again, and those that are done are not played again. The answer is a line of the plan.
+Each way is a checkpoint and the options of a rollback: as asked, other data, half the LR further back, twice as far back, a
+lower β2, half the LR, on without one. What cannot be done here is named, and is not counted. All go to the same step, beyond
+where the run came, so that they have seen as many tokens. The losses of the last half of the tried steps are compared in pairs,
+step by step: a way is equivalent to the best one (within the margin by which the detector calls an event recovered), worse, or
+not told apart. A way whose loss is not a number, which ends the fork, that the detector still warns of, or that ends by itself
+comes last. Every fork is an entry in the journal: type the same again, and those that are done are not played again. The answer
+is a line of the plan.
 """
 
 import hashlib
@@ -39,6 +40,7 @@ from chronicle.replay.fork import (
 from chronicle.settings import Settings
 from chronicle.watch.advice import collect_candidates
 from rollback.checkpoint.listing import read_state
+from rollback.detect import Status, Tier
 from rollback.detect.config import ChannelConfig
 from rollback.errors import RollbackError
 from rollback.plan.lr import beta2_of
@@ -135,9 +137,12 @@ def try_ways(
         raise Refusal("the run has no launch that could be started again")
     origin = find_origin(settings, entries, number, 1 << 62, again="chronicle rollback --try")
     listed = [one for one in as_recorded(origin, entries) if usable(one[1], entries)]
-    ways = _first(_ways(origin, listed, step, tuple(options), entries), count, say)
-    head, pace = logged_pace(settings.paths, number)
-    until = max(head or 0, *(way.begin[0] for way in ways)) + steps
+    if not listed:
+        raise Refusal("no verified checkpoint is left: there is no way back that could be tried")
+    last, pace = logged_pace(settings.paths, number)
+    head = max(last or 0, *(one[0] for one in listed))
+    ways = _first(_ways(origin, listed, step, tuple(options), entries, head), count, say)
+    until = head + steps
     after = until - max(1, steps // 2)
     code = read_code(origin.cwd, with_patch=False)
     asked = [origin.command, number, listed[-1][2].get("id"), until, after, code.commit, code.digest]
@@ -187,15 +192,18 @@ def _first(ways: Iterable[Way], count: int, say: Say) -> list[Way]:
 
 
 def _ways(
-    origin: Origin, listed: Sequence[AsRecorded], step: int, options: tuple[str, ...], entries: Sequence[Entry]
+    origin: Origin, listed: Sequence[AsRecorded], step: int, options: tuple[str, ...], entries: Sequence[Entry], head: int
 ) -> Iterator[Way]:
-    """The ways on as the policy's ladder orders them: as asked, other data, a lower LR, further back; then others."""
+    """The ways on as the policy's ladder orders them: as asked, other data, a lower LR further back; then what it never says.
+
+    `head`: the last step that the run took.
+    """
     target = next((one for one in listed if one[0] == step), None)
     if target is None:
         steps = ", ".join(str(one[0]) for one in listed[-8:]) or "none"
         raise Refusal(f"no verified checkpoint of step {step}: verified are {steps}")
     back, newest = f"back to step {step}", listed[-1]
-    yield Way(words=back + (f" with {' '.join(options)}" if options else ""), begin=target, options=options)
+    yield Way(words=back + _with(options), begin=target, options=options)
     candidates = {one.step: one for one in collect_candidates(origin.roots, before=step, entries=entries)}
     policy = candidates.get(step) or CandidateCheckpoint(step=step)
     honours = policy.honours or frozenset()
@@ -209,21 +217,27 @@ def _ways(
     if RESHUFFLE in honours and SKIP not in honours:
         yield Way(words=f"{back} with the data in another order", begin=target, options=("--reshuffle",))
     half = ("--lr-scale", "0.5")
-    yield Way(words=f"{back} with half the LR", begin=target, options=half, impossible=policy.lr_elsewhere)
     older = [one for one in listed if one[0] < step]
-    kept = () if "--skip-batches" in options else options
-    if older:
-        more = f" with {' '.join(kept)}" if kept else ""
-        yield Way(words=f"back to step {older[-1][0]}{more}", begin=older[-1], options=kept)
+    if older and not policy.lr_elsewhere:  # as the ladder climbs: lower and further back
+        yield Way(words=f"back to step {older[-1][0]} with half the LR", begin=older[-1], options=half)
+    if older:  # for a state that was spoilt long before it showed
+        far = next((one for one in reversed(older) if one[0] <= step - (head - step)), older[0])
+        kept = () if "--skip-batches" in options else options
+        yield Way(words=f"back to step {far[0]}{_with(kept)}", begin=far, options=kept)
     beta2 = _beta2(target)
     if beta2 is not None and beta2 > LOWER_BETA2:
         lower = ("--set", f"{BETA2}={LOWER_BETA2}")
         yield Way(words=f"{back} with β2 {LOWER_BETA2} instead of {beta2:g}", begin=target, options=lower)
+    yield Way(words=f"{back} with half the LR", begin=target, options=half, impossible=policy.lr_elsewhere)
     if newest[0] != step:
         yield Way(words=f"on from step {newest[0]} as it is", begin=newest)
     if SKIP in honours and RESHUFFLE in honours:
         yield Way(words=f"{back} with the data in another order", begin=target, options=("--reshuffle",))
     yield Way(words=f"{back}, nothing changed", begin=target)
+
+
+def _with(options: Sequence[str]) -> str:
+    return f" with {' '.join(options)}" if options else ""
 
 
 def _beta2(one: AsRecorded) -> float | None:
@@ -269,9 +283,11 @@ def _try(way: Way, origin: Origin, until: int, after: int, sandbox: Path | None)
 
 
 def _weighed(way: Way, forked: Forked, until: int, after: int, seconds: float) -> WayTried:
+    if forked.end.get("code") == 0 and forked.last_step is not None and forked.last_step < until:
+        after, until = after - until + forked.last_step, forked.last_step  # the training's own end: that of all ways
     losses = [(step, loss) for step, loss in forked.losses if step > after]
     wrong = next(((step, loss) for step, loss in forked.losses if not math.isfinite(loss)), None)
-    trouble = forked.warned
+    trouble = _still_warned(forked)
     if wrong is not None:
         losses, trouble = [], f"the loss is {wrong[1]} at step {wrong[0]}"
     elif not losses or forked.last_step is None or forked.last_step < until:
@@ -282,6 +298,13 @@ def _weighed(way: Way, forked: Forked, until: int, after: int, seconds: float) -
         way=way, loss=fmean(values) if values else None, blocks=_blocks(losses, until, after), trouble=trouble,
         noise=math.sqrt(fmean(turns) / 2) if turns else None, last_step=forked.last_step, seconds=seconds,
     )  # fmt: skip
+
+
+def _still_warned(forked: Forked) -> str:
+    """What the detector warns of at the end. A rise that came back is none: the loss tells what it cost."""
+    events = [event for event in forked.end.get("events", ()) if event["tier"] != Tier.NOTICE.value]
+    lasting = (one for one in events if one["tier"] == Tier.PROPOSE.value or one["status"] != Status.RECOVERED.value)
+    return next((f"{event['kind']} from step {event['onset_step'] or event['alarm_step']}" for event in lasting), "")
 
 
 def _blocks(losses: Sequence[tuple[int, float]], until: int, after: int) -> tuple[float, ...]:
