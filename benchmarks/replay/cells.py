@@ -1,7 +1,8 @@
 """Every exact cell of `bit_transformer`: one process or two ranks, a way to shard, a precision, accumulation, what else.
 
 Each is launched as a user does, with a save every four steps; three steps in a row, at a drawn place, are taken again from
-the save before them and compared print by print. The cells are those of `tests/bit_transformer/test_exact_resume.py`: the whole matrix on two ranks, and those beside it.
+save before them and compared print by print. The cells are those of `tests/bit_transformer/test_exact_resume.py`: the whole
+matrix on two ranks, and those beside it.
 """
 
 import json
@@ -32,7 +33,7 @@ def cells() -> Iterator[tuple[int, Cell]]:
 
 
 def play(ranks: int, cell: Cell, step: int, directory: Path) -> tuple[str, str, bool]:
-    """Record a cell and take three steps from `step` on again. Returns the verdict, its reason, and whether every byte is as it was."""
+    """Record a cell, take three steps from `step` on again. Returns verdict, reason, and whether every byte is as it was."""
     sharding, precision, accumulation, extra = cell
     tiny = [word for word in TINY if not word.startswith("checkpoint_every")]
     settings = [*tiny, f"sharding={sharding}", f"mixed_precision={precision}", f"accumulation_steps={accumulation}",
