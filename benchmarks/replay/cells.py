@@ -1,7 +1,7 @@
 """Every exact cell of `bit_transformer`: one process or two ranks, a way to shard, a precision, accumulation, what else.
 
 Each is launched as a user does, with a save every four steps; three steps in a row, at a drawn place, are taken again from
-save before them and compared print by print. The cells are those of `tests/bit_transformer/test_exact_resume.py`: the whole
+the save before them and compared print by print. The cells are those of `tests/bit_transformer/test_exact_resume.py`: the whole
 matrix on two ranks, and those beside it.
 """
 
