@@ -135,6 +135,7 @@ SCRIPTS = (
 
 FAULTS = PLANTED + """
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _steps = {}
 
@@ -149,7 +150,7 @@ def _stepped(optimizer, args, kwargs):
         optimizer.param_groups[0]["lr"] *= 2
 
 
-torch.optim.optimizer.register_optimizer_step_pre_hook(_stepped)
+register_optimizer_step_pre_hook(_stepped)
 """
 
 

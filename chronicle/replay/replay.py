@@ -238,8 +238,7 @@ def replay(
             judged = replace(judged, evidence=(*judged.evidence, where))
             replays += 2
     if one.start < plan.origin.start:
-        words = f"the command began at step {one.start} by itself, and not from {plan.origin.words}: if it needs other words "
-        judged = replace(judged, evidence=(*judged.evidence, f"{words}to resume, give it after `--`"))
+        judged = replace(judged, evidence=(*judged.evidence, _began_earlier(one.start, plan.origin)))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
@@ -404,6 +403,12 @@ def _hidden(origin: Origin, made: Sequence[Path]) -> tuple[Path, ...]:
 
 def _place_of(origin: Origin) -> ReplayPlace:
     return ReplayPlace(words=origin.words, has_checkpoint=origin.checkpoint is not None)
+
+
+def _began_earlier(start: int, origin: Origin) -> str:
+    """That a replay took more steps than it had to, and what to do about it."""
+    words = f"the command began at step {start}, and not from {origin.words}: either it resumes only with other words (give the "
+    return f"{words}whole command after `--`), or this checkpoint holds the state of step {start}"
 
 
 def _compared_steps(comparison: PrintComparison) -> list[int]:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay.causes import digests
+from chronicle.replay.facts import UNWATCHED
 from chronicle.replay.places import made_since_start, own_places
 from chronicle.replay.ring import SeenParts
 from chronicle.replay.verdict import BEGINNING, ReplayVerdict, StateLoaded, compare_prints, judge_replay
+from chronicle.settings import load_settings
 from tests.replay.test_replay import PROBE, environ
 from tests.replay.test_verdict import START, UNTIL, prints
 
@@ -123,3 +125,17 @@ def test_what_came_into_the_directory_while_the_launch_ran_is_told(tmp_path: Pat
     found = made_since_start(tmp_path, ["data.pt"], [tmp_path / "logs"], now - 60, now + 60)
     assert found == (tmp_path / "state.pt",)
     assert made_since_start(tmp_path, ["data.pt"], [], now - 60, now - 30) == ()
+
+
+def test_our_own_look_for_settings_is_not_taken_for_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+    real = os.stat
+
+    def stat(path: object, *more: object, **options: object) -> os.stat_result:
+        seen[str(path)] = options.get("dir_fd")
+        return real(path, *more, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "supports_dir_fd", {stat})
+    load_settings({"run": "small"}, cwd=tmp_path, environ={})
+    assert seen[str(tmp_path / "chronicle.toml")] == seen[str(tmp_path / "pyproject.toml")] == UNWATCHED
