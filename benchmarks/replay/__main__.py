@@ -14,6 +14,7 @@ from benchmarks.replay import (
     fresh,
     futures,
     kills,
+    ninth,
     searches,
     seventh,
     sixth,
@@ -29,6 +30,7 @@ LISTS = {
     "sixth": sixth.causes,
     "seventh": seventh.causes,
     "eighth": eighth.causes,
+    "ninth": ninth.causes,
 }
 PARTS = ("cost", *LISTS, "cells", "kills", "bisects", "bisect-ranks", "futures")
 
