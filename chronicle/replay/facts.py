@@ -122,14 +122,16 @@ class LateFiles:
 
     A file is looked at when the step after its opening begins, a known one only where size or times are others. One that the
     launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind, and `MOST_ROWS` rows (a file that is
-    new at every step): who reads data file by file has it in the batches.
+    new at every step). Of files that are older than the process (data that is read file by file) no more are needed: a replay
+    knows them by their age.
     """
 
     def __init__(self, launch_dir: Path, facts: dict[str, Any]) -> None:
         self._launch_dir, self._facts = launch_dir, facts
         self._outside = _outside(launch_dir)
         self._known: dict[str, tuple[object, str]] = {path: (_stamp(path), digest) for path, digest in facts["files"].items()}
-        self._num = self._num_own = 0
+        self._began: float = getattr(sys, "_chronicle_began", 0.0)
+        self._num = self._num_old = self._num_own = 0
         sys._chronicle_opened = {}  # type: ignore[attr-defined]
 
     def stepping(self, step: int) -> None:
@@ -156,11 +158,14 @@ class LateFiles:
         now = None if written else _stamp(path)
         if digest is not None and stamp == now:
             return None
-        new = ITS_OWN if written else _digest_of(path)
-        if written and self._num_own >= MOST_LATE:
+        is_first = digest is None and not written
+        is_old = is_first and _is_older(path, self._began)
+        if (self._num_own if written else self._num_old if is_old else 0) >= MOST_LATE:
             return None
+        new = ITS_OWN if written else _digest_of(path)
         self._known[path] = now, new
-        self._num += digest is None and not written
+        self._num += is_first and not is_old
+        self._num_old += is_old
         self._num_own += written
         return None if new == digest else [path, step, new]
 
@@ -220,8 +225,8 @@ def _changed_later(
         if earlier and digest and not own and _kind_of("file", earlier, digest) == "file":
             found[path] = ChangedFact("file", path, earlier, f"{MEANWHILE} {step}")
         elif own or not digest:
-            is_output = own and os.path.exists(path)  # it was written, and is there
-            if now is None and path.startswith(here) and not is_output:
+            is_there = os.path.exists(path) if own else os.path.isdir(path)  # an output, or no file at all
+            if now is None and path.startswith(here) and not is_there:
                 found[path] = ChangedFact("doubt", path, f"opened at step {step}", "")
         elif now is not None and now != digest:
             found[path] = ChangedFact(_kind_of("file", digest, now), path, digest, now)
@@ -391,6 +396,13 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _is_older(path: str, moment: float) -> bool:
+    try:
+        return os.stat(path).st_ctime < moment
+    except OSError:
+        return False
 
 
 def _digest_of(path: str) -> str:

@@ -38,6 +38,7 @@ from chronicle.replay.fork import (
 from chronicle.replay.places import made_since_start
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
+    PARTS,
     RESULT,
     PrintComparison,
     ReplayPlace,
@@ -230,7 +231,7 @@ def replay(
         if varied and is_result and judged.verdict is ReplayVerdict.HARDWARE:
             say(f"once more with other answers to what the script asks: {', '.join(varied)}")
             most, replays = _play(replace(plan, origin=replace(plan.origin, answers="most")), sandbox), replays + 1
-            if not prints_agree(one.prints, most.prints, _compared_steps(comparison)):
+            if not prints_agree(one.prints, most.prints, _common_steps(one, most)):
                 why = f"what the script asks of the machine enters the step: {', '.join(varied)}"
                 judged = replace(judged, verdict=ReplayVerdict.RANDOM, why=why)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
@@ -276,6 +277,11 @@ def _tell_input(
     say(f"it differs from the first step on: once more from {first.words}")
     three = _play(replace(plan, origin=first), sandbox)
     far = _compare(record, three, plan.until)
+    if _is_reached(far, comparison):
+        what = ", ".join(PARTS[part][1] for part in comparison.first.parts)
+        why = f"from {first.words} step {comparison.first.step} is as recorded, from {origin.words} it is not ({what}): "
+        why += "this checkpoint does not hold all that the training had"
+        return replace(judged, verdict=ReplayVerdict.STATE, why=why), 3, apart
     if far.first is None:
         return judged, 3, apart
     facts = read_facts(origin.settings.paths.launch_dir(origin.launch))
@@ -338,9 +344,10 @@ def _tell_result(
         say(f"once more from {before.words}")
         two = _play(replace(plan, origin=before), sandbox)
         earlier = _compare(record, two, plan.until)
-        if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, steps):
+        if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, _common_steps(one, two)):
             return judge(comparison, True, place=ReplayPlace(words=words, agreed=True)), 2, steps[-1]
     again = _play(plan, sandbox)
+    steps = _common_steps(one, again)
     same = prints_agree(one.prints, again.prints, steps)
     replays, apart = 2 + (before is not None), _first_apart(one, again, steps)
     if same is False and _is_reached(_compare(record, again, plan.until), comparison):
@@ -370,7 +377,7 @@ def _tell_result(
         return found(True), replays, apart
     say(f"once more from {first.words}, by the real clock")  # that it is repeatable was seen from elsewhere
     last = _play(replace(plan, origin=replace(first, clock={})), sandbox)
-    steps = _compared_steps(far)
+    steps = _common_steps(three, last)
     return found(prints_agree(three.prints, last.prints, steps)), replays + 1, _first_apart(three, last, steps)
 
 
@@ -414,6 +421,12 @@ def _began_earlier(start: int, origin: Origin) -> str:
 def _compared_steps(comparison: PrintComparison) -> list[int]:
     assert comparison.first is not None
     return [step for step in comparison.steps if step <= comparison.first.step]
+
+
+def _common_steps(one: _Played, two: _Played) -> list[int]:
+    """The steps of which two replays have prints of all ranks: noise that seldom shows may show behind the first difference."""
+    rows = [set(rank) for played in (one, two) for rank in played.prints.values()]
+    return sorted(step for step in set.intersection(*rows) if step > max(one.start, two.start))
 
 
 def _is_same(one: PrintComparison, other: PrintComparison) -> bool:

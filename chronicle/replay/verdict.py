@@ -34,6 +34,7 @@ from chronicle.replay.ring import Print, SeenParts
 from chronicle.resume.checks.check import Outcome
 
 __all__ = [
+    "PARTS",
     "RESULT",
     "PrintComparison",
     "PrintDifference",

@@ -461,10 +461,15 @@ class Then:
         )
 
     def made_meanwhile(self, seen: Mapping[str, Any] | None, directory: Path) -> Iterator[str]:
-        """What the launch made in its directory and the replay has looked at: in the record it was not there at first."""
+        """What the launch made in its directory and the replay has looked at: in the record it was not there at first.
+
+        A directory that the launch made goes as a whole, unless it leads to what is the run's own.
+        """
         here = (str(directory) + os.sep, os.path.realpath(directory) + os.sep)
-        for path in sorted({*(seen or {}).get("looked", ()), *(seen or {}).get("read", ())}):
-            if not path.startswith(here) or path.endswith((".py", ".pyc")) or self.is_own(real := os.path.realpath(path)):
+        asked = {path for path in (*(seen or {}).get("looked", ()), *(seen or {}).get("read", ())) if path.startswith(here)}
+        above = {str(one) for path in asked for one in Path(path).parents if str(one).startswith(here)}
+        for path in sorted(asked | above):  # a directory comes before what is in it
+            if path.endswith((".py", ".pyc")) or self.is_own(real := os.path.realpath(path)) or self._leads_to_own(real):
                 continue
             is_known = path in self.made or path in self.named or os.path.isdir(real)
             if is_known and (made := born(path)) is not None and self._is_meanwhile(made) and not self._is_below_hidden(path):
@@ -481,6 +486,9 @@ class Then:
         """Whether it is the run's or a checkpoint's."""
         return any(path == one or path.startswith(one + os.sep) for one in self.own)
 
+    def _leads_to_own(self, real: str) -> bool:
+        return any(one.startswith(real + os.sep) for one in self.own)
+
     def doubt(self, path: str, listed: bool) -> str:
         """Why it is not known what somebody who looked at this saw in the record, "" where it is."""
         if path.startswith(self.passed) or self._is_below_hidden(path):
@@ -490,8 +498,7 @@ class Then:
             found = os.stat(path)
         except OSError:
             return self._of_absent(path)
-        leads = not listed and any(one.startswith(real + os.sep) for one in self.own)
-        if path in self.named or self.is_own(real) or leads:
+        if path in self.named or self.is_own(real) or (not listed and self._leads_to_own(real)):
             return ""
         if not stat.S_ISDIR(found.st_mode):
             if not _is_newer(found.st_ctime, self.begun, self.ended if path in self.made else None):

@@ -22,6 +22,7 @@ Any Python may run this file, also an old one without chronicle: it needs the st
 
 import os
 import sys
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 AWAITED = "transformers.trainer_callback"
@@ -146,6 +147,7 @@ def note_opened():
     if not hasattr(sys, "addaudithook"):  # before Python 3.8
         return
     sys._chronicle_opened = {}
+    sys._chronicle_began = time.time()
     try:
         here = os.getcwd()
         number = os.open(here, os.O_RDONLY | os.O_CLOEXEC, dir_fd=2054847098)  # as in `asks.py`: no look of the script's
