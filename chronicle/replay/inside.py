@@ -208,9 +208,9 @@ def rewind(root: Path, spec: Spec) -> None:
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
-    if kept is None and not spec.checkpoint and root.is_dir():  # at the beginning nothing was saved, and nothing named it
-        gone |= {one.path.name for one in list_newest_copies(root)}
-        gone |= {name for name in POINTER_NAMES if os.path.lexists(root / name)} if gone else set()
+    copies = {one.path.name for one in list_newest_copies(root) if not one.path.is_symlink()} if root.is_dir() else set()
+    if gone and kept is None and not spec.checkpoint:  # at the beginning nothing was saved, and nothing named it
+        gone |= copies | {name for name in POINTER_NAMES if os.path.lexists(root / name)}
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
     for name in sorted(gone):
@@ -219,6 +219,10 @@ def rewind(root: Path, spec: Spec) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    if gone and kept is not None and kept.single_file:
+        for name in sorted(copies - gone - {kept.path.name}):  # Lightning's `last.ckpt`: the newest under a second name
+            (root / name).unlink()
+            (root / name).symlink_to(kept.path.name)
 
 
 def _copy_up(path: Path) -> None:
