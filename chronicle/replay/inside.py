@@ -198,7 +198,7 @@ def rewind(root: Path, spec: Spec) -> None:
     listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
     kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
     others = [one for one in listed if one is not kept]
-    if is_wide(root, Path(spec.cwd)):
+    if is_wide(root, Path(spec.cwd)) and any(map(identity_of, listed)):
         others = [one for one in others if identity_of(one)]  # a script's other files are no checkpoints of this run
     gone = {one.path.name for one in others if one.step is None or one.step >= spec.start or not spec.checkpoint}
     if kept is not None:

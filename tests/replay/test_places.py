@@ -160,5 +160,5 @@ def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path)
 def spec_of(root: Path, checkpoint: str, start: int) -> Spec:
     return Spec(
         run_dir=str(root / "run"), roots=(str(root),), checkpoint=checkpoint, name=Path(checkpoint).name, start=start,
-        until=start + 2, ranks=(0,), command=("true",), cwd=str(root / "work"), environ={}, overlaid=(), sandbox="", launch=1,
+        until=start + 2, ranks=(0,), command=("true",), cwd=str(root.parent), environ={}, overlaid=(), sandbox="", launch=1,
     )  # fmt: skip
