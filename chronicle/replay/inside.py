@@ -33,7 +33,7 @@ from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, ente
 from chronicle.replay.watched import watched
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
+from rollback.checkpoint.listing import is_copy_of_newest, list_checkpoints
 from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import point_elsewhere
 
@@ -208,7 +208,7 @@ def rewind(root: Path, spec: Spec) -> None:
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
-    copies = {one.path.name for one in list_newest_copies(root) if not one.path.is_symlink()} if root.is_dir() else set()
+    copies = {name for name in os.listdir(root) if is_copy_of_newest(name)} if root.is_dir() else set()
     if gone and kept is None and not spec.checkpoint:  # at the beginning nothing was saved, and nothing named it
         gone |= copies | {name for name in POINTER_NAMES if os.path.lexists(root / name)}
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
