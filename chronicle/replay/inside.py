@@ -33,7 +33,7 @@ from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, ente
 from chronicle.replay.watched import watched
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
+from rollback.checkpoint.listing import is_copy_of_newest, list_checkpoints
 from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import point_elsewhere
 
@@ -198,7 +198,7 @@ def rewind(root: Path, spec: Spec) -> None:
     listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
     kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
     others = [one for one in listed if one is not kept]
-    if is_wide(root, Path(spec.cwd)):
+    if is_wide(root, Path(spec.cwd)) and any(map(identity_of, listed)):
         others = [one for one in others if identity_of(one)]  # a script's other files are no checkpoints of this run
     gone = {one.path.name for one in others if one.step is None or one.step >= spec.start or not spec.checkpoint}
     if kept is not None:
@@ -208,9 +208,9 @@ def rewind(root: Path, spec: Spec) -> None:
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
-    if kept is None and not spec.checkpoint and root.is_dir():  # at the beginning nothing was saved, and nothing named it
-        gone |= {one.path.name for one in list_newest_copies(root)}
-        gone |= {name for name in POINTER_NAMES if os.path.lexists(root / name)} if gone else set()
+    copies = {name for name in os.listdir(root) if is_copy_of_newest(name)} if root.is_dir() else set()
+    if gone and kept is None and not spec.checkpoint:  # at the beginning nothing was saved, and nothing named it
+        gone |= copies | {name for name in POINTER_NAMES if os.path.lexists(root / name)}
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
     for name in sorted(gone):
@@ -219,6 +219,10 @@ def rewind(root: Path, spec: Spec) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    if gone and kept is not None and kept.single_file:
+        for name in sorted(copies - gone - {kept.path.name}):  # Lightning's `last.ckpt`: the newest under a second name
+            (root / name).unlink()
+            (root / name).symlink_to(kept.path.name)
 
 
 def _copy_up(path: Path) -> None:

@@ -47,6 +47,7 @@ __all__ = [
     "directories_with_checkpoints",
     "find_format",
     "format_named",
+    "is_copy_of_newest",
     "list_checkpoints",
     "list_elsewhere",
     "list_newest_copies",

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.replay.causes import digests
 from chronicle.replay.facts import UNWATCHED
+from chronicle.replay.inside import Spec, rewind
 from chronicle.replay.places import made_since_start, own_places
 from chronicle.replay.ring import SeenParts
 from chronicle.replay.verdict import BEGINNING, ReplayVerdict, StateLoaded, compare_prints, judge_replay
@@ -137,5 +139,26 @@ def test_our_own_look_for_settings_is_not_taken_for_the_scripts(tmp_path: Path, 
 
     monkeypatch.setattr(os, "stat", stat)
     monkeypatch.setattr(os, "supports_dir_fd", {stat})
-    load_settings({"run": "small"}, cwd=tmp_path, environ={})
+    load_settings(tmp_path, {}, run="small")
     assert seen[str(tmp_path / "chronicle.toml")] == seen[str(tmp_path / "pyproject.toml")] == UNWATCHED
+
+
+def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path) -> None:
+    for name, step in (("epoch=0-step=4", 4), ("epoch=0-step=8", 8), ("last", 8)):
+        rest = {"optimizer_states": [], "lr_schedulers": [], "loops": {}, "pytorch-lightning_version": "2.6.0"}
+        state = {"epoch": 0, "global_step": step, "state_dict": {"w": torch.zeros(1)}, **rest}
+        torch.save(state, tmp_path / f"{name}.ckpt")
+    begin = tmp_path / "epoch=0-step=4.ckpt"
+    rewind(tmp_path, spec_of(tmp_path, str(begin), 4))
+    assert (tmp_path / "last.ckpt").read_bytes() == begin.read_bytes()
+    assert sorted(os.listdir(tmp_path)) == [begin.name, "last.ckpt"]
+    (tmp_path / "latest").write_text(begin.name)
+    rewind(tmp_path, spec_of(tmp_path, "", 0))
+    assert os.listdir(tmp_path) == []
+
+
+def spec_of(root: Path, checkpoint: str, start: int) -> Spec:
+    return Spec(
+        run_dir=str(root / "run"), roots=(str(root),), checkpoint=checkpoint, name=Path(checkpoint).name, start=start,
+        until=start + 2, ranks=(0,), command=("true",), cwd=str(root.parent), environ={}, overlaid=(), sandbox="", launch=1,
+    )  # fmt: skip
