@@ -292,6 +292,8 @@ def _weighed(way: Way, forked: Forked, until: int, after: int, seconds: float) -
         losses, trouble = [], f"the loss is {wrong[1]} at step {wrong[0]}"
     elif not losses or forked.last_step is None or forked.last_step < until:
         losses, trouble = [], f"it ended at step {forked.last_step} ({forked.warned or forked.why_ended})"
+    elif way.begin[0] > after:  # it missed some of the compared steps: where nothing was seen, nothing is warned of
+        losses, trouble = [], f"it came to the training's end after {until - way.begin[0]} steps: too few to tell"
     values = [loss for _, loss in losses]
     turns = [(later - one) ** 2 for one, later in pairwise(values)]
     return WayTried(

@@ -145,6 +145,9 @@ def test_a_fork_that_comes_to_the_end_of_the_training_is_compared_there() -> Non
     killed = tries._weighed(way, forked([2.0, 1.0] * 15), 40, 20, 0.0)
     assert whole.loss == ended.loss == 1.5 and len(whole.blocks) == len(ended.blocks) == 8 and not ended.trouble
     assert killed.trouble.startswith("it ended at step 30") and killed.loss is None
+    late = replace(way, begin=(20, *way.begin[1:]))
+    short = tries._weighed(late, replace(forked([1.0] * 25, code=0), losses=((21, 1.0), (25, 1.0))), 40, 20, 0.0)
+    assert short.trouble == "it came to the training's end after 5 steps: too few to tell"
 
 
 def test_a_rise_that_came_back_is_no_trouble_unless_a_rollback_was_proposed_for_it() -> None:
