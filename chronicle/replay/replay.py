@@ -277,13 +277,11 @@ def _tell_input(
     say(f"it differs from the first step on: once more from {first.words}")
     three = _play(replace(plan, origin=first), sandbox)
     far = _compare(record, three, plan.until)
-    if _is_reached(far, comparison):
+    if far.first is None:
         what = ", ".join(PARTS[part][1] for part in comparison.first.parts)
         why = f"from {first.words} step {comparison.first.step} is as recorded, from {origin.words} it is not ({what}): "
         why += "this checkpoint does not hold all that the training had"
         return replace(judged, verdict=ReplayVerdict.STATE, why=why), 3, apart
-    if far.first is None:
-        return judged, 3, apart
     facts = read_facts(origin.settings.paths.launch_dir(origin.launch))
     judge = partial(judge, changed=_changed(facts, three, far, plan), load=StateLoaded(), place=_place_of(first))
     found = judge(far, None)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,33 @@ def test_a_file_that_changes_at_every_step_is_noted_for_a_while_only(tmp_path: P
     found = read_facts(place)
     assert found is not None and len(found["later"]) == found["unnoted"] == 256
     assert any(item.kind == "doubt" and "from step 256 on" in item.words for item in changed_facts(found, found))
+
+
+def test_data_that_is_read_file_by_file_leaves_room_for_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures older than the process are known by their age; files that came meanwhile are counted, up to a limit."""
+    place = tmp_path / "logs" / "run" / "launches" / "0001"
+    place.mkdir(parents=True)
+    monkeypatch.setattr(sys, "_chronicle_opened", {}, raising=False)
+    monkeypatch.setattr(sys, "_chronicle_began", time.time() + 9, raising=False)
+    late = LateFiles(place, write_facts(place, {}))
+
+    def read(step: int, count: int, name: str) -> dict[str, object]:
+        for number in range(count):
+            path = tmp_path / f"{name}-{number}.npy"
+            path.write_text(name)
+            if (opened := getattr(sys, "_chronicle_opened", None)) is not None:
+                opened[str(path)] = False
+        late.stepping(step)
+        return dict(read_facts(place) or {})
+
+    found = read(1, 200, "old")
+    assert "unnoted" not in found and 60 < len(list(found["later"])) < 70  # type: ignore[call-overload]
+    late._began = 1.0
+    assert "unnoted" not in read(2, 10, "new")
+    assert read(3, 100, "newer")["unnoted"] == 3
+    (tmp_path / "pictures").mkdir()  # a directory that was opened is none of its files
+    before = {"directory": str(tmp_path), "later": [[str(tmp_path / "pictures"), 1, ""], [str(tmp_path / "gone"), 1, ""]]}
+    assert [item.name for item in changed_facts(before, {})] == [str(tmp_path / "gone")]
 
 
 def test_what_the_system_gives_is_a_doubt_where_it_is_another_and_unknown_in_old_records() -> None:

@@ -174,6 +174,25 @@ def test_a_fault_behind_a_generator_that_is_elsewhere_is_told_from_the_beginning
     assert told["verdict"] not in ("hardware or race", "reproduced"), told
 
 
+@pytest.mark.slow
+def test_a_loader_that_no_checkpoint_holds_is_a_lack_of_the_checkpoint(recorded: Path, tmp_path: Path) -> None:
+    _copied(recorded, tmp_path, ", generator=torch.Generator()", "")
+    assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
+    found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
+    assert found["verdict"] == "state differs" and "from its beginning step 21 is as recorded" in found["why"], found
+
+
+@pytest.mark.slow
+def test_noise_that_shows_behind_the_first_difference_is_seen(recorded: Path, tmp_path: Path) -> None:
+    """Two replays agree in the step that differs from the record, and not in a later one: nobody is accused of the first."""
+    noise = "    loss = loss * (1 + (step == 23) * 1e-3 * (hash('x') % 1000))\n"
+    _copied(recorded, tmp_path, LOSS, noise + LOSS)
+    done = chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24", planted=fault("gradient", 22, 5))
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(chronicle(tmp_path, "replay", "22", "--until", "24", "--json").stdout)
+    assert found["verdict"] == "not deterministic", found
+
+
 def _copied(recorded: Path, to: Path, *edits: str) -> None:
     """The same training elsewhere, with texts of its script replaced."""
     for name in ("objective.py", "helpers.py", "data.pt"):

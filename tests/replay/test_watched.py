@@ -257,6 +257,21 @@ def test_what_the_launch_made_itself_is_hidden_once_and_no_doubt_then(tmp_path: 
     assert "newer" in then.doubt(str(here / "others.txt"), False)
 
 
+def test_a_directory_that_the_launch_made_is_hidden_as_a_whole_unless_it_leads_to_the_checkpoints(tmp_path: Path) -> None:
+    here, begun = tmp_path.resolve(), time.time() - 9
+    (here / "out/checkpoints").mkdir(parents=True)
+    (here / "cache").mkdir()
+    (here / "cache/features.pt").write_text("1")
+    (here / "train.py").write_text("1")
+    around = {"directory": str(here), "names": ["train.py", "out"], "changed": here.stat().st_ctime_ns}
+    then = Then({"around": around}, begun, time.time() + 9, [str(here / "out/checkpoints")])
+    seen = {"looked": {str(here / "out"): False, str(here): True}, "read": [str(here / "cache/features.pt")]}
+    assert list(then.made_meanwhile(seen, here)) == [str(here / "cache")]
+    assert then.doubt(str(here), True) == then.doubt(str(here / "cache/features.pt"), False) == ""
+    (here / "more").mkdir()
+    assert "may have been others" in then.doubt(str(here), True)
+
+
 def test_variables_that_a_script_copies_all_together_are_not_its_settings() -> None:
     one = {"asked": ["varied: the id of a process", "variable DROP", "variable SEED"]}
     every = {"asked": [f"variable {number}" for number in range(33)]}
