@@ -32,7 +32,7 @@ from rollback.lr.launch_config import named_edits
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
 from rollback.lr.transformers import transformers_lrs
-from rollback.plan.request import ExpectedLrs, RollbackRequest, Source
+from rollback.plan.request import BETA2, ExpectedLrs, RollbackRequest, Source
 
 _SAME_LR = 1e-12
 
@@ -64,7 +64,8 @@ def plan_lr_edits(
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
     edits = plan_sets(request, state)
-    ratio: float | None = None if request.sets else 1.0
+    moved = any(name != BETA2 for name in request.sets)
+    ratio: float | None = None if moved else 1.0
     unproved: tuple[str, ...] = ()
     if scale is not None:
         if sets_lr(request):
@@ -73,14 +74,14 @@ def plan_lr_edits(
             )
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
-        ratio = None if request.sets else scale
+        ratio = None if moved else scale
         known = replace(evidence or Evidence(), memory=memory)
         filled = filled_by_trainer(configured.filled, configured.path, scale, known)
         in_configs, unproved = _settled(request, state, scale, known, filled)
         configured = replace(configured, edits=(*configured.edits, *in_configs))
         _prove(state, scaled, scale, accepted=bool(unproved))
     edited = edited_state(state, edits)
-    table, source, reason = forecast(edited, state, memory, ratio, moved=bool(request.sets))
+    table, source, reason = forecast(edited, state, memory, ratio, moved=moved)
     groups = [group for optimizer in of_first_rank(edited.optimizers) for group in optimizer.groups]
     lrs = tuple(lr for group in groups if (lr := _optional(group.get("lr"))) is not None)
     lrs = lrs if len(lrs) == len(groups) else ()  # nothing is expected when one of the LRs cannot be read
@@ -263,6 +264,8 @@ def _notes(state: CheckpointState, scale: float | None, request: RollbackRequest
         notes.append(
             "the number of scheduler counts per optimizer step is unknown: last_epoch is set to the given value"
         )
+    if BETA2 in request.sets:
+        notes.append("the guard of the next launch does not compare the betas: one of them was set")
     return tuple(notes)
 
 
@@ -300,7 +303,7 @@ def plan_sets(request: RollbackRequest, state: CheckpointState) -> tuple[FieldEd
 def _set_one(name: str, value: float | int, state: CheckpointState, request: RollbackRequest) -> Iterator[FieldEdit]:
     found = list(_places(name, state))
     if not found:
-        known = sorted({*_COUNTERS, *_LR_NAMES, *state.counters} & set(_known_names(state)))
+        known = sorted({BETA2, *_COUNTERS, *_LR_NAMES, *state.counters} & set(_known_names(state)))
         raise PlanRefused(
             f"--set {name}: no such field in this checkpoint: expected {', '.join(known) or 'a field that can be set'}",
             remedy="`chronicle inspect` lists the fields; a full name is `file:key.path`",
@@ -321,6 +324,7 @@ def _known_names(state: CheckpointState) -> Iterator[str]:
         yield from scheduler.state
     yield from state.counters
     yield from (name for name in ("lr", "initial_lr") if state.optimizers)
+    yield from (BETA2 for _ in _beta2_places(state))
 
 
 def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
@@ -336,6 +340,8 @@ def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]
                 for field in group_fields:
                     for keys in optimizer.group_keys(index, field) if field in group else ():
                         yield optimizer.file, keys, group[field]
+    elif name == BETA2:
+        yield from _beta2_places(state)
     elif name in _COUNTERS:
         for scheduler in state.schedulers:
             if name in scheduler.state:
@@ -345,6 +351,20 @@ def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]
             file, _, dotted = full.partition(":")
             if name in (full, dotted):
                 yield file, tuple(int(k) if k.isdigit() else k for k in dotted.split(".")), value
+
+
+def _beta2_places(state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
+    """The second of the betas of each parameter group that has two."""
+    for optimizer in state.optimizers:
+        for index, group in enumerate(optimizer.groups):
+            betas = group.get("betas")
+            if isinstance(betas, list | tuple) and len(betas) == 2:
+                yield from ((optimizer.file, (*keys, 1), betas[1]) for keys in optimizer.group_keys(index, "betas"))
+
+
+def beta2_of(state: CheckpointState) -> float | None:
+    """The largest β2 of the parameter groups; None where no group has one."""
+    return max((float(value) for _, _, value in _beta2_places(state) if isinstance(value, int | float)), default=None)
 
 
 def _check_counters(sets: Mapping[str, float | int], state: CheckpointState, request: RollbackRequest) -> None:

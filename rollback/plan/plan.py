@@ -123,7 +123,7 @@ class Plan:
             "data": data,
             "warmup_steps": request.warmup_steps,
             "world_size": self.world_size,
-            "accept_change": list(request.accept_change),
+            "accept_change": list(request.accepted),
         }
 
     def promised_lrs(self) -> list[list[float]] | None:

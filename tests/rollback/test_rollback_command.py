@@ -202,6 +202,22 @@ def test_set_of_an_unknown_field_lists_those_that_exist(top: Path, capsys: pytes
     assert "last_epoch" in capsys.readouterr().err
 
 
+def test_beta2_is_set_in_every_group_and_the_guard_is_told(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    def groups() -> Any:
+        (path,) = (top / "checkpoints" / "opt_step-10").rglob("optimizer.bin")
+        return torch.load(path, weights_only=False)["param_groups"]
+
+    before = groups()
+    assert chronicle(top, "rollback", "--to", "10", "--set", "beta2=1.5", "--yes") != 0
+    assert chronicle(top, "rollback", "--to", "10", "--set", "beta2=0.95", "--yes") == 0
+    assert groups() == [{**group, "betas": (0.9, 0.95)} for group in before]
+    contract = json.loads(next(top.rglob("contract.json")).read_text())
+    assert contract["accept_change"] == ["betas: beta2 was set by this rollback"] and contract["lr_ratio"] == 1.0
+    assert "does not compare the betas" in capsys.readouterr().out
+
+
 def test_moving_the_counter_of_a_lambda_moves_its_lr(tmp_path: Path) -> None:
     from tests.rollback.accelerate_runs import used_lrs
 
