@@ -6,9 +6,11 @@ Below the command is how a plan is made from what is on disk; `chronicle rollbac
 import json as jsonlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +86,8 @@ def rollback(
     ] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Set the LR to this value.", metavar="X")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Set one field (repeatable).", metavar="FIELD=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="Set one field, such as last_epoch or beta2 (repeatable).", metavar="FIELD=VALUE"),
     ] = None,
     keep_later: Annotated[bool, typer.Option("--keep-later", help="Do not move later checkpoints.")] = False,
     warmup: Annotated[int, typer.Option("--warmup", help="Warm up the LR again over N steps.", metavar="N")] = 0,
@@ -134,11 +137,13 @@ def rollback(
     ] = None,
     try_: Annotated[
         int | None,
-        typer.Option("--try", help="Try N ways first, as short launches in a sandbox, and rank them; nothing is changed.",
-                     metavar="N"),
+        typer.Option(
+            "--try", metavar="N",
+            help="Try N ways first, as short launches in a sandbox, and rank them; nothing is changed [--to: as proposed].",
+        ),
     ] = None,
     try_steps: Annotated[
-        int, typer.Option("--try-steps", help="How many steps each goes on after the newest checkpoint.", metavar="N")
+        int, typer.Option("--try-steps", help="How many steps each goes on beyond where the run came.", metavar="N")
     ] = 100,
     force: ForceOption = None,
     yes: YesOption = False,
@@ -155,6 +160,8 @@ def rollback(
     Example: chronicle rollback --to 30500 --lr-scale 0.5
 
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
+
+    Before a proposal is taken: chronicle rollback --try 3
     """
     if plan_in is not None:
         asked = [to, lr_scale, lr, set_, plan_out, deepspeed_config, lr_in, accept_change]
@@ -162,6 +169,8 @@ def rollback(
         if any(one is not None for one in asked) or any(switches):
             raise UsageProblem("--plan with other changes: the file already says what is done")
         return apply_written_plan(plan_in, force, yes, run, logs, checkpoints, json)
+    if to is None and try_ is not None:
+        to, lr_scale, lr, skip_batches, reshuffle = _as_proposed(settings_from(run, logs, checkpoints))
     if to is None:
         raise _without_target(settings_from(run, logs, checkpoints))
     step, launch, abandoned_by, path = _target(to)
@@ -223,6 +232,19 @@ def apply_written_plan(
     from chronicle.cli.apply import apply_file  # only where a plan is read from a file
 
     return apply_file(file, make_plan, force=force, yes=yes, run=run, logs=logs, checkpoints=checkpoints)
+
+
+def _as_proposed(settings: Settings) -> tuple[str | None, float | None, float | None, int, bool]:
+    """What the open proposal's command asks for: --to, --lr-scale, --lr, --skip-batches, --reshuffle."""
+    from chronicle.journal.reader import read_journal
+    from chronicle.story.matters import open_proposal
+
+    proposal = open_proposal(read_journal(settings.paths).entries) if settings.paths.journal_dir.is_dir() else None
+    words = shlex.split(proposal.command) if proposal is not None else []
+    given = {name: value for name, value in pairwise(words) if name.startswith("--")}
+    scale, lr = given.get("--lr-scale"), given.get("--lr")
+    return (given.get("--to"), None if scale is None else float(scale), None if lr is None else float(lr),
+            int(given.get("--skip-batches", 0)), "--reshuffle" in words)  # fmt: skip
 
 
 def _without_target(settings: Settings) -> UsageProblem:
@@ -412,8 +434,9 @@ def _remarks(findings: Sequence[Finding], full: bool, verdict: CheckpointVerdict
 
 
 def _tried(step: int, entries: Sequence[Entry]) -> Iterator[str]:
-    """What the last tries of ways back to this step found."""
-    found = [row for row in events_of(entries, Searched) if row[1].axis == "rollback" and row[1].start == step]
+    """What the last tries found that had this step among their ways."""
+    tries = [row for row in events_of(entries, Searched) if row[1].axis == "rollback"]
+    found = [row for row in tries if row[1].start == step or any(way.get("begin") == step for way in row[1].rows)]
     if found:
         entry, event = found[-1]
         yield f"tried on {entry.ts[:10]}: {event.answer}"

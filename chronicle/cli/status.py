@@ -402,6 +402,8 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     if story.proposal is not None:
         yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
         yield _Row("", plain(story.proposal.command).replace(" ", "\u2007"))  # to be pasted: on one line
+        if "--to" in story.proposal.command:
+            yield _Row("", "other ways tried first, in a sandbox: `chronicle rollback --try 3`")
 
 
 def _matter(matter: Matter) -> str:

@@ -743,6 +743,8 @@ class Tried(JournalEvent, kind=EntryKind.TRIAL):
     start: int | None = None
     last_step: int | None = None
     loss: float | None = None
+    blocks: tuple[Any, ...] = ()  # of a try: means of neighbouring losses, of the same steps in every way
+    noise: float | None = None  # of a try: of one loss
     seconds: float | None = None
 
 

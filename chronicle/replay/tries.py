@@ -1,10 +1,12 @@
 """`chronicle rollback --try`: short forks of the ways back, before one is taken, and their order by the loss at equal steps.
 
-Each way is a checkpoint and the options of a rollback: as asked, go on without one, half the LR, an older checkpoint, other
-data. All are run to the same step, so that they have seen as many tokens, and the losses of the last half of the tried steps
-are compared. A way whose loss is not a number, which ends the fork, that the detector warns of, or that ends by itself comes
-last. Two means that lie within two standard errors of their difference are not told apart. What was found is an entry in the
-journal, and a line of the plan.
+Each way is a checkpoint and the options of a rollback: as asked, other data, half the LR further back, twice as far back, a
+lower β2, half the LR, on without one. What cannot be done here is named, and is not counted. All go to the same step, beyond
+where the run came, so that they have seen as many tokens. The losses of the last half of the tried steps are compared in pairs,
+step by step: a way is equivalent to the best one (within the margin by which the detector calls an event recovered), worse, or
+not told apart. A way whose loss is not a number, which ends the fork, that the detector still warns of, or that ends by itself
+comes last. Every fork is an entry in the journal: type the same again, and those that are done are not played again. The answer
+is a line of the plan.
 """
 
 import hashlib
@@ -12,13 +14,17 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 
 from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
-from chronicle.journal.events import Searched, Tried
+from chronicle.journal.events import Proposed, Searched, Tried, events_of
+from chronicle.launch.code import read_code
+from chronicle.metrics.log import logged_pace
 from chronicle.replay.fork import (
     AsRecorded,
     ForkChange,
@@ -32,11 +38,29 @@ from chronicle.replay.fork import (
     usable,
 )
 from chronicle.settings import Settings
+from chronicle.watch.advice import collect_candidates
+from rollback.checkpoint.listing import read_state
+from rollback.detect import Status, Tier
+from rollback.detect.config import ChannelConfig
+from rollback.errors import RollbackError
+from rollback.plan.lr import beta2_of
+from rollback.plan.request import BETA2, RESHUFFLE, SKIP
+from rollback.propose import SKIP_AFTER_ONSET, CandidateCheckpoint
 
-__all__ = ["Way", "WayTried", "answer_of", "order", "try_ways"]
+__all__ = ["Versus", "Way", "WayTried", "answer_of", "order", "try_ways"]
 
-UNSTEADY = 10.0  # times the other's error: no noise of eight blocks makes that
 BLOCKS = 8  # of the compared losses: means of neighbours, which are nearly independent
+ALL_ABOVE = 5  # blocks that are all higher: by chance in 3 % of cases
+T_95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.9)  # Student's, one side, for two blocks to eight
+LOWER_BETA2 = 0.95
+
+
+class Versus(StrEnum):
+    """How a way compares with another one."""
+
+    WORSE = "worse"
+    EQUIVALENT = "equivalent"
+    UNTOLD = "not told apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,34 +70,46 @@ class Way:
     words: str
     begin: AsRecorded
     options: tuple[str, ...] = ()
+    impossible: str = ""  # why it cannot be gone here, where that is known beforehand
 
     @property
     def command(self) -> str:
-        """What to type to take it; "" where nothing is rolled back."""
+        """What to type to take it."""
         return f"chronicle rollback --to {self.begin[0]} {' '.join(self.options)}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayTried:
-    """What came of a way. `loss`, `error`: mean of the compared losses and its standard error. `trouble`: why it comes last."""
+    """What came of a way. `blocks`: means of the compared losses, of the same steps in all ways. `trouble`: why it is last."""
 
     way: Way
     loss: float | None = None
-    error: float | None = None
+    blocks: tuple[float, ...] = ()
+    noise: float | None = None  # of one loss, without its drift
     trouble: str = ""
     last_step: int | None = None
     seconds: float = 0.0
+    known: bool = field(default=False, compare=False)  # from the journal: it was tried before
 
-    def equals(self, other: "WayTried") -> bool:
-        """Whether two ways are not told apart."""
-        if self.trouble or other.trouble:
-            return bool(self.trouble) == bool(other.trouble)
-        if None in (self.loss, other.loss, self.error, other.error):
-            return False
-        assert self.loss is not None and other.loss is not None and self.error is not None and other.error is not None
-        if max(self.error, other.error) > UNSTEADY * min(self.error, other.error):
-            return False  # a loss that explodes has an error as large as itself
-        return abs(self.loss - other.loss) <= 2 * math.hypot(self.error, other.error)
+    @property
+    def margin(self) -> float:
+        """Another loss within it is as good: what the detector calls recovered."""
+        config = ChannelConfig()
+        return max(config.equivalence * (self.noise or 0.0), config.level_fraction * abs(self.loss or 0.0))
+
+    def versus(self, better: "WayTried") -> Versus:
+        """Whether it is worse than the other, from the differences at the same steps; equivalence by two one-sided tests."""
+        if self.trouble or better.trouble:
+            return Versus.WORSE if self.trouble and not better.trouble else Versus.UNTOLD
+        pairs = list(zip(self.blocks, better.blocks, strict=False))
+        if len(pairs) < 2 or len(self.blocks) != len(better.blocks):
+            return Versus.UNTOLD
+        apart = [mine - other for mine, other in pairs]
+        mean, doubt = fmean(apart), T_95[len(apart) - 2] * stdev(apart) / math.sqrt(len(apart))
+        if abs(mean) + doubt < better.margin:
+            return Versus.EQUIVALENT
+        above = len(apart) >= ALL_ABOVE and min(apart) > 0  # also where it explodes, with an error as large as itself
+        return Versus.WORSE if mean > doubt or above else Versus.UNTOLD
 
 
 def try_ways(
@@ -83,12 +119,14 @@ def try_ways(
     *,
     count: int,
     steps: int,
+    place: Sequence[str] = (),
     sandbox: Path | None = None,
     say: Say = lambda line: None,
 ) -> tuple[list[WayTried], Entry]:
-    """Run `count` ways for `steps` steps after the newest checkpoint, and record their order, best first.
+    """Run `count` ways until `steps` steps beyond where the run came, and record their order, best first.
 
-    `step`, `options`: the rollback that was asked for. Raises `Refusal` or `UsageProblem` where nothing could be tried.
+    `step`, `options`: the rollback that was asked for. `place`: the options that name the run, for the commands. Raises
+    `Refusal` or `UsageProblem` where nothing could be tried.
     """
     if count < 2 or steps < 2:
         raise UsageProblem(f"--try {count} --try-steps {steps}: expected two ways and two steps or more")
@@ -99,109 +137,217 @@ def try_ways(
         raise Refusal("the run has no launch that could be started again")
     origin = find_origin(settings, entries, number, 1 << 62, again="chronicle rollback --try")
     listed = [one for one in as_recorded(origin, entries) if usable(one[1], entries)]
-    ways = list(_ways(listed, step, tuple(options)))[:count]
-    until = max(way.begin[0] for way in ways) + steps
+    if not listed:
+        raise Refusal("no verified checkpoint is left: there is no way back that could be tried")
+    last, pace = logged_pace(settings.paths, number)
+    head = max(last or 0, *(one[0] for one in listed))
+    ways = _first(_ways(origin, listed, step, tuple(options), entries, head), count, say)
+    until = head + steps
     after = until - max(1, steps // 2)
-    total = sum(until - way.begin[0] for way in ways)
-    say(f"{len(ways)} ways to step {until}, {total} steps in all; compared over steps {after + 1} to {until}")
-    asked = [[way.words, way.options, way.begin[2].get("id"), until] for way in ways]
+    code = read_code(origin.cwd, with_patch=False)
+    asked = [origin.command, number, listed[-1][2].get("id"), until, after, code.commit, code.digest]
     digest = hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()[:16]
+    known = {event.change: event for _, event in events_of(entries, Tried) if event.search == digest}
+    total = sum(until - way.begin[0] for way in ways if way.command not in known)
+    lasts = "" if pace is None else f", about {_duration(total * pace)} and {len(ways)} starts"
+    say(f"{len(ways)} ways to step {until}, {total} steps in all{lasts}; compared over steps {after + 1} to {until}")
     found = []
-    for way in ways:
-        one = _try(way, origin=begin_at(origin, way.begin), until=until, after=after, sandbox=sandbox)
-        say(f"{way.words}: {_result(one)}")
-        found.append(one)
-        event = Tried(search=digest, change=way.words, verdict="bad" if one.trouble else "good", why=_result(one),
-                      start=way.begin[0], last_step=one.last_step, loss=one.loss, seconds=round(one.seconds, 1))  # fmt: skip
-        with JournalWriter(settings.paths) as writer:
-            writer.write(event, launch=number, step=one.last_step, title=f"try: {way.words}: {_result(one)}")
+    try:
+        for way in ways:
+            one = _known(way, known) or _try(way, begin_at(origin, way.begin), until, after, sandbox)
+            say(f"{way.words}: {_result(one)}{', tried before' if one.known else ''}")
+            found.append(one)
+            if not one.known:
+                _record(settings, one, digest, number)
+    except KeyboardInterrupt:
+        say(f"interrupted: nothing was changed; type it again to go on with way {len(found) + 1} of {len(ways)}")
+        raise
     ranked = order(found)
     answer = answer_of(ranked)
     event_of_all = Searched(
         axis="rollback", search=digest, answer=answer, found=not ranked[0].trouble, start=step, until=until,
-        rows=tuple({"change": one.way.words, "verdict": _result(one), "loss": one.loss, "error": one.error,
-                    "last_step": one.last_step, "command": one.way.command} for one in ranked),
+        rows=tuple({"change": one.way.words, "verdict": _result(one), "loss": one.loss, "last_step": one.last_step,
+                    "begin": one.way.begin[0], "trouble": one.trouble, "versus": _versus_first(one, ranked),
+                    "command": " ".join([one.way.command, *place])} for one in ranked),
         seconds=round(time.monotonic() - begun, 1),
     )  # fmt: skip
     with JournalWriter(settings.paths) as writer:
         return ranked, writer.write(event_of_all, launch=number, step=until, title=f"tries: {answer}")
 
 
-def _ways(listed: Sequence[AsRecorded], step: int, options: tuple[str, ...]) -> Iterator[Way]:
-    """The ways on, those first that say most; each is another one."""
+# ---- the ways ----------------------------------------------------------------------------------------------------------
+
+
+def _first(ways: Iterable[Way], count: int, say: Say) -> list[Way]:
+    """The first `count` that are possible and differ; those that are not are said."""
+    found: dict[str, Way] = {}
+    for way in ways:
+        if way.impossible:
+            say(f"not tried, {way.words}: {way.impossible}")
+        else:
+            found.setdefault(way.command, way)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _ways(
+    origin: Origin, listed: Sequence[AsRecorded], step: int, options: tuple[str, ...], entries: Sequence[Entry], head: int
+) -> Iterator[Way]:
+    """The ways on as the policy's ladder orders them: as asked, other data, a lower LR further back; then what it never says.
+
+    `head`: the last step that the run took.
+    """
     target = next((one for one in listed if one[0] == step), None)
     if target is None:
         steps = ", ".join(str(one[0]) for one in listed[-8:]) or "none"
         raise Refusal(f"no verified checkpoint of step {step}: verified are {steps}")
-    asked = f"back to step {step}" + (f" with {' '.join(options)}" if options else "")
-    yield Way(words=asked, begin=target, options=options)
-    if listed[-1][0] != step:
-        yield Way(words=f"on from step {listed[-1][0]} as it is", begin=listed[-1])
-    elif options:
-        yield Way(words=f"on from step {step} as it is", begin=target)
-    if options != ("--lr-scale", "0.5"):
-        yield Way(words=f"back to step {step} with half the LR", begin=target, options=("--lr-scale", "0.5"))
+    back, newest = f"back to step {step}", listed[-1]
+    yield Way(words=back + _with(options), begin=target, options=options)
+    candidates = {one.step: one for one in collect_candidates(origin.roots, before=step, entries=entries)}
+    policy = candidates.get(step) or CandidateCheckpoint(step=step)
+    honours = policy.honours or frozenset()
+    onset = max((p.onset_step for _, p in events_of(entries, Proposed) if p.onset_step is not None), default=newest[0])
+    skipped = str(max(onset, step) + SKIP_AFTER_ONSET - step)
+    if SKIP in honours and "--skip-batches" not in options:
+        yield Way(words=f"{back} without {skipped} batches", begin=target, options=("--skip-batches", skipped))
+    elif not honours & {SKIP, RESHUFFLE}:
+        why = "the run supports neither --skip-batches nor --reshuffle"
+        yield Way(words=f"{back} with other data", begin=target, impossible=why)
+    if RESHUFFLE in honours and SKIP not in honours:
+        yield Way(words=f"{back} with the data in another order", begin=target, options=("--reshuffle",))
+    half = ("--lr-scale", "0.5")
     older = [one for one in listed if one[0] < step]
-    if older:
-        yield Way(words=f"back to step {older[-1][0]}", begin=older[-1])
-    if "--reshuffle" not in options:
-        yield Way(words=f"back to step {step} with the data in another order", begin=target, options=("--reshuffle",))
-    if options:
-        yield Way(words=f"back to step {step}, nothing changed", begin=target)
+    if older and not policy.lr_elsewhere:  # as the ladder climbs: lower and further back
+        yield Way(words=f"back to step {older[-1][0]} with half the LR", begin=older[-1], options=half)
+    if older:  # for a state that was spoilt long before it showed
+        far = next((one for one in reversed(older) if one[0] <= step - (head - step)), older[0])
+        kept = () if "--skip-batches" in options else options
+        yield Way(words=f"back to step {far[0]}{_with(kept)}", begin=far, options=kept)
+    beta2 = _beta2(target)
+    if beta2 is not None and beta2 > LOWER_BETA2:
+        lower = ("--set", f"{BETA2}={LOWER_BETA2}")
+        yield Way(words=f"{back} with β2 {LOWER_BETA2} instead of {beta2:g}", begin=target, options=lower)
+    yield Way(words=f"{back} with half the LR", begin=target, options=half, impossible=policy.lr_elsewhere)
+    if newest[0] != step:
+        yield Way(words=f"on from step {newest[0]} as it is", begin=newest)
+    if SKIP in honours and RESHUFFLE in honours:
+        yield Way(words=f"{back} with the data in another order", begin=target, options=("--reshuffle",))
+    yield Way(words=f"{back}, nothing changed", begin=target)
 
 
-def _try(way: Way, *, origin: Origin, until: int, after: int, sandbox: Path | None) -> WayTried:
+def _with(options: Sequence[str]) -> str:
+    return f" with {' '.join(options)}" if options else ""
+
+
+def _beta2(one: AsRecorded) -> float | None:
+    try:
+        return beta2_of(read_state(one[1]))
+    except (RollbackError, OSError):
+        return None
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+# ---- a try -------------------------------------------------------------------------------------------------------------
+
+
+def _known(way: Way, known: dict[str, Tried]) -> WayTried | None:
+    event = known.get(way.command)
+    if event is None or event.last_step is None:  # it could not be started: perhaps now it can
+        return None
+    return WayTried(
+        way=way, loss=event.loss, blocks=tuple(event.blocks), noise=event.noise, last_step=event.last_step,
+        trouble=event.why if event.verdict == "bad" else "", seconds=event.seconds or 0.0, known=True,
+    )  # fmt: skip
+
+
+def _record(settings: Settings, one: WayTried, digest: str, number: int) -> None:
+    event = Tried(search=digest, change=one.way.command, verdict="bad" if one.trouble else "good", why=one.trouble,
+                  start=one.way.begin[0], last_step=one.last_step, loss=one.loss, blocks=one.blocks, noise=one.noise,
+                  seconds=round(one.seconds, 1))  # fmt: skip
+    with JournalWriter(settings.paths) as writer:
+        writer.write(event, launch=number, step=one.last_step, title=f"try: {one.way.words}: {_result(one)}")
+
+
+def _try(way: Way, origin: Origin, until: int, after: int, sandbox: Path | None) -> WayTried:
     begun = time.monotonic()
     change = ForkChange(rollback=way.options)
     try:
         with play(origin, until, sandbox=sandbox, change=change, purpose="try", scan=True) as forked:
-            loss, error, trouble = _weigh(forked, until, after)
-            last = forked.last_step
+            return _weighed(way, forked, until, after, time.monotonic() - begun)
     except ChronicleError as problem:  # one way that cannot be gone does not end the others
         return WayTried(way=way, trouble=problem.message, seconds=time.monotonic() - begun)
-    seconds = time.monotonic() - begun
-    return WayTried(way=way, loss=loss, error=error, trouble=trouble, last_step=last, seconds=seconds)
 
 
-def _weigh(forked: Forked, until: int, after: int) -> tuple[float | None, float | None, str]:
-    losses = [loss for step, loss in forked.losses if step > after]
+def _weighed(way: Way, forked: Forked, until: int, after: int, seconds: float) -> WayTried:
+    if forked.end.get("code") == 0 and forked.last_step is not None and forked.last_step < until:
+        after, until = after - until + forked.last_step, forked.last_step  # the training's own end: that of all ways
+    losses = [(step, loss) for step, loss in forked.losses if step > after]
     wrong = next(((step, loss) for step, loss in forked.losses if not math.isfinite(loss)), None)
+    trouble = _still_warned(forked)
     if wrong is not None:
-        return None, None, f"the loss is {wrong[1]} at step {wrong[0]}"
-    if not losses or forked.last_step is None or forked.last_step < until:
-        return None, None, f"it ended at step {forked.last_step} ({forked.warned or forked.why_ended})"
-    mean, error = _mean_and_error(losses)
-    return mean, error, forked.warned
+        losses, trouble = [], f"the loss is {wrong[1]} at step {wrong[0]}"
+    elif not losses or forked.last_step is None or forked.last_step < until:
+        losses, trouble = [], f"it ended at step {forked.last_step} ({forked.warned or forked.why_ended})"
+    elif way.begin[0] > after:  # it missed some of the compared steps: where nothing was seen, nothing is warned of
+        losses, trouble = [], f"it came to the training's end after {until - way.begin[0]} steps: too few to tell"
+    values = [loss for _, loss in losses]
+    turns = [(later - one) ** 2 for one, later in pairwise(values)]
+    return WayTried(
+        way=way, loss=fmean(values) if values else None, blocks=_blocks(losses, until, after), trouble=trouble,
+        noise=math.sqrt(fmean(turns) / 2) if turns else None, last_step=forked.last_step, seconds=seconds,
+    )  # fmt: skip
 
 
-def _mean_and_error(losses: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and its standard error from the means of blocks; None for the error where there are fewer than two."""
-    size = max(1, len(losses) // BLOCKS)
-    blocks = [fmean(losses[start : start + size]) for start in range(0, len(losses) - size + 1, size)]
-    return fmean(losses), stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else None
+def _still_warned(forked: Forked) -> str:
+    """What the detector warns of at the end. A rise that came back is none: the loss tells what it cost."""
+    events = [event for event in forked.end.get("events", ()) if event["tier"] != Tier.NOTICE.value]
+    lasting = (one for one in events if one["tier"] == Tier.PROPOSE.value or one["status"] != Status.RECOVERED.value)
+    return next((f"{event['kind']} from step {event['onset_step'] or event['alarm_step']}" for event in lasting), "")
+
+
+def _blocks(losses: Sequence[tuple[int, float]], until: int, after: int) -> tuple[float, ...]:
+    """Means of the losses of each eighth of the compared steps; fewer where fewer steps were logged."""
+    num = min(BLOCKS, len(losses))
+    rows: dict[int, list[float]] = {}
+    for step, loss in losses:
+        rows.setdefault((step - after - 1) * num // (until - after), []).append(loss)
+    return tuple(fmean(rows[place]) for place in sorted(rows))
+
+
+# ---- the order ---------------------------------------------------------------------------------------------------------
 
 
 def order(found: Iterable[WayTried]) -> list[WayTried]:
-    """Best first: without trouble before with, then by the mean loss; among those not told apart, as they were asked for."""
+    """Best first: without trouble before with, then by the mean loss; what is not worse than the best, as it was asked for."""
     asked = list(found)
     ranked = sorted(asked, key=lambda one: (bool(one.trouble), one.loss if one.loss is not None else math.inf))
     best = ranked[0]
-    level = [one for one in asked if one.equals(best)] if not best.trouble else []
+    level = [one for one in asked if one is best or one.versus(best) is not Versus.WORSE] if not best.trouble else []
     return [*level, *(one for one in ranked if one not in level)]
 
 
 def answer_of(ranked: Sequence[WayTried]) -> str:
-    """One sentence: the best way, and which are not told apart from it."""
+    """One sentence: the best way, which are equivalent to it, and which are not told apart from it."""
     best = ranked[0]
     if best.trouble:
         return f"none of {len(ranked)} ways goes well: {best.way.words}: {best.trouble}"
-    level = [one.way.words for one in ranked[1:] if one.equals(best)]
-    more = f"; not told apart from it: {', '.join(level)}" if level else ""
-    return f"{best.way.words} goes best: {_result(best)}{more}"
+    parts = [f"{best.way.words} goes best: {_result(best)}"]
+    for kind in (Versus.EQUIVALENT, Versus.UNTOLD):
+        named = [one.way.words for one in ranked[1:] if one.versus(best) is kind]
+        within = f" within ± {best.margin:.2g}" if kind is Versus.EQUIVALENT else ""
+        parts += [f"{kind}{within}: {', '.join(named)}"] if named else []
+    return "; ".join(parts)
+
+
+def _versus_first(one: WayTried, ranked: Sequence[WayTried]) -> str:
+    return "" if one is ranked[0] else one.versus(ranked[0]).value
 
 
 def _result(one: WayTried) -> str:
     if one.loss is None:
         return one.trouble
-    error = "" if one.error is None else f" ± {one.error:.2g}"
-    return f"loss {one.loss:.4g}{error}" + (f", {one.trouble}" if one.trouble else "")
+    return f"loss {one.loss:.4g}" + (f", {one.trouble}" if one.trouble else "")

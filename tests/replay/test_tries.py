@@ -4,15 +4,22 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.replay.causes import digests
 from chronicle.metrics.log import MetricsWriter
+from chronicle.replay import tries
+from chronicle.replay.fork import Forked
 from chronicle.replay.inside import Played, Spec
-from chronicle.replay.tries import Way, WayTried, answer_of, order
+from chronicle.replay.tries import Versus, Way, WayTried, answer_of, order
+from rollback.plan.request import RESHUFFLE, SKIP
+from rollback.propose import CandidateCheckpoint
 from tests.replay.test_replay import PROBE, chronicle, environ
 
 # Plain gradient descent whose LR grows beyond what is stable: it diverges, and does not at half the LR.
@@ -59,25 +66,96 @@ while step < int(sys.argv[1]):
 """
 
 
-def tried(words: str, loss: float | None, error: float | None = 0.01, trouble: str = "") -> WayTried:
-    """What came of a way."""
+def tried(words: str, loss: float | None, *, spread: float = 0.0, trouble: str = "") -> WayTried:
+    """What came of a way, with a drift that all have and a noise that each has of its own."""
     any_checkpoint: Any = (10, None, {})
-    return WayTried(way=Way(words=words, begin=any_checkpoint), loss=loss, error=error, trouble=trouble)
+    blocks = () if loss is None else tuple(loss - 0.05 * place + spread * (-1) ** place for place in range(8))
+    return WayTried(
+        way=Way(words=words, begin=any_checkpoint), loss=loss, blocks=blocks, noise=0.05, trouble=trouble
+    )  # fmt: skip
 
 
-def test_trouble_comes_last_and_what_is_not_told_apart_keeps_the_order_of_the_question() -> None:
+def test_worse_equivalent_and_not_told_apart_are_three_answers() -> None:
+    best = tried("best", 2.0)
+    assert best.margin == pytest.approx(0.02), "0.4 of the noise of one loss, as the detector's recovery"
+    assert tried("a hair", 2.005).versus(best) is Versus.EQUIVALENT, "a real difference, but within the margin"
+    assert tried("a step", 2.05).versus(best) is Versus.WORSE, "the drift is in both: it hides nothing"
+    assert tried("noisy", 2.005, spread=0.3).versus(best) is Versus.UNTOLD, "no proof of a difference is none of equality"
+    assert tried("lost", None, trouble="nan").versus(best) is Versus.WORSE
+    exploding = replace(best, blocks=tuple(10.0**place for place in range(1, 9)), loss=1e8 / 7)
+    assert exploding.versus(best) is Versus.WORSE, "its error is as large as itself, but all of it is higher"
+    short = replace(best, blocks=(2.0,))
+    assert short.versus(short) is Versus.UNTOLD
+
+
+def test_trouble_comes_last_and_what_is_not_worse_keeps_the_order_of_the_question() -> None:
     asked = [
-        tried("spikes", 1.0, trouble="spike from step 12"), tried("first", 2.01), tried("ended", None, None, "it ended"),
-        tried("second", 2.0), tried("worse", 2.2),
+        tried("spikes", 1.0, trouble="spike from step 12"), tried("first", 2.01), tried("ended", None, trouble="it ended"),
+        tried("second", 2.0), tried("noisy", 2.1, spread=0.9), tried("worse", 2.2),
     ]  # fmt: skip
     ranked = order(asked)
-    assert [one.way.words for one in ranked] == ["first", "second", "worse", "spikes", "ended"]
-    assert "first goes best" in answer_of(ranked) and "not told apart from it: second" in answer_of(ranked)
+    assert [one.way.words for one in ranked] == ["first", "second", "noisy", "worse", "spikes", "ended"]
+    assert answer_of(ranked) == (
+        "first goes best: loss 2.01; equivalent within ± 0.02: second; not told apart: noisy"
+    )  # fmt: skip
     assert answer_of(order(asked[:1] + asked[2:3])).startswith("none of 2 ways goes well")
-    exploding = [tried("up", 1e9, 9e8), tried("steady", 0.1)]
-    assert not exploding[0].equals(exploding[1]) and order(exploding)[0].way.words == "steady"
-    unsure = [tried("a", 2.0, None), tried("b", 1.0, None)]
-    assert [one.way.words for one in order(unsure)] == ["b", "a"], "without an error nothing is called equal"
+
+
+def ways(
+    monkeypatch: pytest.MonkeyPatch, policy: CandidateCheckpoint, beta2: float | None = 0.999
+) -> tuple[list[str], list[str]]:
+    """The words of the first five ways back to step 60 of a run that came to 95, and what was said of others."""
+    monkeypatch.setattr(tries, "collect_candidates", lambda roots, before, entries: (policy,))
+    monkeypatch.setattr(tries, "_beta2", lambda one: beta2)
+    listed: Any = [(step, None, {}) for step in (20, 40, 60, 80)]
+    origin: Any = SimpleNamespace(roots=())
+    said: list[str] = []
+    found = tries._first(tries._ways(origin, listed, 60, (), [], 95), 5, said.append)
+    return [way.command for way in found], said
+
+
+def test_the_ways_follow_the_ladder_and_what_cannot_be_done_is_said_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    skips = CandidateCheckpoint(step=60, honours=frozenset({SKIP}))
+    back = "chronicle rollback --to"
+    assert ways(monkeypatch, skips) == ([
+        f"{back} 60", f"{back} 60 --skip-batches 220", f"{back} 40 --lr-scale 0.5", f"{back} 20",
+        f"{back} 60 --set beta2=0.95",
+    ], [])  # fmt: skip
+    shuffles = CandidateCheckpoint(step=60, honours=frozenset({RESHUFFLE}))
+    assert ways(monkeypatch, shuffles)[0][1] == f"{back} 60 --reshuffle"
+    fixed = CandidateCheckpoint(step=60, lr_elsewhere="the script sets it")
+    found, said = ways(monkeypatch, fixed, 0.95)
+    assert found == [f"{back} 60", f"{back} 20", f"{back} 80"], "no LR, a β2 that is low already, no data"
+    assert said == [
+        "not tried, back to step 60 with other data: the run supports neither --skip-batches nor --reshuffle",
+        "not tried, back to step 60 with half the LR: the script sets it",
+    ]
+
+
+def forked(losses: Sequence[float], *, code: int = 143, events: Sequence[dict[str, Any]] = ()) -> Forked:
+    """A fork that logged these losses from step 1 on."""
+    rows = tuple(enumerate(losses, start=1))
+    return Forked(directory=Path(), end={"code": code, "events": events, "end": {}}, losses=rows, last_step=len(rows))
+
+
+def test_a_fork_that_comes_to_the_end_of_the_training_is_compared_there() -> None:
+    way = tried("x", None).way
+    whole = tries._weighed(way, forked([2.0, 1.0] * 20), 40, 20, 0.0)
+    ended = tries._weighed(way, forked([2.0, 1.0] * 15, code=0), 40, 20, 0.0)
+    killed = tries._weighed(way, forked([2.0, 1.0] * 15), 40, 20, 0.0)
+    assert whole.loss == ended.loss == 1.5 and len(whole.blocks) == len(ended.blocks) == 8 and not ended.trouble
+    assert killed.trouble.startswith("it ended at step 30") and killed.loss is None
+    late = replace(way, begin=(20, *way.begin[1:]))
+    short = tries._weighed(late, replace(forked([1.0] * 25, code=0), losses=((21, 1.0), (25, 1.0))), 40, 20, 0.0)
+    assert short.trouble == "it came to the training's end after 5 steps: too few to tell"
+
+
+def test_a_rise_that_came_back_is_no_trouble_unless_a_rollback_was_proposed_for_it() -> None:
+    event = {"kind": "instant-spike", "onset_step": 3, "alarm_step": 4, "tier": "warn", "status": "recovered"}
+    said = "instant-spike from step 3"
+    for changed, trouble in (({}, ""), ({"status": "open"}, said), ({"tier": "propose"}, said)):
+        fork = forked([1.0] * 40, events=[{**event, **changed}])
+        assert tries._weighed(tried("x", None).way, fork, 40, 20, 0.0).trouble == trouble
 
 
 @pytest.mark.parametrize(("loss", "ends"), [(2.5, False), (math.inf, True), (math.nan, True)])
@@ -112,13 +190,17 @@ def test_half_the_lr_is_found_to_go_best_and_the_plan_says_so(tmp_path: Path) ->
     done = chronicle(directory, "rollback", "--to", "60", "--try", "3", "--try-steps", "40", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["answer"].startswith("back to step 60 with half the LR goes best"), found["answer"]
+    assert found["answer"].startswith("back to step 40 with half the LR goes best"), found["answer"]
+    assert "not tried, back to step 60 with other data" in done.stderr and "3 ways to step 130, 270 steps in all" in done.stderr
+    again = chronicle(directory, "rollback", "--to", "60", "--try", "3", "--try-steps", "40", "--json")
+    assert json.loads(again.stdout)["answer"] == found["answer"] and again.stderr.count("tried before") == 3
     rows = {row["change"]: row for row in found["rows"]}
-    assert set(rows) == {"back to step 60", "on from step 80 as it is", "back to step 60 with half the LR"}
-    assert rows["back to step 60 with half the LR"]["command"] == "chronicle rollback --to 60 --lr-scale 0.5"
-    best = rows.pop("back to step 60 with half the LR")["loss"]
-    assert math.isfinite(best) and all(row["loss"] is None or row["loss"] > 10 * best for row in rows.values())
+    assert set(rows) == {"back to step 60", "back to step 20", "back to step 40 with half the LR"}
+    best = rows.pop("back to step 40 with half the LR")
+    assert best["command"].startswith("chronicle rollback --to 40 --lr-scale 0.5 --run small --logs ")
+    assert math.isfinite(best["loss"]) and all(row["loss"] is None or row["loss"] > 10 * best["loss"] for row in rows.values())
     after = digests(directory)
     assert {path: after.get(path) for path in before} == before
-    plan = chronicle(directory, "rollback", "--to", "60", "--lr-scale", "0.5", "--dry-run")
-    assert "goes best" in plan.stdout, plan.stdout
+    for step in ("60", "40"):
+        plan = chronicle(directory, "rollback", "--to", step, "--lr-scale", "0.5", "--dry-run")
+        assert "goes best" in plan.stdout, plan.stdout
