@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="causes whose name holds these words")
     parser.add_argument("--every", type=int, default=1, help="every n-th cause of a list, from its first on")
     parser.add_argument("--plays", type=int, default=50, help="bisects, kills, futures")
-    parser.add_argument("--seconds", type=float, default=7200, help="after which no cell is begun")
+    parser.add_argument("--seconds", type=float, default=7200, help="after which no cell, no divergence is begun")
     parser.add_argument("--seed", type=int, default=1, help="of the planted places")
     asked = parser.parse_args()
     if asked.part in (None, "cost"):
@@ -51,7 +51,7 @@ def main() -> int:
             wrong += causes.show(islice(planted(), 0, None, asked.every), asked.only)
     wrong += cells.show(asked.only, asked.seconds) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
-    wrong += futures.show(asked.plays, asked.seed) if asked.part in (None, "futures") else 0
+    wrong += futures.show(asked.plays, asked.seed, asked.seconds) if asked.part in (None, "futures") else 0
     wrong += searches.show(asked.plays, asked.seed, searches.RANKS) if asked.part == "bisect-ranks" else 0
     return wrong + (searches.show(asked.plays, asked.seed, searches.KINDS) if asked.part in (None, "bisects") else 0)
 

@@ -1,119 +1,248 @@
-"""What a try costs: the steps of its forks, beside the steps that are lost when the same ways are taken one after the other.
+"""What a try before a rollback saves: diverging runs, the fixed ladder really played, and the way that `--try` puts first.
 
-Divergences of a plain script at drawn places, of three kinds: an LR that grows beyond what is stable, a fault of the moment,
-weights that were spoilt before the newest checkpoint. `chronicle rollback --try 4` plays the ways; its forks are thrown away,
-so all of their steps are lost. Whoever takes the ways in turn (the same again, half the LR, an older checkpoint) loses the
-steps of those that go bad, up to the first that goes well. A fork ends where its loss is no number, in both.
+Small runs under `chronicle run --on-propose stop`: a perceptron with SGD or Adam, checkpoints every 50 steps, and one cause of
+seven at a drawn place. An LR that grows beyond what is stable; an LR that is many times too high for 12 steps; labels that are
+wrong in 15 batches, with SGD or Adam, with a loader that can skip or none; inputs that are too large for 40 batches and a slow
+β2; a fault of the moment, gone at the next launch; a state that was spoilt long before it shows. When a rollback is proposed,
+the run goes on in three ways, each from the same files. The fixed ladder: the proposed command is taken, and again at each
+relapse, until the run comes to its end. After `--try 3` or `--try 4`: the way that was put first is taken, then the ladder.
+
+Lost are the steps from each checkpoint that was gone back to, to where the run stood. "In the run" counts those; "in all"
+counts also the steps of the forks. "Avoidable" leaves out what the ladder's first rollback throws away: no policy that takes
+the proposed checkpoint gets it back.
 """
 
 import json
 import random
-import re
+import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.replay.causes import in_chronicle, quiet
 from benchmarks.replay.planting import PLANTED, fault, plant_for_good
+from chronicle.metrics.log import read_metrics
 
 TRAIN = PLANTED + '''
-import os, sys
+import itertools, sys, time
 from pathlib import Path
 import torch
 import chronicle
 
 torch.set_num_threads(1)
-torch.manual_seed(0)
-size = place
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-top = 0.0025 * (1 + size / 100) if kind == "lr" else 0.0008
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: top * min(step + 1, 80))
-run = chronicle.attach(None, model, optimizer, scheduler)
-root, step = Path("checkpoints"), 0
+torch.manual_seed(place)
+generator = torch.Generator().manual_seed(place + 100)
+rows = torch.randn(16 * 1000, 16, generator=generator)
+weights = torch.randn(16, 1, generator=generator) / 4
+noise = 0.2 * torch.randn(16 * 1000, 1, generator=generator)
+labels = torch.tanh(rows @ weights) + 0.5 * rows[:, :1] * rows[:, 1:2] + noise
+wrong = slice(16 * (at - 1), 16 * (at + 14))
+if kind in ("burst", "heavy", "labels"):
+    labels[wrong] *= 60 + 2 * place
+if kind == "beta2":
+    rows[16 * (at - 1) : 16 * (at + 39)] *= 12 + place / 4
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+rate = {"lr": 1.0, "burst": 0.01, "moment": 0.01, "spike": 2e-3, "slow": 2e-3}.get(kind, 4e-3)
+if kind in ("lr", "burst", "moment"):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+else:
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.9999 if kind == "beta2" else 0.999))
+
+
+def factor(step):
+    if kind == "lr":
+        return 0.005 + (0.0015 * place + 0.12) * min(step + 1, at) / at
+    return 60 + 4 * place if kind == "spike" and at <= step + 1 < at + 12 else 1
+
+
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, labels), batch_size=16)
+can_skip = kind in ("burst", "heavy")
+run = chronicle.attach(None, model, optimizer, scheduler, **({"data": data} if can_skip else {}))
+root, step, hidden = Path("checkpoints"), 0, 0.0
 root.mkdir(exist_ok=True)
 newest = sorted(root.glob("step-*.pt"), key=lambda path: int(path.stem[5:]))
 if newest:
     state = torch.load(newest[-1], weights_only=False)
     for name, one in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
         one.load_state_dict(state[name])
-    step = state["step"]
-truth = torch.randn(8, 1, generator=torch.Generator().manual_seed(9))
-while step < int(sys.argv[1]):
+    step, hidden = state["step"], state["hidden"]
+batches = data if can_skip else zip(rows.view(-1, 16, 16), labels.view(-1, 16, 1))
+for x, y in itertools.islice(batches, step, None):
     step += 1
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(32, 8, generator=generator) * torch.tensor([2.5] + [1.0] * 7)
-    y = x @ truth + 0.3 * torch.randn(32, 1, generator=generator)
-    if not newest and kind == "moment" and at <= step < at + 15:
-        y = y * (100 + size)
-    if not newest and kind == "spoilt" and step == at:
-        for parameter in model.parameters():
-            parameter.data.mul_(1e20)
-    loss = torch.nn.functional.mse_loss(model(x), y)
+    if not newest and kind == "moment" and at <= step < at + 10:
+        y = y * (300 + 10 * place)
+    hidden = 1e-4 if not newest and kind == "slow" and step == at - 180 else hidden * (1.04 + place / 4000)
+    loss = torch.nn.functional.mse_loss(model(x) * (1 + hidden), y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     scheduler.step()
     run.log(loss=loss.item(), lr=scheduler.get_last_lr()[0])
-    if step % 20 == 0:
+    time.sleep(0.01 if step >= 280 and "CHRONICLE_REPLAY" not in os.environ else 0)  # the detector looks once a second
+    if step % 50 == 0:
         path = root / f"step-{step}.pt"
         states = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-        torch.save({name: one.state_dict() for name, one in states.items()} | {"step": step}, path)
+        torch.save({name: one.state_dict() for name, one in states.items()} | {"step": step, "hidden": hidden}, path)
         run.saved(path)
-    if not newest and step == 95:
-        sys.exit(3)
+    if step >= int(sys.argv[1]):
+        break
 '''
-Row = dict[str, str | int | float | None]  # of `rollback --try --json`
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
-KINDS = ("lr", "moment", "spoilt")
-TARGET, NEWEST, LAST = 60, 80, 95
+KINDS = ("lr", "spike", "burst", "labels", "heavy", "beta2", "moment", "slow")
+END, MOST = 520, 5
+TRIES = (3, 4)
 
 
-def show(plays: int, seed: int) -> int:
-    """Print one line a divergence and the sums; returns how many tries put a way first that went bad."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A run taken on after its first proposal: what each rollback threw away, whether it came to its end, its last loss."""
+
+    lost: tuple[int, ...]
+    cured: bool
+    loss: float
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        return f"{'+'.join(map(str, self.lost))} lost, " + (f"loss {self.loss:.3g}" if self.cured else "not cured")
+
+
+def show(plays: int, seed: int, seconds: float) -> int:
+    """Print one line a divergence and the sums; returns in how many a try made the run lose over 10 % more than the ladder."""
     draw = random.Random(seed)
-    forks = turns = wrong = 0
-    for number in range(plays):
+    found: list[Mapping[str, Any]] = []
+    number, start = 0, time.monotonic()
+    while len(found) < plays and number < 2 * plays and time.monotonic() - start < seconds:
         kind = KINDS[number % len(KINDS)]
-        at = draw.randrange(TARGET + 4, NEWEST - 2) if kind == "spoilt" else draw.randrange(NEWEST + 2, LAST - 8)
-        planted = fault(kind, at, draw.randrange(60))
+        planted = fault(kind, draw.randrange(290, 340), draw.randrange(30 if kind == "lr" else 40))
+        number += 1
+        begun = time.monotonic()
         with tempfile.TemporaryDirectory() as name:
-            rows = _play(Path(name).resolve(), planted)
-        tried = sum(_steps(row) for row in rows)
-        lost, cured = _in_turn(rows)
-        first_is_bad = cured and not _goes_well(rows[0])
-        forks, turns, wrong = forks + tried, turns + lost, wrong + first_is_bad
-        ways = "; ".join(f"{row['change']}: {row['verdict'][:40]}" for row in rows)
-        print(f"  {planted:18} forks {tried:3} steps, in turn {lost:3} lost: {ways}", flush=True)
-    print(f"steps of the forks {forks}, lost by taking the ways in turn {turns}")
-    print(f"tries that put a bad way first though one goes well: {wrong} of {plays}")
-    return wrong
+            try:
+                one = _play(Path(name).resolve(), planted)
+            except subprocess.TimeoutExpired:
+                print(f"  {planted:14} left out: one command took five minutes on this machine", flush=True)
+                continue
+        if one is None:
+            print(f"  {planted:14} no rollback is proposed", flush=True)
+            continue
+        found.append(one)
+        print(f"  {planted:14} {one['words']} ({time.monotonic() - begun:.0f} s)", flush=True)
+    return sum(_sum(found, count) for count in TRIES)
 
 
-def _play(directory: Path, planted: str) -> list[Row]:
+def _sum(found: Sequence[Mapping[str, Any]], count: int) -> int:
+    ladder = sum(sum(one["ladder"].lost) for one in found)
+    first = sum(one["ladder"].lost[0] for one in found)
+    mine = sum(sum(one[count].lost) for one in found)
+    forks = sum(one["forks", count] for one in found)
+    worse = [one for one in found if sum(one[count].lost) > 1.1 * sum(one["ladder"].lost)]
+    worse_all = [one for one in found if sum(one[count].lost) + one["forks", count] > 1.1 * sum(one["ladder"].lost)]
+    cured = [sum(one[key].cured for one in found) for key in ("ladder", count)]
+    print(f"--try {count}, {len(found)} divergences; cured {cured[1]}, by the ladder {cured[0]}")
+    print(f"  in the run: lost {mine}, by the ladder {ladder} ({_change(mine, ladder)}); worse by over 10 %: {len(worse)}")
+    print(f"  avoidable: {mine - first}, by the ladder {ladder - first} ({_change(mine - first, ladder - first)})")
+    print(f"  in all: lost {mine + forks}, of them {forks} by forks ({_change(mine + forks, ladder)}); worse: {len(worse_all)}")
+    return len(worse)
+
+
+def _change(mine: int, ladder: int) -> str:
+    return f"{100 * (mine - ladder) / ladder:+.0f} %" if ladder else "nothing to save"
+
+
+def _play(directory: Path, planted: str) -> dict[Any, Any] | None:
     (directory / "train.py").write_text(TRAIN)
     plant_for_good(directory, planted)
-    in_chronicle(directory, quiet(), "run", *RUN, "--", sys.executable, "train.py", "400", check=False)
-    words = ["rollback", "--to", str(TARGET), "--try", "4", "--try-steps", "40", *RUN, "--json"]
-    rows: list[Row] = json.loads(in_chronicle(directory, quiet(), *words, check=False))["rows"]
-    return rows
+    _launch(directory)
+    if _proposed(directory) is None:
+        return None
+    kept = directory.parent / f"{directory.name}-kept"
+    shutil.copytree(directory, kept)
+    try:
+        return _compared(directory, kept)
+    finally:
+        shutil.rmtree(kept)
 
 
-def _steps(row: Row) -> int:
-    begin = int(re.findall(r"step (\d+)", str(row["change"]))[0])
-    return max(0, int(row["last_step"] or begin) - begin)
+def _compared(directory: Path, kept: Path) -> dict[Any, Any]:
+    one: dict[Any, Any] = {}
+    firsts: dict[Any, str | None] = {"ladder": None}
+    words = []
+    for count in TRIES:
+        asked = ["rollback", "--try", str(count), *RUN, "--json"]
+        said = in_chronicle(directory, _environ(), *asked, check=False)
+        assert said.startswith("{"), said
+        rows = json.loads(said)["rows"]
+        one["forks", count] = sum((row["last_step"] or row["begin"]) - row["begin"] for row in rows)
+        firsts[count] = None if rows[0]["trouble"] else rows[0]["command"]
+        words.append(f"try {count}: " + (rows[0]["change"] if firsts[count] else "none goes well"))
+    proposed = _proposed(directory)
+    taken: dict[str | None, Lineage] = {}
+    for key, first in firsts.items():
+        first = first or proposed
+        if _of(first) not in taken:
+            _restore(directory, kept)
+            taken[_of(first)] = _go_on(directory, first)
+        one[key] = taken[_of(first)]
+    ladder = f"{one['ladder'].words} by `{' '.join(_of(proposed))}`"
+    one["words"] = f"ladder {ladder}; " + "; ".join(
+        f"{text}, {one[count].words}, forks {one['forks', count]}" for count, text in zip(TRIES, words, strict=True)
+    )
+    return one
 
 
-def _goes_well(row: Row) -> bool:
-    return row["loss"] is not None and "," not in str(row["verdict"])
+def _of(command: str | None) -> Any:
+    """A rollback's command without what names the run."""
+    words = shlex.split(command or "")
+    return tuple(words[2 : words.index("--run")] if "--run" in words else words[2:])
 
 
-def _in_turn(rows: list[Row]) -> tuple[int, bool]:
-    """Steps lost by the ways that go bad, in the ladder's order; whether one goes well."""
-    lost = 0
-    for words in (f"back to step {TARGET}", f"back to step {TARGET} with half the LR", f"back to step {TARGET - 20}"):
-        row = next(row for row in rows if row["change"] == words)
-        if _goes_well(row):
-            return lost, True
-        lost += _steps(row)
-    return lost, False
+def _go_on(directory: Path, first: str | None) -> Lineage:
+    lost: list[int] = []
+    command = first
+    while command is not None and len(lost) < MOST:
+        words = [*_of(command)]
+        lost.append(_last(directory)[0] - int(words[words.index("--to") + 1].partition("@")[0]))
+        in_chronicle(directory, _environ(), "rollback", *words, *RUN, "--yes")
+        _launch(directory)
+        command = _proposed(directory)
+    step, loss = _last(directory)
+    return Lineage(lost=tuple(lost), cured=command is None and step == END and loss == loss, loss=loss)
+
+
+def _launch(directory: Path) -> None:
+    words = ["run", *RUN, "--on-propose", "stop", "--", sys.executable, "train.py", str(END)]
+    in_chronicle(directory, _environ(), *words, check=False)
+
+
+def _proposed(directory: Path) -> str | None:
+    found = json.loads(in_chronicle(directory, _environ(), "status", *RUN, "--json", check=False)).get("proposal")
+    return None if found is None or "--to" not in found["command"] else str(found["command"])
+
+
+def _last(directory: Path) -> tuple[int, float]:
+    """The last step of the newest launch, and the mean of its last 50 losses."""
+    newest = max((directory / "logs" / "small" / "launches").glob("*/metrics.jsonl"))
+    points = list(read_metrics(newest))
+    losses = [float(point.values["loss"]) for point in points[-50:]]
+    return points[-1].step, sum(losses) / len(losses)
+
+
+def _restore(directory: Path, kept: Path) -> None:
+    """The files as they were, in the same directories: a run knows its own by their inodes."""
+    for name in ("logs/small", "checkpoints"):
+        for path in (directory / name).iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        shutil.copytree(kept / name, directory / name, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(directory / "abandoned", ignore_errors=True)
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in quiet().items() if name != "CHRONICLE_PRINTS"}
