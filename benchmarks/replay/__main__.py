@@ -3,8 +3,10 @@
 import argparse
 import sys
 from itertools import islice
+from pathlib import Path
 
 from benchmarks.replay import (
+    abroad,
     accelerated,
     causes,
     cells,
@@ -32,7 +34,7 @@ LISTS = {
     "eighth": eighth.causes,
     "ninth": ninth.causes,
 }
-PARTS = ("cost", *LISTS, "cells", "kills", "bisects", "bisect-ranks", "futures")
+PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
 
 def main() -> int:
@@ -44,6 +46,7 @@ def main() -> int:
     parser.add_argument("--plays", type=int, default=50, help="bisects, kills, futures")
     parser.add_argument("--seconds", type=float, default=7200, help="after which no cell, no divergence is begun")
     parser.add_argument("--seed", type=int, default=1, help="of the planted places")
+    parser.add_argument("--clones", type=Path, help="abroad: DIR/<owner>+<repository>/…, as for `benchmarks.strangers`")
     asked = parser.parse_args()
     if asked.part in (None, "cost"):
         cost.show()
@@ -51,6 +54,7 @@ def main() -> int:
     for name, planted in LISTS.items():
         if asked.part in (None, name):
             wrong += causes.show(islice(planted(), 0, None, asked.every), asked.only)
+    wrong += abroad.show(asked.only, asked.clones) if asked.part == "abroad" else 0
     wrong += cells.show(asked.only, asked.seconds, asked.seed) if asked.part in (None, "cells") else 0
     wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
     wrong += futures.show(asked.plays, asked.seed, asked.seconds) if asked.part in (None, "futures") else 0

@@ -412,8 +412,9 @@ def _place_of(origin: Origin) -> ReplayPlace:
 
 def _began_earlier(start: int, origin: Origin) -> str:
     """That a replay took more steps than it had to, and what to do about it."""
-    words = f"the command began at step {start}, and not from {origin.words}: either it resumes only with other words (give "
-    return f"{words}the whole command after `--`), or this checkpoint holds the state of step {start}"
+    words = f"the command began at step {start}, and not from {origin.words}: it may resume only with other words (give the "
+    earlier = f", or this checkpoint holds the state of step {start}" if start else ""
+    return f"{words}whole command after `--`){earlier}"
 
 
 def _compared_steps(comparison: PrintComparison) -> list[int]:
