@@ -274,7 +274,9 @@ def _tell_input(
     if first is None or first.start > begun:
         return judged, 2, apart
     say(f"it differs from the first step on: once more from {first.words}")
-    three = _play(replace(plan, origin=first), sandbox)
+    three = _play_if_possible(replace(plan, origin=first), sandbox, say)
+    if three is None:
+        return judged, 2, apart
     far = _compare(record, three, plan.until)
     if far.first is None:
         return judged, 3, apart
@@ -331,23 +333,24 @@ def _tell_result(
     words = origin.words
     if comparison.begins_equal is False and origin.checkpoint is None:
         say("it began with other weights: another replay tells whether it always does")
-        two = _play(plan, sandbox)
-        return judge(comparison, not _begins_apart(one, two), place=_place_of(origin)), 2, steps[0]
-    before = _before(origin, origin.start) if origin.start > begun else None
+        other = _play(plan, sandbox)
+        return judge(comparison, not _begins_apart(one, other), place=_place_of(origin)), 2, steps[0]
+    before, two = _before(origin, origin.start) if origin.start > begun else None, None
     if before is not None:
         say(f"once more from {before.words}")
-        two = _play(replace(plan, origin=before), sandbox)
+        two = _play_if_possible(replace(plan, origin=before), sandbox, say)
+    if two is not None:
         earlier = _compare(record, two, plan.until)
         if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, steps):
             return judge(comparison, True, place=ReplayPlace(words=words, agreed=True)), 2, steps[-1]
     again = _play(plan, sandbox)
     same = prints_agree(one.prints, again.prints, steps)
-    replays, apart = 2 + (before is not None), _first_apart(one, again, steps)
+    replays, apart = 2 + (two is not None), _first_apart(one, again, steps)
     if same is False and _is_reached(_compare(record, again, plan.until), comparison):
         return judge(comparison, same, place=ReplayPlace(by_clock=True)), replays, apart
     if not same or origin.start <= begun:
         return judge(comparison, same), replays, apart
-    if before is None:
+    if before is None or two is None:
         return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False)), replays, apart
     if _is_reached(earlier, comparison):
         return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=before.words)), replays, apart
@@ -359,7 +362,11 @@ def _tell_result(
         return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False, doubt=doubt)), replays, apart
     else:
         say(f"once more from {first.words}")
-        three = _play(replace(plan, origin=first), sandbox)
+        found_first = _play_if_possible(replace(plan, origin=first), sandbox, say)
+        if found_first is None:
+            doubt = "its beginning could not be played with this command"
+            return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False, doubt=doubt)), replays, apart
+        three = found_first
         far, replays = _compare(record, three, plan.until), replays + 1
     if far.first is None or _is_reached(far, comparison):
         return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=first.words)), replays, apart
@@ -372,6 +379,20 @@ def _tell_result(
     last = _play(replace(plan, origin=replace(first, clock={})), sandbox)
     steps = _compared_steps(far)
     return found(prints_agree(three.prints, last.prints, steps)), replays + 1, _first_apart(three, last, steps)
+
+
+def _play_if_possible(plan: ReplayPlan, sandbox: Path | None, say: Say) -> _Played | None:
+    """Play from another place of the launch; None where that cannot be: a command may name the checkpoint that it resumes from.
+
+    Where something is hidden or answered otherwise, that may be why it fails, and the error is raised.
+    """
+    try:
+        return _play(plan, sandbox)
+    except ChronicleError as problem:
+        if plan.origin.limit is not None or plan.origin.answers:
+            raise
+        say(f"not playable from {plan.origin.words} ({problem.message[:160]})")
+        return None
 
 
 def _as_at_its_start(origin: Origin) -> Origin:
