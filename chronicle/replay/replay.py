@@ -235,7 +235,8 @@ def replay(
                 why = f"what the script asks of the machine enters the step: {', '.join(varied)}"
                 judged = replace(judged, verdict=ReplayVerdict.RANDOM, why=why)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
-            where = _first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
+            as_it_is = replace(plan.origin, answers="")  # equal answers would hide what goes by them
+            where = _first_operation(as_it_is, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))
             replays += 2
     if one.start < plan.origin.start:
