@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import Refusal, SettingsError, UsageProblem
-from chronicle.paths import RunPaths
+from chronicle.paths import UNWATCHED, RunPaths
 
 __all__ = ["Settings", "is_url", "load_settings", "refuse_store"]
 
-UNWATCHED = 0x7A7A7A7A  # with an absolute path the kernel does not use it; the filter of a replay passes it
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")

@@ -170,7 +170,10 @@ def rollback(
             raise UsageProblem("--plan with other changes: the file already says what is done")
         return apply_written_plan(plan_in, force, yes, run, logs, checkpoints, json)
     if to is None and try_ is not None:
-        to, lr_scale, lr, skip_batches, reshuffle = _as_proposed(settings_from(run, logs, checkpoints))
+        proposed = _as_proposed(settings_from(run, logs, checkpoints))
+        to = proposed[0]
+        if not (lr_scale or lr or skip_batches or reshuffle or set_):  # who names a change means this one, at the proposed step
+            _, lr_scale, lr, skip_batches, reshuffle = proposed
     if to is None:
         raise _without_target(settings_from(run, logs, checkpoints))
     step, launch, abandoned_by, path = _target(to)

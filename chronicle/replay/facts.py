@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.credentials import holds_secret, looks_secret
+from chronicle.paths import UNWATCHED
 from chronicle.replay.ring import facts_path
 from rollback.disk.durable import write_atomic
 
@@ -33,7 +34,6 @@ __all__ = [
     "ITS_OWN",
     "NOT_COMPARED",
     "PACKAGES",
-    "UNWATCHED",
     "ChangedFact",
     "LateFiles",
     "changed_facts",
@@ -51,10 +51,9 @@ MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
 MOST_LATE, MOST_ROWS = 64, 256
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
-UNWATCHED = 0x7A7A7A7A  # as in `launch/startup/asks.py`: with an absolute path the kernel does not use it
 MEANWHILE = "changed while it ran, about step"
 PACKAGES = Path(__file__).resolve().parents[2]
-OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep)
+OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep, str(PACKAGES / "chronicle_ml.py"))
 TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
 OWN = ("chronicle", "rollback", "chronicle_ml")  # ours: another version of it is named by its own
 # Variables that differ between two equal starts, and those that a replay sets itself.

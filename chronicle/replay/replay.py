@@ -35,7 +35,7 @@ from chronicle.replay.fork import (
     play,
     recorded_code_of,
 )
-from chronicle.replay.places import made_since_start
+from chronicle.replay.places import is_wide, made_since_start
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
     PARTS,
@@ -69,9 +69,8 @@ LONGER = 20  # times as long as the first replay, and seconds, at most for one w
 FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farther, or so many times as long as the replay
 Judge = Callable[..., Ruling]
 _Prints = Mapping[int, Mapping[int, Print]]
-# with these the question is what entered the model
 OF_FILES = ("file", "doubt")
-BOTH_ENDS = (EntryKind.LAUNCH_START, EntryKind.LAUNCH_END)
+# with these the question is what entered the model
 SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
 
 
@@ -402,17 +401,20 @@ def _play_if_possible(plan: ReplayPlan, sandbox: Path | None, say: Say) -> _Play
 
 
 def _as_at_its_start(origin: Origin) -> Origin:
-    """A launch that begins without a checkpoint: what came into its directory later is not there, or it would go on from it."""
+    """A launch that begins without a checkpoint: what came into its directory later is not there, or it would go on from it.
+
+    Of its checkpoint roots that is all that came since, whoever made it: a script's own note of the newest one is among it.
+    """
     facts = read_facts(origin.settings.paths.launch_dir(origin.launch)) or {}
     around = facts.get("around") or {}
     names = around.get("names")
     if names is None or os.path.realpath(origin.cwd) != os.path.realpath(str(around.get("directory"))):
         return origin
-    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
-    times = {kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries if (kind := entry.kind) in BOTH_ENDS}
-    begun, ended = times.get(BOTH_ENDS[0]), times.get(BOTH_ENDS[1])
-    own = [*origin.own, *origin.roots]
-    return replace(origin, hidden=made_since_start(origin.cwd, names, own, begun, ended))
+    begun, ended = _ends_of(origin)
+    hidden = made_since_start(origin.cwd, names, [*origin.own, *origin.roots], begun, ended)
+    roots = [root for root in origin.roots if not is_wide(root, origin.cwd)]
+    saved = (path for root in roots for path in made_since_start(root, (), (), begun, None))
+    return replace(origin, hidden=(*hidden, *saved))
 
 
 def _before(origin: Origin, step: int) -> Origin | None:
@@ -547,13 +549,17 @@ def _unrecorded(
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """What this replay took from outside, and what was otherwise in the record for all that is known; in words. And what the
     launch made itself: it is hidden in the next replay."""
-    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
-    times = {kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries if (kind := entry.kind) in BOTH_ENDS}
-    own = list(map(str, origin.own))
-    begun, ended = (times.get(kind) for kind in BOTH_ENDS)
-    then = Then(facts or {}, begun or 0.0, ended, own)
+    begun, ended = _ends_of(origin)
+    then = Then(facts or {}, begun or 0.0, ended, list(map(str, origin.own)))
     made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))
     return tuple(unrecorded(one.seen, then, one.facts)), made
+
+
+def _ends_of(origin: Origin) -> tuple[float | None, float | None]:
+    """When the recorded launch began and ended, in seconds since the epoch; None where the journal does not tell."""
+    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
+    times = {entry.kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries}
+    return times.get(EntryKind.LAUNCH_START), times.get(EntryKind.LAUNCH_END)
 
 
 def _clock_of(origin: Origin) -> Mapping[str, Any]:
@@ -563,8 +569,8 @@ def _clock_of(origin: Origin) -> Mapping[str, Any]:
     must never have counted fewer than in the record, and what goes by an age (of a file) must not be as old as in the first
     replay, whose clock is the real one.
     """
-    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
-    begun = next(datetime.fromisoformat(entry.ts).timestamp() for entry in entries if entry.kind == BOTH_ENDS[0])
+    begun, _ = _ends_of(origin)
+    assert begun is not None, "a launch that is replayed has a start in the journal"
     path = origin.settings.paths.metrics_path(origin.launch)
     points = read_metrics(path) if path.is_file() else ()
     times = {point.step: point.time - BEHIND + AHEAD for point in points if point.time is not None}

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from chronicle.paths import UNWATCHED
 from chronicle.replay.facts import (
     ITS_OWN,
     PACKAGES,
-    UNWATCHED,
     is_as_installed,
     is_outside,
     places_of_packages,

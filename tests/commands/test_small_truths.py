@@ -172,7 +172,8 @@ def test_tries_without_a_step_are_of_the_open_proposal(tmp_path: Path, chronicle
     for command in ("chronicle rollback --to 5 --lr-scale 0.5 --run toy", "chronicle rollback --to 4 --skip-batches 7"):
         run.add("proposal", step=9, title="go back", data={"target_step": 5, "command": command})
         assert chronicle("rollback", "--try", "3").code == 0
-    assert [(one.step, one.lr_scale, one.skip_batches) for one in asked] == [(5, 0.5, 0), (4, None, 7)]
+    assert chronicle("rollback", "--try", "3", "--lr-scale", "0.25").code == 0  # a change that is named is not lost
+    assert [(one.step, one.lr_scale, one.skip_batches) for one in asked] == [(5, 0.5, 0), (4, None, 7), (4, 0.25, 0)]
     assert "`chronicle rollback --try 3`" in chronicle("status").out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.replay.facts import ITS_OWN, LateFiles, changed_facts, read_facts, write_facts
+from chronicle.replay.facts import ITS_OWN, LateFiles, changed_facts, is_outside, read_facts, write_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -62,6 +62,7 @@ def test_a_file_that_the_launch_read_and_that_is_another_now_is_named(tmp_path: 
     for name in ("settings.json", "checkpoints/state.json", "live.json"):
         (tmp_path / name).write_text(json.dumps(1))
     (tmp_path / "extra.txt").write_text("more")
+    assert is_outside(str(ROOT / "chronicle_ml.py"), ())  # ours, also where Python reads its source
     first = facts(tmp_path, 1)
     assert set(first["files"]) == {str(tmp_path / "settings.json"), str(tmp_path / "extra.txt")}  # type: ignore[call-overload]
     assert [item for item in changed_facts(first, facts(tmp_path, 2)) if item.kind == "file"] == []

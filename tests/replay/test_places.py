@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.replay.causes import digests
-from chronicle.replay.facts import UNWATCHED
+from chronicle.paths import UNWATCHED
 from chronicle.replay.inside import Spec, rewind
 from chronicle.replay.places import made_since_start, own_places
 from chronicle.replay.ring import SeenParts
@@ -57,7 +58,7 @@ def chronicle(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=environ(), capture_output=True, text=True, timeout=300, check=False)
 
 
-def record(directory: Path, *words: str) -> None:
+def record(directory: Path, *words: str, edits: Sequence[tuple[str, str]] = ()) -> None:
     probe = [directory.parent / f"{directory.name}-probe" / name for name in ("seen", "kept")]
     for one in probe:
         one.mkdir(parents=True)
@@ -65,7 +66,11 @@ def record(directory: Path, *words: str) -> None:
     if tried.returncode:
         pytest.skip("no private mount namespace here")
     shutil.rmtree(probe[0].parent, ignore_errors=True)
-    (directory / "train.py").write_text(ONE_FILE)
+    text = ONE_FILE
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after)
+    (directory / "train.py").write_text(text)
     done = chronicle(directory, "run", "--", sys.executable, "train.py", *words)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -77,6 +82,18 @@ def test_a_state_file_that_nobody_named_is_found_and_is_not_there_at_the_beginni
     assert [(one["verdict"], one["start"], one["compared"]) for one in found] == [("reproduced", 20, 3), ("reproduced", 0, 3)]
     after = digests(tmp_path)
     assert {path: after.get(path) for path in before} == before
+
+
+@pytest.mark.slow
+def test_a_note_of_the_newest_state_that_a_script_keeps_itself_is_not_there_at_the_beginning(tmp_path: Path) -> None:
+    """`ck/newest` holds a number: without the states that it names the script would end with an error."""
+    edits = (("import chronicle", "import chronicle\nos.makedirs('ck', exist_ok=True)"), ('"state.pt"):', '"ck/newest"):'),
+             ('torch.load("state.pt"', 'torch.load(f"ck/state-{open(\'ck/newest\').read()}.pt"'),
+             ('"step": step}, "state.pt")',
+              '"step": step}, f"ck/state-{step}.pt")\n        open("ck/newest", "w").write(str(step))'))
+    record(tmp_path, "seeded", edits=edits)
+    told = chronicle(tmp_path, "replay", "3", "--json")
+    assert json.loads(told.stdout)["verdict"] == "reproduced", told.stdout + told.stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.replay.facts import UNWATCHED, read_facts, write_facts
+from chronicle.paths import UNWATCHED
+from chronicle.replay.facts import read_facts, write_facts
 from chronicle.replay.watched import MARK, Then, unrecorded, variables_read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,7 +222,9 @@ assert [os.path.realpath(name) for name in names] == scope["found"] and len(coun
 
 
 def test_files_of_modules_are_resolved_by_directory_for_inspect_alone(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", RESOLVES, str(STARTUP_DIR)], cwd=tmp_path, check=True, timeout=60)
+    command = [sys.executable, "-c", RESOLVES, str(STARTUP_DIR)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def looks(path: Path, facts: dict[str, Any], *, begun: float, ended: float | None = None, listed: bool = False) -> str:
