@@ -8,8 +8,6 @@ away. Of files and of variables of the environment only digests are kept;
 what looks like a secret is left out. `changed_facts` says what is different in another launch. No torch here.
 """
 
-import base64
-import csv
 import functools
 import hashlib
 import json
@@ -19,7 +17,6 @@ import re
 import resource
 import stat
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,17 +24,18 @@ from typing import Any, NamedTuple
 
 from chronicle.credentials import holds_secret, looks_secret
 from chronicle.paths import UNWATCHED
+from chronicle.replay.installed import places_of_installed
 from chronicle.replay.ring import facts_path
 from rollback.disk.durable import write_atomic
 
 __all__ = [
     "ITS_OWN",
     "NOT_COMPARED",
+    "OWN",
     "PACKAGES",
     "ChangedFact",
     "LateFiles",
     "changed_facts",
-    "is_as_installed",
     "is_outside",
     "places_of_packages",
     "places_outside",
@@ -49,6 +47,7 @@ __all__ = [
 VERSION = 1
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
 MOST_LATE, MOST_ROWS = 64, 256
+MOST_OPENED = 5000  # between two steps, as in `launch/startup/sitecustomize.py`
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
 MEANWHILE = "changed while it ran, about step"
@@ -67,7 +66,7 @@ NOT_COMPARED = re.compile(
 
 
 class ChangedFact(NamedTuple):
-    """One thing that is different: `kind` is code, package, environment, arithmetic, file or doubt."""
+    """One thing that is different: `kind` is code, package, environment, arithmetic, file, doubt or recorder (chronicle)."""
 
     kind: str
     name: str
@@ -143,7 +142,8 @@ class LateFiles:
         if rows:
             self._facts.setdefault("later", []).extend(rows)
             _write(self._launch_dir, self._facts)
-        if self._num > MOST_LATE or len(self._facts.get("later", ())) >= MOST_ROWS:
+        is_full = len(opened) >= MOST_OPENED  # what came after these is not among them
+        if is_full or self._num > MOST_LATE or len(self._facts.get("later", ())) >= MOST_ROWS:
             self._facts["unnoted"] = step  # from here on
             _write(self._launch_dir, self._facts)
             stop_noting()
@@ -192,14 +192,16 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: in
             both = bool(a and b) or kind == "environment"
             gone = a and not os.path.exists(name) and (kind == "code" or (kind == "file" and name.startswith(here)))
             if a != b and (both or gone):
-                found.append(ChangedFact(_kind_of(kind, a, b), name, a, b))
+                found.append(ChangedFact(_kind_of(kind, a, b, name), name, a, b))
     one, other = before.get("machine") or {}, after.get("machine") or {}
     told = sorted(one.keys() & other.keys())
     found += [ChangedFact("doubt", name, one[name], other[name]) for name in told if one[name] != other[name]]
     return [*found, *_changed_later(before, after, until, here)]
 
 
-def _kind_of(kind: str, a: str, b: str) -> str:
+def _kind_of(kind: str, a: str, b: str, name: str = "") -> str:
+    if kind == "package" and name in OWN:
+        return "recorder"  # no part of a step is ours: evidence, and no cause
     return "doubt" if "~" in a and a.partition("~")[0] == b.partition("~")[0] else kind
 
 
@@ -238,7 +240,7 @@ def _changed_later(
 
 def _sources() -> Iterator[tuple[str, str]]:
     """Path and digest of every source file that this process imported and that no installed package owns."""
-    library = tuple({_real_directory(path) + os.sep for path in _installed()})
+    library = tuple({_real_directory(path) + os.sep for path in places_of_installed()})
     count = 0
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)
@@ -321,7 +323,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _outside(launch_dir: Path) -> tuple[str, ...]:
     own = [str(launch_dir.parent.parent)]
     own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
-    return tuple(_real_directory(path) + os.sep for path in ("/dev", *_installed(), sys.prefix)) + places_outside(own)
+    return tuple(_real_directory(path) + os.sep for path in ("/dev", *places_of_installed(), sys.prefix)) + places_outside(own)
 
 
 def places_outside(own: Sequence[str]) -> tuple[str, ...]:
@@ -331,28 +333,8 @@ def places_outside(own: Sequence[str]) -> tuple[str, ...]:
 
 def places_of_packages() -> tuple[str, ...]:
     """Where the interpreter and its packages lie, and ours."""
-    found = (*_installed(), sys.prefix, sys.base_prefix)
+    found = (*places_of_installed(), sys.prefix, sys.base_prefix)
     return (*(os.path.realpath(path) + os.sep for path in found), *(path + os.sep for path in found), *OURS)
-
-
-def is_as_installed(path: str) -> bool:
-    """Whether a file of an installed package holds what the package brought (`RECORD`); compiled ones of Python do."""
-    path = os.path.realpath(path)
-    places = [os.path.realpath(place) for place in _installed()]
-    site = next((place for place in places if place.endswith("-packages") and path.startswith(place + os.sep)), None)
-    if site is None:  # the standard library and the settings of a virtual environment
-        return path.startswith((*(place + os.sep for place in places), os.path.realpath(sys.prefix) + os.sep))
-    inside = os.path.relpath(path, site)
-    for record in Path(site).glob("*.dist-info/RECORD"):
-        try:
-            rows = csv.reader(record.read_text(encoding="utf-8").splitlines())
-            told = next((row[1] for row in rows if row and row[0] == inside), "")
-            if told.startswith("sha256="):
-                digest = hashlib.sha256(Path(path).read_bytes()).digest()
-                return told[7:] == base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        except (OSError, ValueError, IndexError):
-            continue
-    return "dist-info" in inside
 
 
 def is_outside(path: str, outside: tuple[str, ...]) -> bool:
@@ -420,13 +402,6 @@ def _digest_of(path: str) -> str:
             return f"{digest.hexdigest()[:16]}~{found.st_mtime_ns}"
     except OSError:
         return ""
-
-
-def _installed() -> Iterator[str]:
-    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-        if path := sysconfig.get_paths().get(name):
-            yield path
-    yield from (path for path in sys.path if path.rstrip("/").endswith(("site-packages", "dist-packages")))
 
 
 def _packages() -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from chronicle.journal import Entry
 from chronicle.journal.events import StateSaved, events_of
-from chronicle.replay.watched import born
+from chronicle.replay.watched import is_born_within
 from rollback.checkpoint.layout import Checkpoint, scan_entries
 from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint, read_identity
 from rollback.errors import RollbackError
@@ -119,10 +119,6 @@ def made_since_start(
         return ()
     real = [path.resolve() for path in own]
     paths = (Path(path) for path in now)
-    meanwhile = (path for path in paths if path.suffix != ".py" and _is_born_within(path, begun, ended))
+    meanwhile = (path for path in paths if path.suffix != ".py" and is_born_within(str(path), begun, ended))
     return tuple(path for path in meanwhile if not any(path.resolve() in (one, *one.parents) for one in real))
 
-
-def _is_born_within(path: Path, begun: float | None, ended: float | None) -> bool:
-    found = born(str(path))
-    return found is not None and begun is not None and begun * 1e9 < found and (ended is None or found <= ended * 1e9)

@@ -27,17 +27,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from chronicle.paths import UNWATCHED
-from chronicle.replay.facts import (
-    ITS_OWN,
-    PACKAGES,
-    is_as_installed,
-    is_outside,
-    places_of_packages,
-    places_outside,
-)
+from chronicle.replay.facts import ITS_OWN, OWN, PACKAGES, is_outside, places_of_packages, places_outside
+from chronicle.replay.installed import InstalledPackages
 from chronicle.replay.sandbox import end_with_parent
 
-__all__ = ["Then", "answers_to_vary", "born", "unrecorded", "variables_read", "watched"]
+__all__ = ["Then", "answers_to_vary", "is_born_within", "unrecorded", "variables_read", "watched"]
 
 # number of each system call, of this one, and the machine's number in the filter
 X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
@@ -79,7 +73,6 @@ VOLATILE = re.compile(
 )
 TELL_OF_THE_MACHINE = re.compile(r"python[\d.]*|lscpu|lspci|nproc|getconf|nvidia-smi|rocm-smi|git|ldconfig(\.real)?|gcc.*")
 NOT_LOOKED_AT = re.compile(r"/((proc|sys|dev(?!/shm)|usr|lib|lib32|lib64|bin|sbin|etc)(/.*)?)?")
-OF_CODE = re.compile(r".*\.(py|pyc(\.\d+)?|so)")
 OF_SOURCES = re.compile(r".*\.py|.*__path_hook__")
 NAME_SERVICES = re.compile(r"(/var)?/run/(nscd/socket|systemd/.*|dbus/.*|nvidia-.*)|.*/nvidia-mps/.*|/dev/log|.*:53")
 # programs whose answer is made of files and arguments, or tells of the machine
@@ -394,7 +387,7 @@ def unrecorded(
         yield "what lay in shared memory is in no record"
     facts, named, begun, ended = then.facts, then.named, then.begun, then.ended
     hubs = tuple(os.path.expanduser(f"~/.cache/{name}/") for name in ("huggingface", "torch/hub"))
-    machine = places_outside(then.own)
+    machine, packages = places_outside(then.own), InstalledPackages()
     for path in seen["read"]:
         if path in named and not path.endswith(".py"):
             yield from _other_times(path, begun, ended)
@@ -408,16 +401,18 @@ def unrecorded(
             yield f"what was read from `{path}` is in no record"
         elif path.startswith("/dev/shm/"):
             yield f"what lay in shared memory (`{path}`) is in no record"
-        elif _is_newer(found.st_ctime, begun, ended if path in then.made else None) and not is_as_installed(path):
+        elif _is_newer(found.st_ctime, begun, ended if path in then.made else None) and not packages.is_as_installed(path):
             yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
     yield from (why for path, listed in seen.get("looked", {}).items() if (why := then.doubt(path, listed)))
-    yield from _new_packages(seen["read"], then, after or {})
-    aside, now = (facts.get("aside") or {}, (after or {}).get("aside") or {})
+    told, now = facts.get("packages") or {}, (after or {}).get("packages") or {}
+    newer = packages.newer_than(begun, seen["read"], told, now)
+    yield from (f"package `{name}` is newer than the launch" for name in newer if name not in OWN)
+    aside, aside_now = (facts.get("aside") or {}, (after or {}).get("aside") or {})
     for what in seen.get("asked", ()):
         name = what.removeprefix(VARIABLE)
         if name == what and not what.startswith(VARIED):
             yield f"{what}, for which it asks, is in no record"
-        elif name != what and aside.get(name) != now.get(name):
+        elif name != what and aside.get(name) != aside_now.get(name):
             yield f"variable `{name}`, which it reads, is another"
 
 
@@ -472,12 +467,9 @@ class Then:
             if path.endswith((".py", ".pyc")) or self.is_own(real := os.path.realpath(path)) or self._leads_to_own(real):
                 continue
             is_known = path in self.made or path in self.named or os.path.isdir(real)
-            if is_known and (made := born(path)) is not None and self._is_meanwhile(made) and not self._is_below_hidden(path):
+            if is_known and is_born_within(path, self.begun, self.ended) and not self._is_below_hidden(path):
                 self.hidden.add(path)
                 yield path
-
-    def _is_meanwhile(self, born: int) -> bool:
-        return self.begun * 1e9 < born and (self.ended is None or born <= self.ended * 1e9)
 
     def _is_below_hidden(self, path: str) -> bool:
         return any(path == one or path.startswith(one + os.sep) for one in self.hidden)
@@ -542,6 +534,12 @@ def _changed(directory: str | None) -> int | None:
         return None
 
 
+def is_born_within(path: str, begun: float | None, ended: float | None) -> bool:
+    """Whether a file or directory was made after `begun`, and not after `ended` if that is known (seconds since the epoch)."""
+    found = born(path)
+    return found is not None and begun is not None and begun * 1e9 < found and (ended is None or found <= ended * 1e9)
+
+
 def born(path: str) -> int | None:
     """When a file or directory was made, in ns (`statx`); None where the filesystem does not tell."""
     found = ctypes.create_string_buffer(256)
@@ -552,22 +550,6 @@ def born(path: str) -> int | None:
         return None
     seconds, nanoseconds = struct.unpack_from("qI", found, 80)
     return int(seconds) * 10**9 + int(nanoseconds)
-
-
-def _new_packages(read: Sequence[str], then: Then, after: Mapping[str, Any]) -> Iterator[str]:
-    """Installed packages whose code was read and is newer than the launch; where both tell the same version it is that one."""
-    told, now = then.facts.get("packages") or {}, after.get("packages") or {}
-    names: dict[str, str] = {}
-    for path in read:
-        site, mark, rest = path.rpartition("-packages/")
-        parts = rest.split("/")
-        name = parts[1 if parts[0] == "__pycache__" else 0].partition(".")[0]
-        if mark and OF_CODE.fullmatch(path):
-            names.setdefault(name, site + mark)
-    for name, site in names.items():
-        times = [change for end in ("/__init__.py", ".py") if (change := _changed(f"{site}{name}{end}")) is not None]
-        if times and times[0] > then.begun * 1e9 and not (name in told and told[name] == now.get(name)):
-            yield f"package `{name}` is newer than the launch"
 
 
 def _other_times(path: str, begun: float, ended: float | None) -> Iterator[str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ SCRIPT = """
 import json, os, subprocess, sys
 os.environ["MADE_HERE"] = str(os.getpid())  # as libraries do, of a directory of this process
 from pathlib import Path
+from typing import Any
 from chronicle.replay.facts import LateFiles, write_facts
 json.load(open("settings.json"))
 exec(open("more.py").read()) if Path("more.py").exists() else None
@@ -200,3 +202,17 @@ def test_what_the_system_gives_is_a_doubt_where_it_is_another_and_unknown_in_old
     assert (told.kind, told.words) == ("doubt", "limits: nofile 1024 → nofile 960")
     assert changed_facts({}, after) == []
     assert changed_facts({"arithmetic": {"threads": "1"}}, {"arithmetic": {"threads": "1", "processor": "A"}}) == []
+
+
+def test_more_files_in_one_step_than_are_noted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronicle.replay.facts.MOST_OPENED", 2)
+    (tmp_path / "settings.txt").write_text("1")
+    place = tmp_path / "logs" / "run" / "launches" / "0001"
+    place.mkdir(parents=True)
+    found: dict[str, Any] = {"files": {}}
+    late = LateFiles(place, found)
+    for step, num in ((2, 1), (3, 2)):
+        opened = {str(tmp_path / f"{step}-{one}.txt"): False for one in range(num)}
+        monkeypatch.setattr(sys, "_chronicle_opened", opened, raising=False)
+        late.stepping(step)
+    assert found["unnoted"] == 3

@@ -1,5 +1,7 @@
 """What a replay takes from outside is watched, and what nobody recorded keeps it from accusing the hardware."""
 
+import base64
+import hashlib
 import json
 import os
 import socket
@@ -14,7 +16,8 @@ import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
 from chronicle.paths import UNWATCHED
-from chronicle.replay.facts import read_facts, write_facts
+from chronicle.replay.facts import changed_facts, read_facts, write_facts
+from chronicle.replay.installed import InstalledPackages
 from chronicle.replay.watched import MARK, Then, unrecorded, variables_read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -339,7 +342,7 @@ def test_an_installed_file_is_compared_with_what_its_package_brought(monkeypatch
 
     path = Path(numpy.__file__).with_name("py.typed")
     assert words(path, {}, begun=0.0) == []
-    monkeypatch.setattr("chronicle.replay.facts.hashlib.sha256", lambda data: __import__("hashlib").sha1(data))
+    monkeypatch.setattr("chronicle.replay.installed.hashlib.sha256", lambda data: __import__("hashlib").sha1(data))
     assert len(words(path, {}, begun=0.0)) == 1
 
 
@@ -405,3 +408,37 @@ def test_a_package_that_was_installed_since_is_a_doubt_and_one_of_the_same_versi
 
     assert told({}, time.time() - 9) == ["package `extra` is newer than the launch"]
     assert told(known, time.time() - 9) == told({}, time.time() + 9) == []
+
+
+def _install(site: Path, name: str, text: str) -> Path:
+    """A package without a version in its code, as an installer leaves it."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    (site / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (site / name).mkdir()
+    (site / name / "__init__.py").write_text(text)
+    (site / f"{name}-1.0.dist-info/RECORD").write_text(f"{name}/__init__.py,sha256={digest},{len(text)}\n")
+    return site / name / "__init__.py"
+
+
+def test_a_package_whose_files_another_environment_links_is_the_one_of_then(tmp_path: Path) -> None:
+    source = _install(tmp_path / "lib/site-packages", "extra", "FACTOR = 2\n")
+    time.sleep(0.05)
+    begun = time.time()
+    time.sleep(0.05)
+    os.link(source, tmp_path / "elsewhere.py")
+    assert source.stat().st_ctime > begun
+    assert list(InstalledPackages().newer_than(begun, [str(source)], {}, {})) == []
+    source.write_text("FACTOR = 3\n")
+    assert list(InstalledPackages().newer_than(begun, [str(source)], {}, {})) == ["extra"]
+
+
+def test_a_package_that_was_installed_anew_is_newer_though_it_is_as_it_was_brought(tmp_path: Path) -> None:
+    begun = time.time() - 9
+    source = _install(tmp_path / "lib/site-packages", "extra", "FACTOR = 2\n")
+    assert list(InstalledPackages().newer_than(begun, [str(source)], {}, {})) == ["extra"]
+
+
+def test_another_version_of_chronicle_is_no_cause(tmp_path: Path) -> None:
+    before, after = ({"packages": {"chronicle": version, "torch": "2"}} for version in ("0.1", "0.2"))
+    (found,) = changed_facts(before, after)
+    assert (found.kind, found.words) == ("recorder", "chronicle: 0.1 → 0.2")
