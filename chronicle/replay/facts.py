@@ -130,15 +130,15 @@ class LateFiles:
         self._known: dict[str, tuple[object, str]] = {path: (_stamp(path), digest) for path, digest in facts["files"].items()}
         self._began: float = getattr(sys, "_chronicle_began", 0.0)
         self._num = self._num_old = self._num_own = 0
-        sys._chronicle_opened = {}  # type: ignore[attr-defined]
+        self.opened: dict[str, bool] = {}  # path and whether for writing, since the step before; `sitecustomize.py` fills it
+        sys._chronicle_opened = self.opened  # type: ignore[attr-defined]
 
     def stepping(self, step: int) -> None:
         """Look at what was opened since the step before. Raises OSError."""
-        opened = getattr(sys, "_chronicle_opened", None)
+        opened = [self.opened.popitem() for _ in range(len(self.opened))][::-1]
         if not opened:
             return
-        sys._chronicle_opened = {}  # type: ignore[attr-defined]
-        rows = [row for path, written in opened.items() if (row := self._row(path, written, step)) is not None]
+        rows = [row for path, written in opened if (row := self._row(path, written, step)) is not None]
         if rows:
             self._facts.setdefault("later", []).extend(rows)
             _write(self._launch_dir, self._facts)
@@ -147,6 +147,7 @@ class LateFiles:
             self._facts["unnoted"] = step  # from here on
             _write(self._launch_dir, self._facts)
             stop_noting()
+            self.opened = {}
 
     def _row(self, path: str, written: bool, step: int) -> list[Any] | None:
         if is_outside(path, self._outside):

@@ -85,6 +85,9 @@ class _Step:
     over: bool = field(default=False)
 
 
+UNPRINTED = _Step(0, over=True)  # a step without a print: its micro-batches are dropped
+
+
 class StepPrints:
     """The prints of one rank. `launch_dir` None: nothing is done."""
 
@@ -156,9 +159,14 @@ class StepPrints:
             return
         if self._set_clock is not None and self._begins:
             self._set_clock(getattr(sys, "_chronicle_resumes", 0))  # not at the load: what the script began with is before it
-        if self._now is not None and not self._inside and not is_captured():
-            self._close(self._now)
-        if self._skip > 0 or is_captured():
+        now = self._now
+        if self._skip > 0 and (now is None or now is UNPRINTED):
+            return
+        if is_captured():
+            return
+        if now is not None and not self._inside:
+            self._close(now)
+        if self._skip > 0:
             return
         begun = self._clock()
         if self._entered is None:
@@ -178,15 +186,12 @@ class StepPrints:
         `others`: optimizers beside it, whose options and parameters are looked at as well (a critic's). `gradient` False:
         the backward pass runs inside the step, and `gradient_ready` follows.
         """
-        if self._launch_dir is None or step is None:
+        if self._launch_dir is None or step is None or (self._now is not UNPRINTED and is_captured()):
             return
-        if is_captured():
-            return
-        if self._noting is not None:
+        if self._noting is not None and self._noting.opened:
             self._noting.stepping(step)
         if self._set_clock is not None:
             self._set_clock(step)
-        self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
         self._close(self._now)
         self._steps += 1
         self._inside = not gradient
@@ -194,8 +199,9 @@ class StepPrints:
             self.batch.stepping(step, self._rank())
         if self._skip > 0:
             self._skip -= 1
-            self._now = _Step(step, over=True)  # not printed: its micro-batches are dropped
+            self._now = UNPRINTED
             return
+        self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
         begun = self._clock()
         if self._begins:
             self._begin(step - 1, optimizer, models)
@@ -273,10 +279,13 @@ class StepPrints:
         self._now = None
         if now is None:
             return
+        if now is UNPRINTED and not self._batches:
+            self._entered = None
+            return
         entered, self._entered = self._entered, None
         batches, self._batches = self._batches, []
         with_targets, self._with_targets = self._with_targets, True
-        if now.over:  # not printed
+        if now is UNPRINTED:
             return
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step

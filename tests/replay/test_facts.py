@@ -210,9 +210,9 @@ def test_more_files_in_one_step_than_are_noted_is_said(tmp_path: Path, monkeypat
     place = tmp_path / "logs" / "run" / "launches" / "0001"
     place.mkdir(parents=True)
     found: dict[str, Any] = {"files": {}}
+    monkeypatch.setattr(sys, "_chronicle_opened", None, raising=False)
     late = LateFiles(place, found)
     for step, num in ((2, 1), (3, 2)):
-        opened = {str(tmp_path / f"{step}-{one}.txt"): False for one in range(num)}
-        monkeypatch.setattr(sys, "_chronicle_opened", opened, raising=False)
+        late.opened |= {str(tmp_path / f"{step}-{one}.txt"): False for one in range(num)}
         late.stepping(step)
     assert found["unnoted"] == 3
