@@ -14,6 +14,8 @@ newest print takes the place of the oldest. A print holds:
     torch      torch's generators (those of devices too) when the first micro-batch entered
     others     Python's and NumPy's generators then
     options    learning rates and other numbers of all parameter groups
+    output     checksum of what the model gave for the micro-batches, where no label entered it by its name; 0: not seen
+    pull       checksum of the gradient with respect to that: with an equal output, it tells whether labels are equal
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -48,9 +50,10 @@ __all__ = [
     "rings_of",
 ]
 
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQQQIIIdd")
+LAYOUT = struct.Struct("<IIBBHQQQIIIHHfd")
+FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1, without output and pull
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY = 0xFFFFFFFF
@@ -70,6 +73,11 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
+    OUTPUT = 256  # from here on not in the file: a field that is not 0 was seen
+    PULL = 512
+
+
+STORED = 255
 
 
 NOTHING = SeenParts(0)
@@ -89,27 +97,30 @@ class Print:
     torch: int = 0
     others: int = 0
     options: int = 0
+    output: int = 0
+    pull: int = 0
     lr: float = 0.0
     loss: float = math.nan
 
     def pack(self) -> bytes:
         """The 64 bytes."""
         one = self
-        more = (one.gradient, one.weights, one.torch, one.others, one.options, one.lr, one.loss)
+        more = (one.gradient, one.weights, one.torch, one.others, one.options, one.output, one.pull, one.lr, one.loss)
         return pack_print(one.step, one.seq, int(one.seen), one.batches, one.batch, *more)
 
     @classmethod
-    def unpack(cls, blob: bytes) -> "Print | None":
-        """The print in these 64 bytes; None for an empty place and for one that was cut."""
+    def unpack(cls, blob: bytes, version: int = VERSION) -> "Print | None":
+        """The print in these 64 bytes of a file of this version; None for an empty place and for one that was cut."""
         if len(blob) < PRINT_BYTES or not any(blob):
             return None
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
-        step, seq, seen, batches, _, batch, gradient, weights, torch, others, options, lr, loss = LAYOUT.unpack(blob)
+        fields = LAYOUT.unpack(blob) if version > 1 else _of_first(FIRST_LAYOUT.unpack(blob))
+        step, seq, seen, batches, _, batch, gradient, weights, torch, others, options, output, pull, lr, loss = fields
         return cls(
             step=step,
             seq=seq,
-            seen=SeenParts(seen),
+            seen=SeenParts(seen | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)),
             batches=batches,
             batch=batch,
             gradient=gradient,
@@ -117,6 +128,8 @@ class Print:
             torch=torch,
             others=others,
             options=options,
+            output=output,
+            pull=pull,
             lr=lr,
             loss=loss,
         )
@@ -133,13 +146,20 @@ def pack_print(
     torch: int,
     others: int,
     options: int,
+    output: int,
+    pull: int,
     lr: float,
     loss: float,
 ) -> bytes:
     """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    many = min(255, batches)
-    blob = LAYOUT.pack(step, seq & MANY, seen, many, 0, batch, gradient, weights, torch, others, options, lr, loss)
+    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights, torch, others, options)
+    blob = LAYOUT.pack(*first, output, pull, lr, loss)
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
+
+
+def _of_first(fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    *first, lr, loss = fields
+    return (*first, 0, 0, lr, loss)
 
 
 def _check(blob: bytes) -> bytes:
@@ -174,6 +194,8 @@ class RingWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             known = read_ring(path)
+            if known.header["v"] != VERSION:
+                raise ValueError(f"`{path}` has version {known.header['v']}: an older chronicle began it")
             self._capacity, self._seq = known.capacity, max((one.seq + 1 for one in known.prints), default=0)
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             return
@@ -235,20 +257,20 @@ def read_ring(path: Path) -> Ring:
     try:
         blob = path.read_bytes()
         header = json.loads(blob[:HEADER_BYTES])
-        if header["v"] != VERSION:
+        if header["v"] not in range(1, VERSION + 1):
             raise ChronicleError(f"`{path}` has version {header['v']!r}: this program reads {VERSION}", "update chronicle")
         capacity, rank = int(header["capacity"]), int(header["rank"])
     except OSError as problem:
         raise ChronicleError(f"cannot read `{path}`: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise ChronicleError(f"`{path}` holds no step prints: {problem}") from problem
-    prints = sorted(_prints(blob), key=lambda one: one.seq)
+    prints = sorted(_prints(blob, header["v"]), key=lambda one: one.seq)
     return Ring(path=path, rank=rank, capacity=capacity, header=header, prints=tuple(prints))
 
 
-def _prints(blob: bytes) -> Iterator[Print]:
+def _prints(blob: bytes, version: int) -> Iterator[Print]:
     for begin in range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES):
-        one = Print.unpack(blob[begin : begin + PRINT_BYTES])
+        one = Print.unpack(blob[begin : begin + PRINT_BYTES], version)
         if one is not None:
             yield one
 

@@ -70,11 +70,12 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "torch": (SeenParts.GENERATORS, "torch's generators"),
     "others": (SeenParts.GENERATORS, "Python's or NumPy's generators"),
     "batch": (SeenParts.BATCH, "batch"),
+    "output": (SeenParts.OUTPUT, "model's output"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
     "loss": (SeenParts.LOSS, "loss"),
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
-RESULT = ("gradient", "loss", "weights")
+RESULT = ("output", "gradient", "loss", "weights")
 ENTERS = ("torch", "others", "batch")
 
 
@@ -108,6 +109,7 @@ class PrintComparison:
     first: PrintDifference | None = None
     gap: int = 0  # steps without a print right before the first difference
     on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
+    labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
     drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
     unrestored: bool = False  # Python's or NumPy's generators stood elsewhere from the first step on: nobody restores them
 
@@ -138,6 +140,7 @@ def _compare(
     last = start
     gap = 0
     drawn = on_its_way = False
+    labels_differ = None
     left_out: tuple[str, ...] = ()
     is_first = True
     for step in range(start + 1, until + 1):
@@ -162,6 +165,7 @@ def _compare(
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
             on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
             drawn = at[3][0] in RESULT and _are_drawn(record, replay, step + 1)
+            labels_differ = _do_labels_differ((own, other) for _, own, other in pairs)
             gap = step - last - 1
             steps.append(step)
             break
@@ -177,6 +181,7 @@ def _compare(
         first=first,
         gap=gap,
         drawn=drawn,
+        labels_differ=labels_differ,
         on_its_way=on_its_way,
     )
 
@@ -195,6 +200,14 @@ def _is_changed_on_its_way(record: Prints, replay: Prints, step: int) -> bool:
         for rank, rows in record.items()
         if step in rows and SeenParts.BATCH in rows[step].seen
     )
+
+
+def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
+    """Whether on some rank the model gave the same in a step, and the gradient that came back is another. None: not seen."""
+    wanted = SeenParts.OUTPUT | SeenParts.PULL
+    found = [one.pull != other.pull and one.output == other.output if wanted in one.seen & other.seen else None
+             for one, other in pairs]  # fmt: skip
+    return True if any(found) else None if None in found else False
 
 
 def _are_drawn(record: Prints, replay: Prints, step: int) -> bool:
@@ -357,7 +370,10 @@ def judge_replay(
     doubts = [text for kind, text in changed if kind == "doubt"]
     missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts, *_few(unrecorded))
     labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
-    if "batch" in one.parts and not all(labels):
+    if one.labels_differ is not None:  # where outputs differ, they do before any label comes in
+        behind = "the model gave the same: it happened behind its output"
+        evidence = (*evidence, behind) if one.labels_differ and all(labels) else evidence
+    elif "batch" in one.parts and not all(labels):
         # where both sides lack them the inputs were compared, and what labels come from is known if all else is
         missing = (*missing, "labels, which do not enter the model, may be others") if missing or any(labels) else ()
         evidence = (*evidence, "labels, which do not enter the model, were not compared")
@@ -404,6 +420,10 @@ def _another_result(
         why = f"from {place.reproduced_from} step {one.first.step} is as recorded, from {place.words} it is not: "
         why += "this checkpoint does not hold all that the training had"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+    if one.labels_differ and not all(SeenParts.TARGETS in side.seen for side in (one.first.record, one.first.other)):
+        why = f"the model gave the same at step {one.first.step}, and the gradient that came back to it is another: labels, "
+        why += "or how the loss is computed from them, were others"
+        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)
     if not place.is_whole:
         missing = (*missing, f"the training may have had what its checkpoints do not hold ({place.doubt})")
     if missing:

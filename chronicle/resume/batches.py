@@ -58,12 +58,14 @@ class BatchWitness:
         self._see, self._step, self._first, self._contained = see, step, first, contained
         self._model: weakref.ref[Any] | None = None
         self._handle: Any = None
+        self._handle_after: Any = None
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
+        self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
@@ -93,6 +95,7 @@ class BatchWitness:
             watch_loaders()
             see_compiled_calls(model, shield(self._before_compiled, self.failed))
             self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
+            self._handle_after = model.register_forward_hook(_output_hook())
             if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
                 for part in model.children():
                     _witnesses_of_parts[part] = self
@@ -152,9 +155,10 @@ class BatchWitness:
             self._see(_digest(samples), place, step)
 
     def _unhook(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in (self._handle, self._handle_after):
+            if handle is not None:
+                handle.remove()
+        self._handle = self._handle_after = None
 
     def _before_compiled(self, args: Any, kwargs: Any) -> None:
         """The compiled model is called: a hook inside it would see nothing, so there is none from now on."""
@@ -197,6 +201,27 @@ def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
         witness.take((args, kwargs))
     else:
         witness.passes(bool(module.training))
+
+
+def _after_forward(module: Any, args: Any, output: Any) -> None:
+    witness = _witnesses.get(module)
+    if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
+        witness.leaves(output)
+
+
+def _output_hook() -> ModelHook:
+    if not _made_for_outputs:
+        _made_for_outputs.append(ModelHook(shield(_after_forward, _outputs_failed)))
+    return _made_for_outputs[0]
+
+
+def _outputs_failed(problem: Exception) -> None:
+    """Batches go on to be looked at: only what the model gives is not."""
+    for witness in tuple(_witnesses.values()):
+        witness.leaves = lambda output: None
+
+
+_made_for_outputs: list[ModelHook] = []
 
 
 def _failed(problem: Exception) -> None:

@@ -3,7 +3,8 @@
 A print (`chronicle/replay/ring.py` lists its fields) is put together while a step is taken:
 
     first micro-batch enters    the generators
-    every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from
+    every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
+                                model gives for it, and of the gradient that comes back to that (labels come in between)
     the optimizer steps         a sample of the gradients, learning rates and options of the groups
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss
@@ -53,6 +54,7 @@ SHARE = 0.006  # of the time may be spent on prints
 MOST_STEPS = 50
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 ELEMENTS, TENSORS = 32, 8  # of one sample
+MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_GROUPS = 8
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
 LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
@@ -77,6 +79,8 @@ class _Step:
     batches: "list[list[Any]]" = field(default_factory=list)  # what each micro-batch holds, as checksums
     gradient: "list[Any] | None" = None
     weights: "list[Any] | None" = None
+    outputs: "list[Any]" = field(default_factory=list)
+    pulls: "list[Any]" = field(default_factory=list)
     torch: int = 0
     others: int = 0
     options: int = 0
@@ -111,6 +115,10 @@ class StepPrints:
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
         self._batches: list[list[Any]] = []  # micro-batches since the step before
+        self._outputs: list[Any] = []  # of the model, for these
+        self._pulls: list[Any] = []  # the gradients with respect to the outputs
+        self._sees_outputs = True
+        self._is_named = False  # labels entered by their name
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
         self._entered: tuple[int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
@@ -125,6 +133,8 @@ class StepPrints:
         self._set_clock: Callable[[int], None] | None = getattr(sys, "_chronicle_clock", None)  # in a replay's second launch
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
+        self._pulled = shield(self._see_pull, self._lose_outputs)
+        self.leaves: Callable[[Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -150,7 +160,7 @@ class StepPrints:
         """Another state is in memory."""
         if self.on:
             self._close(self._now)
-            self._batches, self._with_targets = [], True
+            self._batches, self._outputs, self._pulls, self._with_targets = [], [], [], True
             self._begins, self._now, self._entered, self._skip = True, None, None, 0
 
     def enters(self, batch: Any) -> None:
@@ -174,9 +184,34 @@ class StepPrints:
         if self.batch is not None:
             self.batch.enters(batch)
         found, with_targets = _contents(batch)
+        self._is_named = has_named_labels(batch)
         self._batches.append(found)
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
+
+    def _leaves(self, output: Any) -> None:
+        """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels."""
+        if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
+            return
+        if is_captured():
+            return
+        begun = self._clock()
+        for tensor in tensors_of(output)[:MOST_OUTPUTS]:
+            if tensor.requires_grad and not tensor.is_leaf:
+                self._outputs.append(_checksum(tensor))
+                tensor.register_hook(self._pulled)
+        self._spent += self._clock() - begun
+
+    def _see_pull(self, gradient: Any) -> None:
+        if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or is_captured():
+            return
+        begun = self._clock()
+        self._pulls.append(_checksum(gradient))
+        self._spent += self._clock() - begun
+
+    def _lose_outputs(self, problem: Exception) -> None:
+        """What the model gives cannot be read: it is in no print from now on."""
+        self._sees_outputs, self._outputs, self._pulls = False, [], []
 
     def stepping(
         self, step: int | None, optimizer: Any, models: Sequence[Any], others: Sequence[Any] = (), *, gradient: bool = True
@@ -279,11 +314,13 @@ class StepPrints:
         self._now = None
         if now is None:
             return
-        if now is UNPRINTED and not self._batches:
+        if now is UNPRINTED and not (self._batches or self._pulls):
             self._entered = None
             return
         entered, self._entered = self._entered, None
         batches, self._batches = self._batches, []
+        outputs, self._outputs = self._outputs, []
+        pulls, self._pulls = self._pulls, []
         with_targets, self._with_targets = self._with_targets, True
         if now is UNPRINTED:
             return
@@ -295,6 +332,7 @@ class StepPrints:
         now.over = True
         if batches:
             now.batches, now.seen = batches, now.seen | BATCH | (TARGETS if with_targets else 0)
+        now.outputs, now.pulls = outputs, pulls
         self._waiting.append(now)
         self._settle()
         self._spent += self._clock() - begun
@@ -320,7 +358,7 @@ class StepPrints:
             self._write(waiting.popleft())
 
     def _is_complete(self, one: _Step, wait: bool) -> bool:
-        return wait or all(_is_ready(part) for part in (one.gradient, one.weights, *one.batches))
+        return wait or all(_is_ready(part) for part in (one.gradient, one.weights, one.outputs, one.pulls, *one.batches))
 
     def _write(self, one: _Step) -> None:
         if self._writer is None:
@@ -335,6 +373,8 @@ class StepPrints:
             one.torch,
             one.others,
             one.options,
+            _short(one.outputs),
+            _short(one.pulls),
             one.lr,
             one.loss,
         )
@@ -458,6 +498,11 @@ def _digest(sample: "list[Any] | None") -> int:
     return int(WORD.unpack(digest.digest())[0])
 
 
+def _short(parts: "list[Any]") -> int:
+    """16 bits of it, 0 for nothing."""
+    return ((_digest(parts) & 0xFFFF) or 1) if parts else 0
+
+
 # ---- a batch as a whole ------------------------------------------------------------------------------------------------
 
 
@@ -470,7 +515,7 @@ def _contents(batch: Any) -> tuple[list[Any], bool]:
     """
     leaves = tensors_of(batch)
     found = [_checksum(tensor) for tensor in leaves]
-    if not is_call(batch) or any(TARGET.search(name) for name in batch[1]):
+    if not is_call(batch) or has_named_labels(batch):
         return found, bool(found)
     places = {_place(tensor) for tensor in leaves if tensor.numel() and not tensor.is_meta}
     for own in reversed(yielded_lately()):
@@ -480,6 +525,11 @@ def _contents(batch: Any) -> tuple[list[Any], bool]:
         if any(_is_cast(tensor, leaf) for tensor in own for leaf in leaves):
             return [*found, *(_checksum(tensor) for tensor in own)], True
     return found, False
+
+
+def has_named_labels(batch: Any) -> bool:
+    """Whether a model is called with labels by their name."""
+    return is_call(batch) and any(TARGET.search(name) for name in batch[1])
 
 
 def _is_cast(tensor: Any, leaf: Any) -> bool:

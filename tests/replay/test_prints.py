@@ -1,6 +1,7 @@
 """Step prints: equal steps have equal prints, and each kind of difference shows in its own field from its step on."""
 
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from chronicle.paths import RunPaths
 from chronicle.replay import facts
 from chronicle.replay.facts import changed_facts, read_facts
 from chronicle.replay.ring import (
+    CHECK_AT,
+    CHECK_END,
+    FIRST_LAYOUT,
     HEADER_BYTES,
     PRINT_BYTES,
     Print,
@@ -45,6 +49,7 @@ class Loop:
         self.before: Callable[[int], None] = lambda step: None
         self.data: Callable[[int, Any], Any] = lambda step, x: x
         self.gradient: Callable[[int], None] = lambda step: None
+        self.target: Callable[[int], float] = lambda step: 0.0
 
     def train(self, num_steps: int) -> "Loop":
         for _ in range(num_steps):
@@ -52,7 +57,7 @@ class Loop:
             self.before(self.step)
             for part in range(2):
                 x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * self.step + part))
-                (self.model(self.data(self.step, x)).square().mean() / 2).backward()
+                ((self.model(self.data(self.step, x)) - self.target(self.step)).square().mean() / 2).backward()
             self.gradient(self.step)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -81,6 +86,7 @@ def test_equal_launches_have_equal_prints(tmp_path: Path, monkeypatch: pytest.Mo
     assert first_difference(one, other) == (0, [])
     assert sorted(one.steps()) == list(range(1, 13))
     whole = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS
+    whole |= SeenParts.OUTPUT | SeenParts.PULL
     assert all(one.steps()[step].seen == whole and one.steps()[step].batches == 2 for step in one.steps())
     assert [begin.step for begin in one.begins()] == [0]
     assert PRINT_BYTES <= 64
@@ -110,6 +116,34 @@ def test_a_difference_shows_in_its_own_field_first(what: str, tmp_path: Path, mo
     step, fields = first_difference(clean, loop.train(9).ring())
     name = {"generators": "torch"}.get(what, what)
     assert (step, fields[0]) == (5, name), fields
+
+
+def test_labels_show_in_the_gradient_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They never enter the model: its output is equal, and what comes back to it is not. With a weight the output differs."""
+    clean = Loop(tmp_path / "a", monkeypatch).train(6).ring().steps()[5]
+    loop = Loop(tmp_path / "b", monkeypatch)
+    loop.target = lambda step: 1.0 if step == 5 else 0.0
+    labelled = loop.train(6).ring().steps()[5]
+    assert clean.output == labelled.output and clean.pull != labelled.pull and clean.batch == labelled.batch
+    loop = Loop(tmp_path / "c", monkeypatch)
+    loop.before = lambda step: _flip(loop.model[2].weight) if step == 5 else None
+    assert loop.train(6).ring().steps()[5].output != clean.output
+
+
+def test_a_model_whose_output_cannot_be_read_has_all_other_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strange(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            out.register_hook = lambda hook: 1 / 0  # type: ignore[method-assign]
+            return out
+
+    loop = Loop(tmp_path, monkeypatch)
+    strange = Strange(8, 1)
+    loop.model[2], loop.model[0] = torch.nn.Identity(), torch.nn.Identity()
+    loop.model.add_module("last", strange)
+    loop.optimizer.param_groups[0]["params"] = list(strange.parameters())
+    steps = loop.train(5).ring().steps()
+    assert sorted(steps) == [1, 2, 3, 4, 5] and all(SeenParts.BATCH in one.seen and not one.output for one in steps.values())
 
 
 def test_parameters_that_the_optimizer_steps_later_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +235,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     writer.close()
 
 
@@ -222,6 +256,19 @@ def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
     path.write_bytes(bytes(blob[:-10]))
     assert [one.step for one in read_ring(path).prints] == [1, 2]
     assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "prints-0.ring"
+    write(path, range(1, 2))
+    blob = FIRST_LAYOUT.pack(7, 0, int(SeenParts.LOSS), 1, 0, 2, 3, 4, 5, 6, 7, 0.5, 1.5)
+    check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
+    header = path.read_bytes()[:HEADER_BYTES].replace(b'"v":2', b'"v":1')
+    path.write_bytes(header + blob[:CHECK_AT] + check + blob[CHECK_END:])
+    (one,) = read_ring(path).prints
+    assert (one.step, one.lr, one.loss, one.options, one.output) == (7, 0.5, 1.5, 7, 0) and one.seen == SeenParts.LOSS
+    with pytest.raises(ValueError, match="older chronicle"):
+        RingWriter(path, {"rank": 0})
 
 
 def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> None:

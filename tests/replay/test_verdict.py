@@ -20,7 +20,7 @@ from chronicle.replay.verdict import (
 
 ALL = SeenParts(0)
 for each in SeenParts:
-    ALL |= each if each is not SeenParts.BEGINS else SeenParts(0)
+    ALL |= each if each not in (SeenParts.BEGINS, SeenParts.OUTPUT, SeenParts.PULL) else SeenParts(0)
 START, UNTIL = 4, 10
 Rows = dict[int, dict[int, Print]]
 
@@ -133,6 +133,40 @@ def test_labels_that_were_not_compared_are_a_doubt_where_something_else_is() -> 
     assert found.verdict is ReplayVerdict.HARDWARE and "labels" in found.evidence[-1]
     doubtful = judged(differing("gradient", seen=seen), prints(seen=seen), unrecorded=["what came from a server"])
     assert doubtful.verdict is ReplayVerdict.NOT_TOLD and "labels" in doubtful.why
+
+
+def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_back() -> None:
+    seen = (ALL & ~SeenParts.TARGETS) | SeenParts.OUTPUT | SeenParts.PULL
+    told = {"output": 7, "pull": 7}
+
+    def one(rank: int = 0, seen: SeenParts = seen, **changed: int) -> Rows:
+        record = {row: {step: replace(one, **told) for step, one in rows.items()} for row, rows in prints(2, seen).items()}
+        for row in record:  # gradients are reduced
+            record[row][7] = replace(record[row][7], gradient=-1)
+        record[rank][7] = replace(record[rank][7], **changed)
+        return record
+
+    clean = {row: {step: replace(one, **told) for step, one in rows.items()} for row, rows in prints(2, seen).items()}
+    found = judged(one(1, pull=8), clean)
+    assert found.verdict is ReplayVerdict.DATA and "labels" in found.why
+    assert judged(one(1, output=8, pull=8), clean).verdict is ReplayVerdict.HARDWARE  # before any label comes in
+    doubtful = judged(one(), clean, unrecorded=["what came from a server"])
+    assert doubtful.verdict is ReplayVerdict.NOT_TOLD and "labels" not in doubtful.why  # they are known to be equal
+    assert judged(one(1, pull=8), clean, one(0, pull=9)).verdict is ReplayVerdict.RANDOM
+    known = {row: {step: replace(each, seen=each.seen | SeenParts.TARGETS) for step, each in rows.items()}
+             for row, rows in one(1, pull=8).items()}  # fmt: skip
+    other = {row: {step: replace(each, seen=each.seen | SeenParts.TARGETS) for step, each in rows.items()}
+             for row, rows in clean.items()}  # fmt: skip
+    found = judged(known, other)
+    assert found.verdict is ReplayVerdict.HARDWARE and "behind its output" in found.evidence[-1]
+
+
+def test_a_difference_in_what_the_model_gives_comes_before_that_of_a_sample() -> None:
+    seen = ALL | SeenParts.OUTPUT | SeenParts.PULL
+    record, other = prints(seen=seen), prints(seen=seen)
+    record[0][6] = replace(record[0][6], output=5)
+    first = compared(record, other).first
+    assert first is not None and (first.step, first.parts) == (6, ("output",))
 
 
 def test_hardware_is_not_named_without_facts_or_with_steps_that_have_no_print() -> None:
