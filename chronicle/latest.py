@@ -244,5 +244,11 @@ def pointers_to(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterat
         word = text.strip()
         named = {word, Path(word).name, *(one for one in gone if word.isdigit() and re.search(rf"(?<!\d)0*{word}$", one))}
         if named & gone:
-            to = str(newest.step) if word.isdigit() else newest.path.name
+            to = _number_of(newest) if word.isdigit() and word not in gone else newest.path.name
             yield PointerMove(path=name, before=text, after=text.replace(word, to), is_link=(root / name).is_symlink())
+
+
+def _number_of(newest: Checkpoint) -> str:
+    """The number at the end of its name, by which such a pointer was found (`batch-70` may be of step 35); else its step."""
+    found = re.search(r"(\d+)$", newest.path.name)
+    return str(newest.step) if found is None else str(int(found[1]))

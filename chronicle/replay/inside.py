@@ -27,6 +27,7 @@ from chronicle.launch.live_metrics import last_point
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
+from chronicle.replay.notes import rewrite_notes
 from chronicle.replay.places import identity_of, is_wide
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
@@ -106,8 +107,7 @@ def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
     paths = RunPaths(Path(spec.run_dir))
     _leave_out_pids(different)
     try:
-        for root in spec.roots if spec.rewinds else ():
-            rewind(Path(root), spec)
+        notes = [words for root in (spec.roots if spec.rewinds else ()) for words in rewind(Path(root), spec)]
         for path in map(Path, spec.hidden):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         if spec.code is not None and (why := lay_code(spec.code)):
@@ -137,7 +137,7 @@ def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
     verdicts = [dict(entry.data) for entry in entries if entry.kind == EntryKind.GUARD_VERDICT]
     events = _detected(paths, end.launch, spec) if spec.scan else []
     told = {"launch": end.launch, "code": end.exit_code, "end": dict(end.data), "verdicts": verdicts}
-    _say_end(result, {**told, "writable": left, "events": events})
+    _say_end(result, {**told, "writable": left, "events": events, "notes": notes})
     return 0
 
 
@@ -193,8 +193,11 @@ def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
     return [event.to_json() for event, peak in zip(found, peaks, strict=True) if peak > spec.start]
 
 
-def rewind(root: Path, spec: Spec) -> None:
-    """Make a checkpoint root look as if the checkpoint to begin with were the newest; only what this view writes changes."""
+def rewind(root: Path, spec: Spec) -> list[str]:
+    """Make a checkpoint root look as if the checkpoint to begin with were the newest; only what this view writes changes.
+
+    Returns what a script's own notes of the newest one say now, in words.
+    """
     listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
     kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
     others = [one for one in listed if one is not kept]
@@ -213,6 +216,7 @@ def rewind(root: Path, spec: Spec) -> None:
         gone |= copies | {name for name in POINTER_NAMES if os.path.lexists(root / name)}
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
+    notes = [] if kept is None else rewrite_notes(root, Path(spec.cwd), listed, gone, kept, spec.start)
     for name in sorted(gone):
         path = root / name
         if path.is_dir() and not path.is_symlink():
@@ -223,6 +227,7 @@ def rewind(root: Path, spec: Spec) -> None:
         for name in sorted(copies - gone - {kept.path.name}):  # Lightning's `last.ckpt`: the newest under a second name
             (root / name).unlink()
             (root / name).symlink_to(kept.path.name)
+    return notes
 
 
 def _copy_up(path: Path) -> None:

@@ -240,6 +240,7 @@ def replay(
             replays += 2
     if one.start < plan.origin.start:
         judged = replace(judged, evidence=(*judged.evidence, _began_earlier(one.start, plan.origin)))
+    judged = replace(judged, evidence=(*judged.evidence, *one.end.get("notes", ())))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
@@ -520,7 +521,8 @@ def _read_result(forked: Forked, step: int | None) -> _Played:
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
         why = str(end["end"].get("because") or "it ended")
-        raise ChronicleError(f"the replay took no step that could be compared ({why}): {' / '.join(lines)[-600:]}")
+        notes = "".join(f"; {words}" for words in end.get("notes", ()))
+        raise ChronicleError(f"the replay took no step that could be compared ({why}{notes}): {' / '.join(lines)[-600:]}")
     prints = {rank: ring.steps() for rank, ring in rings.items()}
     logged = {rank: steps[step].loss for rank, steps in prints.items() if step in steps}
     starts = {rank: rows[-1] for rank, rows in begins.items()}

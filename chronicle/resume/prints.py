@@ -5,7 +5,7 @@ A print (`chronicle/replay/ring.py` lists its fields) is put together while a st
     first micro-batch enters    the generators
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
                                 model gives for it, and of the gradient that comes back to that (labels come in between)
-    the optimizer steps         a sample of the gradients, learning rates and options of the groups
+    the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss
 
@@ -34,6 +34,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
 from rollback.channels import Role, find_channel
 
-__all__ = ["PRINTS_VARIABLE", "StepPrints", "is_captured"]
+__all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
 
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.006  # of the time may be spent on prints
@@ -68,6 +69,14 @@ PLAIN = (int, float, bool)
 BEGINS, BATCH, GRADIENT, WEIGHTS, GENERATORS, OPTIONS, LOSS, TARGETS = (
     int(SeenParts[name]) for name in ["BEGINS", "BATCH", "GRADIENT", "WEIGHTS", "GENERATORS", "OPTIONS", "LOSS", "TARGETS"]
 )
+
+
+class Gradient(Enum):
+    """When the gradient of a step is complete."""
+
+    READY = "before the step"
+    AT_END = "the step calls the model and the backward pass by a closure, and its end is heard"
+    TOLD = "the same, and an adapter calls `gradient_ready`"
 
 
 @dataclass(slots=True)
@@ -122,6 +131,7 @@ class StepPrints:
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
         self._entered: tuple[int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
+        self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
         self._steps = 0  # since a print was timed
@@ -214,12 +224,17 @@ class StepPrints:
         self._sees_outputs, self._outputs, self._pulls = False, [], []
 
     def stepping(
-        self, step: int | None, optimizer: Any, models: Sequence[Any], others: Sequence[Any] = (), *, gradient: bool = True
+        self,
+        step: int | None,
+        optimizer: Any,
+        models: Sequence[Any],
+        others: Sequence[Any] = (),
+        *,
+        gradient: Gradient = Gradient.READY,
     ) -> None:
         """The guarded optimizer is about to take this step (optimizer steps completed when it is over); None: an engine.
 
-        `others`: optimizers beside it, whose options and parameters are looked at as well (a critic's). `gradient` False:
-        the backward pass runs inside the step, and `gradient_ready` follows.
+        `others`: optimizers beside it, whose options and parameters are looked at as well (a critic's).
         """
         if self._launch_dir is None or step is None or (self._now is not UNPRINTED and is_captured()):
             return
@@ -229,7 +244,10 @@ class StepPrints:
             self._set_clock(step)
         self._close(self._now)
         self._steps += 1
-        self._inside = not gradient
+        self._inside = gradient is not Gradient.READY
+        if gradient is Gradient.AT_END and optimizer not in self._heard_at_end:
+            self._heard_at_end.add(optimizer)
+            optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))
         if self.batch is not None:
             self.batch.stepping(step, self._rank())
         if self._skip > 0:
@@ -252,7 +270,13 @@ class StepPrints:
             params = [p for one in self._others for p in _params(one, models)]
             now.weights = _sample(_chosen(params, step), step)
         self._spent += self._clock() - begun
-        if gradient:
+        if gradient is Gradient.READY:
+            self.gradient_ready(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """A step that was given a closure is over: its last gradient is still there, and the next batch is that of another."""
+        if self._launch_dir is not None and self._inside:
+            self._inside = False
             self.gradient_ready(optimizer)
 
     def gradient_ready(self, optimizer: Any) -> None:
@@ -609,6 +633,12 @@ def _finish(reference: "weakref.ref[StepPrints]") -> None:
     prints = reference()
     if prints is not None:
         shield(prints.finish, prints.failed)()
+
+
+def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kwargs: Any) -> None:
+    prints = reference()
+    if prints is not None:
+        shield(prints.stepped, prints.failed)(optimizer)
 
 
 def arithmetic(device: str) -> dict[str, Any]:

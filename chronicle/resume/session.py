@@ -47,7 +47,7 @@ from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
-from chronicle.resume.prints import StepPrints, is_captured
+from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
@@ -539,8 +539,11 @@ class GuardSession:
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
-    def before_step(self, optimizer: Any) -> None:
-        """Called before every optimizer step; checks once, then watches the LR. None: a whole step of an engine."""
+    def before_step(self, optimizer: Any, *, has_closure: bool = False) -> None:
+        """Called before every optimizer step; checks once, then watches the LR. None: a whole step of an engine.
+
+        `has_closure`: the step may call the model itself.
+        """
         if self.before_change is not None and not self.off:
             with self.contained("save"):
                 self.before_change()
@@ -563,12 +566,12 @@ class GuardSession:
             return
         is_watched = False
         with self.contained("step"):
-            self._watch(optimizer)
+            self._watch(optimizer, has_closure=has_closure)
             is_watched = True
         if not is_watched:  # what was counted until now may be wrong: nothing is refused because of it
             self._tripwire, self.watch_step = None, None
 
-    def _watch(self, optimizer: Any) -> None:
+    def _watch(self, optimizer: Any, *, has_closure: bool) -> None:
         if not self._counts(optimizer):
             return
         with self.contained("what is trained"):
@@ -585,7 +588,8 @@ class GuardSession:
         if not self.gradients_later:
             self._see_gradient(optimizer)
         with self._printing:
-            self.prints.stepping(self.step, optimizer, self._models, self._known, gradient=not self.gradients_later)
+            comes = Gradient.TOLD if self.gradients_later else Gradient.AT_END if has_closure else Gradient.READY
+            self.prints.stepping(self.step, optimizer, self._models, self._known, gradient=comes)
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:

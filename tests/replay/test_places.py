@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from benchmarks.replay.causes import digests
+from chronicle.latest import pointers_to
 from chronicle.paths import UNWATCHED
 from chronicle.replay.inside import Spec, rewind
 from chronicle.replay.places import made_since_start, own_places
 from chronicle.replay.ring import SeenParts
 from chronicle.replay.verdict import BEGINNING, ReplayVerdict, StateLoaded, compare_prints, judge_replay
 from chronicle.settings import load_settings
+from rollback.checkpoint.listing import open_checkpoint
 from tests.replay.test_replay import PROBE, environ
 from tests.replay.test_verdict import START, UNTIL, prints
 
@@ -85,15 +87,19 @@ def test_a_state_file_that_nobody_named_is_found_and_is_not_there_at_the_beginni
 
 
 @pytest.mark.slow
-def test_a_note_of_the_newest_state_that_a_script_keeps_itself_is_not_there_at_the_beginning(tmp_path: Path) -> None:
+def test_a_scripts_note_of_its_newest_state_names_the_one_to_begin_with_or_is_not_there(tmp_path: Path) -> None:
     """`ck/newest` holds a number: without the states that it names the script would end with an error."""
     edits = (("import chronicle", "import chronicle\nos.makedirs('ck', exist_ok=True)"), ('"state.pt"):', '"ck/newest"):'),
              ('torch.load("state.pt"', 'torch.load(f"ck/state-{open(\'ck/newest\').read()}.pt"'),
              ('"step": step}, "state.pt")',
               '"step": step}, f"ck/state-{step}.pt")\n        open("ck/newest", "w").write(str(step))'))
     record(tmp_path, "seeded", edits=edits)
-    told = chronicle(tmp_path, "replay", "3", "--json")
-    assert json.loads(told.stdout)["verdict"] == "reproduced", told.stdout + told.stderr
+    for step, start in (("3", 0), ("13", 10)):
+        told = chronicle(tmp_path, "replay", step, "--json")
+        found = json.loads(told.stdout or "{}")
+        assert (found.get("verdict"), found.get("start")) == ("reproduced", start), told.stdout + told.stderr
+    assert any("ck/newest` says '20', which was saved later" in words for words in found["evidence"])
+    assert (tmp_path / "ck/newest").read_text() == "20"
 
 
 @pytest.mark.slow
@@ -189,3 +195,59 @@ def test_a_command_that_names_its_checkpoint_gets_a_verdict(tmp_path: Path) -> N
     done = chronicle(tmp_path, "replay", "22", "--json", "--", sys.executable, "again.py", "resume")
     found = json.loads(done.stdout)
     assert (found["verdict"], found["start"]) == ("state differs", 20), done.stderr
+
+
+def noted(root: Path, steps: Sequence[int], notes: dict[str, str], name: str = "step-{}.pt") -> None:
+    """States of these steps, and beside them a script's own notes."""
+    for step in steps:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter])
+        for _ in range(step):
+            parameter.grad = torch.zeros(1)
+            optimizer.step()
+        torch.save({"model": {"w": parameter.data}, "optimizer": optimizer.state_dict()}, root / name.format(step))
+    for file, text in notes.items():
+        (root / file).write_text(text)
+
+
+def test_a_scripts_own_note_of_the_newest_names_the_one_to_begin_with(tmp_path: Path) -> None:
+    says = {"newest": "step-8.pt\n", "stem": "step-8", "number": "8", "padded": "000008\n", "path": "ck/step-8.pt",
+            "full": str(tmp_path / "ck/step-8.pt"), "one.json": '{"latest": "step-8.pt", "step": 8}'}  # fmt: skip
+    (tmp_path / "ck").mkdir()
+    noted(tmp_path / "ck", (4, 8), says)
+    told = rewind(tmp_path / "ck", spec_of(tmp_path / "ck", str(tmp_path / "ck/step-4.pt"), 4))
+    assert {name: (tmp_path / "ck" / name).read_text() for name in says} == {
+        name: text.replace("8", "4") for name, text in says.items()
+    }
+    assert len(told) == len(says) and all("in the replay it says" in words for words in told)
+
+
+def test_a_note_whose_meaning_is_not_certain_is_left_as_it_is_and_said(tmp_path: Path) -> None:
+    says = {"other": "step-6.pt", "part.json": '{"step": 8, "epoch": 2}', "two.txt": "best: step-8.pt", "old": "8"}
+    unsaid = {"early": "step-4.pt", "12": "12", "seed": "7", "words.txt": "rows of the data", "list.json": "[8]"}
+    noted(tmp_path, (4, 6, 8), says | unsaid)
+    os.utime(tmp_path / "old", (1, 1))
+    told = rewind(tmp_path, spec_of(tmp_path, str(tmp_path / "step-4.pt"), 4))
+    assert {name: (tmp_path / name).read_text() for name in says | unsaid} == says | unsaid
+    assert [words.split("`")[1] for words in told] == sorted(str(tmp_path / name) for name in says)
+
+
+def test_a_number_that_means_a_step_and_a_name_is_left_as_it_is(tmp_path: Path) -> None:
+    """`save-8` is of step 4, and step 8 is in `save-16`."""
+    for number in (4, 8, 16):
+        noted(tmp_path, (number // 2,), {}, name=f"save-{number}.pt")
+    (tmp_path / "newest").write_text("8")
+    (tmp_path / "counted").write_text("16")
+    told = rewind(tmp_path, spec_of(tmp_path, str(tmp_path / "save-4.pt"), 2))
+    assert ((tmp_path / "newest").read_text(), (tmp_path / "counted").read_text()) == ("8", "4")
+    assert ["left as it is" in words for words in told] == [False, True]
+
+
+def test_a_pointer_with_the_number_of_a_name_gets_that_of_the_other_name(tmp_path: Path) -> None:
+    """`batch-8` is of step 4."""
+    noted(tmp_path, (4,), {"latest": "16"})
+    newest = replace(open_checkpoint(tmp_path / "step-4.pt"), path=tmp_path / "batch-8")
+    assert [one.after for one in pointers_to(tmp_path, {"batch-16"}, newest)] == ["8"]
+    (tmp_path / "latest").write_text("0016")
+    newest = replace(newest, path=tmp_path / "0008")
+    assert [one.after for one in pointers_to(tmp_path, {"0016"}, newest)] == ["0008"]

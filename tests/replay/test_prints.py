@@ -92,16 +92,52 @@ def test_equal_launches_have_equal_prints(tmp_path: Path, monkeypatch: pytest.Mo
     assert PRINT_BYTES <= 64
 
 
+class Closures(Loop):
+    """The same, and the optimizer calls model and backward pass inside of its step."""
+
+    def train(self, num_steps: int) -> "Loop":
+        for _ in range(num_steps):
+            self.step += 1
+            self.before(self.step)
+
+            def closure() -> torch.Tensor:
+                self.optimizer.zero_grad()
+                x = torch.randn(4, 8, generator=torch.Generator().manual_seed(self.step))
+                loss = self.model(self.data(self.step, x)).square().mean()
+                loss.backward()
+                self.gradient(self.step)
+                return loss.detach()
+
+            self.optimizer.step(closure)
+        return self
+
+
+def test_a_step_that_calls_the_model_inside_has_its_own_batch_gradient_and_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a resumed launch that takes one step the batch was in no print, and its weights were those before the step."""
+    rings = [Closures(tmp_path / name, monkeypatch).train(steps).ring() for name, steps in (("a", 3), ("b", 1))]
+    whole = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS
+    assert all(one.seen == whole and one.batches == 1 for ring in rings for one in ring.steps().values())
+    first, alone = (ring.steps()[1] for ring in rings)
+    assert [getattr(first, name) for name in FIELDS] == [getattr(alone, name) for name in FIELDS]
+    weights = [one.weights for one in (*rings[0].begins(), *rings[0].steps().values())]
+    assert len(set(weights)) == 4, "the weights of a step are those after it"
+
+
 def _flip(tensor: torch.Tensor, place: int = 1) -> None:
     """One bit of one element, in its exponent; one that is sampled in odd steps."""
     flat = tensor.detach().view(-1).view(torch.int32)
     flat[place] ^= 1 << 25
 
 
+@pytest.mark.parametrize("kind", [Loop, Closures])
 @pytest.mark.parametrize("what", ["batch", "gradient", "weights", "generators", "options"])
-def test_a_difference_shows_in_its_own_field_first(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean = Loop(tmp_path / "a", monkeypatch).train(9).ring()
-    loop = Loop(tmp_path / "b", monkeypatch)
+def test_a_difference_shows_in_its_own_field_first(
+    what: str, kind: type[Loop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = kind(tmp_path / "a", monkeypatch).train(9).ring()
+    loop = kind(tmp_path / "b", monkeypatch)
     model, group = loop.model, loop.optimizer.param_groups[0]
     if what == "batch":
         loop.data = lambda step, x: x + 1 if step == 5 else x

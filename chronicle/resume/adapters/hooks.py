@@ -48,12 +48,17 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if session.engine_steps:
                 session.envelope.inner_step(optimizer)
             if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step(optimizer, session)):
-                session.before_step(optimizer)
+                session.before_step(optimizer, has_closure=_has_closure(args, kwargs))
                 session.envelope.before_step(optimizer)
         except Exception as problem:
             if raised_by_script(problem):
                 raise
             last_resort(functools.partial(session.lost, "step"), problem)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether a step is given a function that it calls: most run the model and the backward pass in it."""
+    return any(map(callable, (*args[1:], *kwargs.values())))
 
 
 def _lost(problem: Exception) -> None:
