@@ -93,7 +93,7 @@ class BatchWitness:
             self._model = weakref.ref(model)
             _witnesses[model] = self
             watch_loaders()
-            see_compiled_calls(model, shield(self._before_compiled, self.failed))
+            see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(self._after_compiled, _outputs_failed))
             self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
             self._handle_after = model.register_forward_hook(_output_hook())
             if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
@@ -166,6 +166,11 @@ class BatchWitness:
         model = self._model() if self._model is not None else None
         if model is not None:
             _before_forward(model, args, kwargs)
+
+    def _after_compiled(self, output: Any) -> None:
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            _after_forward(model, (), output)
 
 
 # The witness is kept outside the module, and a pickle does not keep the hook: a guarded model can still be deep-copied and

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
+_SEES_OUTPUT: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
@@ -70,12 +71,12 @@ class ModelHook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-def see_compiled_calls(model: Any, see: Callable[[Any, Any], None]) -> None:
-    """From now on `see(args, kwargs)` is called before every call of a compiled form of `model`.
+def see_compiled_calls(model: Any, see: Callable[[Any, Any], None], see_output: Callable[[Any], None]) -> None:
+    """From now on `see(args, kwargs)` is called before every call of a compiled form of `model`, `see_output(output)` after it.
 
     It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
     """
-    _SEES[model] = see
+    _SEES[model], _SEES_OUTPUT[model] = see, see_output
     if not _patched:
         _patch()
     _known.clear()
@@ -96,9 +97,11 @@ def see_own_compilation(module: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before(owner(), args, kwargs)
-        return compiled(*args, **kwargs)
+        output = compiled(*args, **kwargs)
+        after(owner(), output)
+        return output
 
-    before = outside_graphs(_before_call)
+    before, after = outside_graphs(_before_call), outside_graphs(_after_call)
     _skip(call)
     call._chronicle = True  # type: ignore[attr-defined]
     module._compiled_call_impl = call
@@ -135,6 +138,13 @@ def _before_call(module: Any, args: Any, kwargs: Any) -> None:
         see(args, kwargs)
 
 
+def _after_call(module: Any, output: Any) -> None:
+    held = _known.get(module) if module is not None else None
+    see = _SEES_OUTPUT.get(held()) if held is not None and held() is not None else None
+    if see is not None:
+        see(output)
+
+
 def _watched_in(module: Any) -> Any:
     return next((inner for inner in compiled_part(module).modules() if inner in _SEES), None)
 
@@ -145,12 +155,14 @@ def _patch() -> None:
 
     optimized = _dynamo().OptimizedModule
     original, compile_ = optimized.__call__, torch.nn.Module.compile
-    before = outside_graphs(_before_call)
+    before, after = outside_graphs(_before_call), outside_graphs(_after_call)
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self, args, kwargs)
-        return original(self, *args, **kwargs)
+        output = original(self, *args, **kwargs)
+        after(self, output)
+        return output
 
     @functools.wraps(compile_)
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -31,6 +31,8 @@ from chronicle.replay.ring import (
 )
 from chronicle.resume.prints import PRINTS_VARIABLE
 
+OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.OUTPUT | SeenParts.PULL
+WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS
 FIELDS = ("torch", "batch", "options", "gradient", "weights")
 
 
@@ -45,6 +47,7 @@ class Loop:
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.run = chronicle.attach(directory / "run", self.model, self.optimizer)
+        self.forward: Callable[[Any], Any] = lambda x: self.model(x)
         self.step = 0
         self.before: Callable[[int], None] = lambda step: None
         self.data: Callable[[int, Any], Any] = lambda step, x: x
@@ -57,7 +60,7 @@ class Loop:
             self.before(self.step)
             for part in range(2):
                 x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * self.step + part))
-                ((self.model(self.data(self.step, x)) - self.target(self.step)).square().mean() / 2).backward()
+                ((self.forward(self.data(self.step, x)) - self.target(self.step)).square().mean() / 2).backward()
             self.gradient(self.step)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -85,9 +88,7 @@ def test_equal_launches_have_equal_prints(tmp_path: Path, monkeypatch: pytest.Mo
     other = Loop(tmp_path / "b", monkeypatch).train(12).ring()
     assert first_difference(one, other) == (0, [])
     assert sorted(one.steps()) == list(range(1, 13))
-    whole = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS
-    whole |= SeenParts.OUTPUT | SeenParts.PULL
-    assert all(one.steps()[step].seen == whole and one.steps()[step].batches == 2 for step in one.steps())
+    assert all(one.steps()[step].seen == WHOLE and one.steps()[step].batches == 2 for step in one.steps())
     assert [begin.step for begin in one.begins()] == [0]
     assert PRINT_BYTES <= 64
 
@@ -117,8 +118,7 @@ def test_a_step_that_calls_the_model_inside_has_its_own_batch_gradient_and_weigh
 ) -> None:
     """Of a resumed launch that takes one step the batch was in no print, and its weights were those before the step."""
     rings = [Closures(tmp_path / name, monkeypatch).train(steps).ring() for name, steps in (("a", 3), ("b", 1))]
-    whole = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS
-    assert all(one.seen == whole and one.batches == 1 for ring in rings for one in ring.steps().values())
+    assert all(one.seen == WHOLE and one.batches == 1 for ring in rings for one in ring.steps().values())
     first, alone = (ring.steps()[1] for ring in rings)
     assert [getattr(first, name) for name in FIELDS] == [getattr(alone, name) for name in FIELDS]
     weights = [one.weights for one in (*rings[0].begins(), *rings[0].steps().values())]
@@ -164,6 +164,15 @@ def test_labels_show_in_the_gradient_of_the_output(tmp_path: Path, monkeypatch: 
     loop = Loop(tmp_path / "c", monkeypatch)
     loop.before = lambda step: _flip(loop.model[2].weight) if step == 5 else None
     assert loop.train(6).ring().steps()[5].output != clean.output
+
+
+def test_the_output_of_a_compiled_model_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Loop(tmp_path / "a", monkeypatch).train(4).ring().steps()
+    loop = Loop(tmp_path / "b", monkeypatch)
+    whole = torch.compile(loop.model, backend="eager", fullgraph=True)
+    loop.forward = whole
+    steps = loop.train(4).ring().steps()
+    assert [(one.output, one.pull) for one in steps.values()] == [(one.output, one.pull) for one in plain.values()]
 
 
 def test_a_model_whose_output_cannot_be_read_has_all_other_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
