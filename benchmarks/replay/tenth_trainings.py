@@ -491,7 +491,7 @@ def main():
             flip(changed, 28)
             return (changed, *outputs[1:])
 
-    model.transformer.h[1].attn.register_forward_hook(after_attention)
+    model.transformer.h[0].attn.register_forward_hook(after_attention)
     trainer.train(resume_from_checkpoint=get_last_checkpoint("checkpoints") if os.path.isdir("checkpoints") else None)
 
 
