@@ -98,7 +98,7 @@ def _of_people_on_call() -> Iterator[Cause]:
     hardware = (
         ("a rank that sends its gradient before last", ROUTING, fault("stale", 34)),
         ("a row of the queue that lost its memory", PAIRING, fault("queue", 34, 55)),
-        ("bit of an activation in HF Trainer", ANSWERING, fault("activation", 45, 123)),
+        ("bit of an activation in HF Trainer", ANSWERING, fault("activation", 45, 338)),
     )
     for name, training, planted in hardware:
         yield Cause(name=name, expected=V.HARDWARE, training=training, fault=planted)
