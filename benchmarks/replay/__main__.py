@@ -20,6 +20,7 @@ from benchmarks.replay import (
     searches,
     seventh,
     sixth,
+    tenth,
     trainer,
 )
 
@@ -33,6 +34,7 @@ LISTS = {
     "seventh": seventh.causes,
     "eighth": eighth.causes,
     "ninth": ninth.causes,
+    "tenth": tenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
