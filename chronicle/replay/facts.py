@@ -220,7 +220,7 @@ def _changed_later(
     known = {str(path): str(digest) for path, digest in (before.get("files") or {}).items()}
     found: dict[str, ChangedFact] = {}
     for path, step, digest in before.get("later") or ():
-        if step > last + 1:
+        if step > last + 1 or path.endswith("__path_hook__"):  # a name in `sys.path`, of records that noted it
             continue
         earlier, known[path] = known.get(path), digest
         now, own = theirs.get(path), ITS_OWN in (digest, earlier)

@@ -437,6 +437,7 @@ def _start(
         scan=scan,
         steps=steps,
         rewinds=origin.rewinds,
+        saved={str(one.path): step for step, one, _ in _listed(origin.roots, read_journal(paths).entries)},
         hidden=tuple(map(str, origin.hidden)),
     )
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class Spec:
     scan: bool = False  # the detector reads what came out
     steps: int = 0  # it ends when so many are printed by every rank there is, whatever their numbers
     rewinds: bool = True  # later checkpoints are hidden
+    saved: Mapping[str, int] = field(default_factory=dict)  # by path: of which step a checkpoint is, by its identity
     hidden: tuple[str, ...] = ()  # what the recorded launch made, and is not there when this one begins
 
     @property
@@ -203,7 +204,8 @@ def rewind(root: Path, spec: Spec) -> list[str]:
     others = [one for one in listed if one is not kept]
     if is_wide(root, Path(spec.cwd)) and any(map(identity_of, listed)):
         others = [one for one in others if identity_of(one)]  # a script's other files are no checkpoints of this run
-    gone = {one.path.name for one in others if one.step is None or one.step >= spec.start or not spec.checkpoint}
+    steps = {one.path.name: spec.saved.get(str(one.path), one.step) for one in others}  # a name may count something else
+    gone = {name for name, step in steps.items() if step is None or step >= spec.start or not spec.checkpoint}
     if kept is not None:
         gone |= set(find_remnants(root, kept))
         if spec.rollback:

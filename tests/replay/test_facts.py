@@ -216,3 +216,9 @@ def test_more_files_in_one_step_than_are_noted_is_said(tmp_path: Path, monkeypat
         late.opened |= {str(tmp_path / f"{step}-{one}.txt"): False for one in range(num)}
         late.stepping(step)
     assert found["unnoted"] == 3
+
+
+def test_a_name_in_the_search_path_is_no_file() -> None:
+    """An editable package puts one there; an import looks for it in the working directory."""
+    before = {"directory": "/work", "later": [["/work/__editable__.mine-1.0.finder.__path_hook__", 3, ""]]}
+    assert changed_facts(before, {"later": []}) == []

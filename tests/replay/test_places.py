@@ -180,6 +180,14 @@ def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
+def test_what_is_hidden_goes_by_the_step_of_a_checkpoint_and_not_by_the_number_in_its_name(tmp_path: Path) -> None:
+    """A generator's turns in the name, three steps of a critic each."""
+    noted(tmp_path, (2, 3), {}, name="gan-{}.pt")
+    saved = {str(tmp_path / f"gan-{number}.pt"): 3 * number for number in (2, 3)}
+    rewind(tmp_path, replace(spec_of(tmp_path, str(tmp_path / "gan-2.pt"), 6), saved=saved))
+    assert os.listdir(tmp_path) == ["gan-2.pt"]
+
+
 def spec_of(root: Path, checkpoint: str, start: int) -> Spec:
     return Spec(
         run_dir=str(root / "run"), roots=(str(root),), checkpoint=checkpoint, name=Path(checkpoint).name, start=start,
@@ -216,9 +224,9 @@ def test_a_scripts_own_note_of_the_newest_names_the_one_to_begin_with(tmp_path: 
     (tmp_path / "ck").mkdir()
     noted(tmp_path / "ck", (4, 8), says)
     told = rewind(tmp_path / "ck", spec_of(tmp_path / "ck", str(tmp_path / "ck/step-4.pt"), 4))
-    assert {name: (tmp_path / "ck" / name).read_text() for name in says} == {
-        name: text.replace("8", "4") for name, text in says.items()
-    }
+    after = {name: text.replace("step-8", "step-4") for name, text in says.items()}
+    after |= {"number": "4", "padded": "000004\n", "one.json": '{"latest": "step-4.pt", "step": 4}'}
+    assert {name: (tmp_path / "ck" / name).read_text() for name in says} == after
     assert len(told) == len(says) and all("in the replay it says" in words for words in told)
 
 

@@ -166,6 +166,8 @@ def note_opened():
             return
         if path.endswith(".py") and ("-packages/" in path or "/lib/python" in path):
             return  # an import; a script's own source may be run by `exec`
+        if path.endswith("__path_hook__"):
+            return  # a name in `sys.path` that stands for an editable package
         try:
             mode, flags = args[1], args[2]
             writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
