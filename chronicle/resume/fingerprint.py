@@ -23,6 +23,7 @@ __all__ = [
     "buffers_digest",
     "collect_optimizers",
     "digest_of_each",
+    "epsilon_of",
     "fingerprint_memory",
     "fresh_seed",
     "frozen_parameters",
@@ -171,6 +172,13 @@ def trained_weights_moved(before: Mapping[int, str], live: LiveState) -> bool:
     """Whether any weight that is trained now is another one than in these `digest_of_each`, or was not there then."""
     trained = (p for model in live.models for p in model.parameters() if p.requires_grad)
     return any(before.get(id(p)) != tensor_digest([own_shard(p)]) for p in trained)
+
+
+def epsilon_of(tensor: Any) -> float:
+    """The distance from 1 to the next number of its type; 0 where it is no floating point."""
+    import torch
+
+    return float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
 
 def rounded_weights(live: LiveState) -> str:

@@ -35,10 +35,12 @@ from chronicle.resume.checks.run import (
 )
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
+from chronicle.resume.envelope.samples import Snapshot
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,
     digest_of_each,
+    epsilon_of,
     fingerprint_memory,
     fresh_seed,
     frozen_parameters,
@@ -64,6 +66,8 @@ __all__ = ["Loads"]
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"
+AT_BATCH = "when the first batch came"
+ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
 OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
 
@@ -92,6 +96,7 @@ class Loads:
         self._calibration = Calibration()
         self._away = False  # torch's generator was far from any seed at the load
         self._seeded: int | None = None  # with what torch was seeded between the load and its first batch
+        self._at_batch: tuple[list[Any], Snapshot] | None = None  # the trained weights when the first batch came
         # where this training moves weights between a save and its next step: their digest at the load, and one for each
         self._weights_loaded, self._each_loaded = "", dict[int, str]()
 
@@ -134,14 +139,31 @@ class Loads:
         if not saved or not any(not c.ok and c.name == "weights" for c in checks):
             return list(checks)
         if self.state is not None and self.state.weights[0] == saved:
-            when, only_frozen = "when the first batch came", self.state.weights[1] == weights_digests(live)[1]
+            when, only_frozen = AT_BATCH, self.state.weights[1] == weights_digests(live)[1]
         else:
             when, only_frozen = "at the load", self._weights_loaded == saved
             only_frozen = only_frozen and not trained_weights_moved(self._each_loaded, live)
-        if not only_frozen:
+        if only_frozen:
+            cause = f"as saved {when}; since then the script itself moved weights that are not trained"
+        elif when == AT_BATCH and self._is_rounding():
+            cause = f"as saved {when}; since then the script moved them and took it back, but for the last bits"
+        else:
             return list(checks)
-        cause = f"as saved {when}; since then the script itself moved weights that are not trained"
         return [replace(c, outcome=Outcome.NOTED, cause=cause) if c.name == "weights" else c for c in checks]
+
+    def _is_rounding(self) -> bool:
+        """Whether the trained weights are those of the first batch but for rounding: a script adds to them and subtracts it
+        again before its step (SAM)."""
+        if self._at_batch is None:
+            return False
+        params, then = self._at_batch
+        for param, before, now in zip(params, then.rows(), Snapshot(params).rows(), strict=True):
+            if before is None or now is None or len(before) != len(now):
+                return False
+            most = ROUNDINGS * epsilon_of(param) * max(1e-30, float(abs(before).max()))
+            if not float(abs(now - before).max()) <= most:
+                return False
+        return True
 
     def saved_in_half(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
         """The checks; weights that the script keeps in half precision cannot be compared with those of memory at the save."""
@@ -283,6 +305,8 @@ class Loads:
                 calibration=self._calibration,
             )
             self.state = replace(state, buffers=buffers, weights=weights_digests(live))
+            trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
+            self._at_batch = trained, Snapshot(trained)
             self._calibration = Calibration()
 
     def check_seed(self) -> list[Check]:
