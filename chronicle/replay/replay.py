@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -36,6 +36,7 @@ from chronicle.replay.fork import (
     recorded_code_of,
 )
 from chronicle.replay.places import is_wide, made_since_start
+from chronicle.replay.ring import VERSION as RING_VERSION
 from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import (
     PARTS,
@@ -204,6 +205,7 @@ def replay(
     found = _changed(facts, one, comparison, plan)
     load = _state_loaded(plan.origin, one)
     doubts, made = _unrecorded(plan.origin, facts, one)
+    doubts = (*doubts, *_of_older_prints(plan.rings))
     judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts)
     judged = judge(comparison, None, load=load, place=_place_of(plan.origin))
     replays = 1
@@ -555,6 +557,12 @@ def _unrecorded(
     then = Then(facts or {}, begun or 0.0, ended, list(map(str, origin.own)))
     made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))
     return tuple(unrecorded(one.seen, then, one.facts)), made
+
+
+def _of_older_prints(rings: Mapping[int, Ring]) -> Iterator[str]:
+    """Why prints of another version may differ although nothing does."""
+    if any(ring.header["v"] != RING_VERSION for ring in rings.values()):
+        yield "prints of an older chronicle hold the batch and weights of the step before, where a step is given a closure"
 
 
 def _ends_of(origin: Origin) -> tuple[float | None, float | None]:

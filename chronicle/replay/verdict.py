@@ -467,8 +467,11 @@ def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:
     named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
     why = f"{len(one.steps)} step{'' if len(one.steps) == 1 else 's'}, every print equal: {named}"
     more: tuple[str, ...] = ()
+    unseen = [PARTS[part][1] for part in ("options", "torch", "batch", "gradient", "weights") if part not in one.parts]
+    if unseen:
+        more = (f"not in every print, and so not compared: {', '.join(unseen)}",)
     if one.unprinted:
-        more = (f"{len(one.unprinted)} steps between them have no print in the record",)
+        more += (f"{len(one.unprinted)} steps between them have no print in the record",)
     if one.unrestored:
         more += ("Python's or NumPy's generators are not those of the record: nobody restores them; no effect is seen",)
     return Ruling(verdict=ReplayVerdict.REPRODUCED, why=why, evidence=(*more, *words))
