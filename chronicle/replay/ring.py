@@ -12,7 +12,7 @@ newest print takes the place of the oldest. A print holds:
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
     torch      torch's generators (those of devices too) when the first micro-batch entered
-    others     Python's and NumPy's generators then
+    python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
     output     checksum of what the model gave for the micro-batches, where no label entered it by its name; 0: not seen
     pull       checksum of the gradient with respect to that: with an equal output, it tells whether labels are equal
@@ -52,8 +52,8 @@ __all__ = [
 
 VERSION = 2
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQQQIIIHHfd")
-FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1, without output and pull
+LAYOUT = struct.Struct("<IIBBHQQQIHHIHHfd")
+FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1: one checksum of both generators, no output, no pull
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY = 0xFFFFFFFF
@@ -75,6 +75,7 @@ class SeenParts(IntFlag):
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
     OUTPUT = 256  # from here on not in the file: a field that is not 0 was seen
     PULL = 512
+    EACH_GENERATOR = 1024  # Python's and NumPy's apart
 
 
 STORED = 255
@@ -95,7 +96,8 @@ class Print:
     gradient: int = 0
     weights: int = 0
     torch: int = 0
-    others: int = 0
+    python: int = 0
+    numpy: int = 0
     options: int = 0
     output: int = 0
     pull: int = 0
@@ -105,8 +107,9 @@ class Print:
     def pack(self) -> bytes:
         """The 64 bytes."""
         one = self
-        more = (one.gradient, one.weights, one.torch, one.others, one.options, one.output, one.pull, one.lr, one.loss)
-        return pack_print(one.step, one.seq, int(one.seen), one.batches, one.batch, *more)
+        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights)
+        more = (one.torch, one.python, one.numpy, one.options, one.output, one.pull)
+        return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
     @classmethod
     def unpack(cls, blob: bytes, version: int = VERSION) -> "Print | None":
@@ -116,17 +119,18 @@ class Print:
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
         fields = LAYOUT.unpack(blob) if version > 1 else _of_first(FIRST_LAYOUT.unpack(blob))
-        step, seq, seen, batches, _, batch, gradient, weights, torch, others, options, output, pull, lr, loss = fields
+        step, seq, seen, batches, _, batch, gradient, weights, torch, python, numpy, options, output, pull, lr, loss = fields
         return cls(
             step=step,
             seq=seq,
-            seen=SeenParts(seen | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)),
+            seen=_all_seen(seen, output, pull, version),
             batches=batches,
             batch=batch,
             gradient=gradient,
             weights=weights,
             torch=torch,
-            others=others,
+            python=python,
+            numpy=numpy,
             options=options,
             output=output,
             pull=pull,
@@ -144,7 +148,8 @@ def pack_print(
     gradient: int,
     weights: int,
     torch: int,
-    others: int,
+    python: int,
+    numpy: int,
     options: int,
     output: int,
     pull: int,
@@ -152,14 +157,20 @@ def pack_print(
     loss: float,
 ) -> bytes:
     """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights, torch, others, options)
+    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights, torch, python, numpy, options)
     blob = LAYOUT.pack(*first, output, pull, lr, loss)
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
 
 def _of_first(fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    *first, lr, loss = fields
-    return (*first, 0, 0, lr, loss)
+    *first, _, options, lr, loss = fields
+    return (*first, 0, 0, options, 0, 0, lr, loss)
+
+
+def _all_seen(seen: int, output: int, pull: int, version: int) -> SeenParts:
+    each = seen & SeenParts.GENERATORS and version > 1
+    more = (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0) | (SeenParts.EACH_GENERATOR if each else 0)
+    return SeenParts(seen | more)
 
 
 def _check(blob: bytes) -> bytes:

@@ -68,7 +68,8 @@ class ReplayVerdict(StrEnum):
 PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "options": (SeenParts.OPTIONS, "LR or options of the optimizer"),
     "torch": (SeenParts.GENERATORS, "torch's generators"),
-    "others": (SeenParts.GENERATORS, "Python's or NumPy's generators"),
+    "python": (SeenParts.EACH_GENERATOR, "Python's generator"),
+    "numpy": (SeenParts.EACH_GENERATOR, "NumPy's generator"),
     "batch": (SeenParts.BATCH, "batch"),
     "output": (SeenParts.OUTPUT, "model's output"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
@@ -76,7 +77,8 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
 RESULT = ("output", "gradient", "loss", "weights")
-ENTERS = ("torch", "others", "batch")
+OTHERS = ("python", "numpy")  # generators that many scripts use for nothing, and restore in no launch
+ENTERS = ("torch", *OTHERS, "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ class PrintComparison:
     on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
     labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
     drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
-    unrestored: bool = False  # Python's or NumPy's generators stood elsewhere from the first step on: nobody restores them
+    unrestored: tuple[str, ...] = ()  # which of Python's and NumPy's generators stood elsewhere from the first step on
 
 
 def compare_prints(
@@ -154,8 +156,9 @@ def _compare(
         pairs = [(rank, own, other) for rank, own, other in rows if own is not None and other is not None]
         for _, own, other in pairs:
             parts &= frozenset(part for part, (seen, _) in PARTS.items() if seen in own.seen and seen in other.seen)
-        if is_first and any("others" in _differing(own, other) for _, own, other in pairs):
-            left_out = ("others",)
+        if is_first:
+            apart = {part for _, own, other in pairs for part in _differing(own, other)}
+            left_out = (*left_out, *(part for part in OTHERS if part in apart and part not in left_out))
         is_first = is_first and told_late and not any(SeenParts.GENERATORS in own.seen & other.seen for _, own, other in pairs)
         found = [(rank, own, other, tuple(_differing(own, other, left_out))) for rank, own, other in pairs]
         wrong = [row for row in found if row[3]]
@@ -174,7 +177,7 @@ def _compare(
     return PrintComparison(
         steps=tuple(steps),
         parts=parts - set(left_out) if steps else frozenset(),
-        unrestored=bool(left_out),
+        unrestored=left_out,
         missing=tuple(missing),
         unprinted=tuple(unprinted),
         begins_equal=_begins_equal(record, begins, start),
@@ -348,8 +351,8 @@ def judge_replay(
         why = f"two replays from {origin} disagree in what enters the step ({PARTS[parts[0]][1]}): it is not repeatable"
         return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
     again = replays_agree is None
-    if parts[0] in ("torch", "others"):
-        why = f"{PARTS[parts[0]][1]} stand elsewhere from step {first.step} on"
+    if parts[0] in ("torch", *OTHERS):
+        why = f"{PARTS[parts[0]][1]} {'stand' if parts[0] == 'torch' else 'stands'} elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
@@ -473,7 +476,8 @@ def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:
     if one.unprinted:
         more += (f"{len(one.unprinted)} steps between them have no print in the record",)
     if one.unrestored:
-        more += ("Python's or NumPy's generators are not those of the record: nobody restores them; no effect is seen",)
+        named = " and ".join(PARTS[part][1] for part in one.unrestored)
+        more += (f"{named}: not as in the record, because nobody restores it; no effect is seen",)
     return Ruling(verdict=ReplayVerdict.REPRODUCED, why=why, evidence=(*more, *words))
 
 
@@ -495,6 +499,6 @@ def prints_agree(one: Prints, other: Prints, steps: Iterable[int]) -> bool | Non
             if a is None or b is None:
                 return None
             compared = True
-            if any(_differing(a, b, ("others",))):
+            if any(_differing(a, b, OTHERS)):
                 return False
     return True if compared else None

@@ -91,7 +91,8 @@ class _Step:
     outputs: "list[Any]" = field(default_factory=list)
     pulls: "list[Any]" = field(default_factory=list)
     torch: int = 0
-    others: int = 0
+    python: int = 0
+    numpy: int = 0
     options: int = 0
     lr: float = 0.0
     loss: float = math.nan
@@ -129,7 +130,7 @@ class StepPrints:
         self._sees_outputs = True
         self._is_named = False  # labels entered by their name
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
-        self._entered: tuple[int, int] | None = None  # generators, when the first micro-batch of a step entered
+        self._entered: tuple[int, int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
         self._begins = True  # the next step is the first one of the launch, or after a load
@@ -264,7 +265,7 @@ class StepPrints:
         self._now = now = _Step(step)
         self._models = models
         if self._entered is not None:
-            (now.torch, now.others), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
+            (now.torch, now.python, now.numpy), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
         self._read_options(now, optimizer, models)
         if self._others:  # as they are now: they may step before or after this one
             params = [p for one in self._others for p in _params(one, models)]
@@ -350,7 +351,7 @@ class StepPrints:
             return
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
-            (now.torch, now.others), now.seen = entered, now.seen | GENERATORS
+            (now.torch, now.python, now.numpy), now.seen = entered, now.seen | GENERATORS
         now.weights = [*(now.weights or ()), *_sample(_chosen(self._params, now.step), now.step)]
         now.seen |= WEIGHTS
         now.over = True
@@ -395,7 +396,8 @@ class StepPrints:
             _digest(one.gradient),
             _digest(one.weights),
             one.torch,
-            one.others,
+            one.python,
+            one.numpy,
             one.options,
             _short(one.outputs),
             _short(one.pulls),
@@ -601,18 +603,16 @@ def _kinds(torch: Any) -> dict[int, Any]:
     return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _generators() -> tuple[int, int]:
-    """Checksums of torch's generators, and of Python's and NumPy's; reading draws nothing."""
+def _generators() -> tuple[int, int, int]:
+    """Checksums of torch's generators, of Python's and of NumPy's (16 bits each); reading draws nothing."""
     torch = sys.modules["torch"]
     found = zlib.crc32(torch.get_rng_state().numpy())
     if torch.cuda.is_initialized():
         found = zlib.crc32(torch.cuda.get_rng_state().numpy(), found)
     _, keys, gauss = random.getstate()
-    others = zlib.crc32(repr(gauss).encode(), hash(keys) & 0xFFFFFFFF)  # the hash of integers is equal in every process
+    python = zlib.crc32(repr(gauss).encode(), hash(keys) & 0xFFFFFFFF)  # the hash of integers is equal in every process
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        others = zlib.crc32(_numpy_state(numpy), others)
-    return found, others
+    return found, python & 0xFFFF, 0 if numpy is None else zlib.crc32(_numpy_state(numpy)) & 0xFFFF
 
 
 def is_captured() -> bool:

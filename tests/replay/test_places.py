@@ -124,16 +124,19 @@ def test_no_checkpoint_is_blamed_where_there_was_none() -> None:
     assert named.verdict is ReplayVerdict.CODE and "base.pt" in named.why
 
 
+EVERY_GENERATOR = SeenParts.GENERATORS | SeenParts.EACH_GENERATOR
+
+
 def test_generators_that_are_told_late_are_no_difference_alone_and_are_one_with_another_result() -> None:
     late, other = prints(), prints()
-    late[0][START + 1] = replace(late[0][START + 1], seen=late[0][START + 1].seen & ~SeenParts.GENERATORS)
-    other[0] = {step: replace(one, others=7) for step, one in other[0].items()}
+    late[0][START + 1] = replace(late[0][START + 1], seen=late[0][START + 1].seen & ~EVERY_GENERATOR)
+    other[0] = {step: replace(one, numpy=7) for step, one in other[0].items()}
     begins = {0: other[0][START]}
     one = compare_prints(late, other, start=START, until=UNTIL, begins=begins)
     assert one.first is None and one.unrestored
     other[0][UNTIL] = replace(other[0][UNTIL], gradient=999)
     found = compare_prints(late, other, start=START, until=UNTIL, begins=begins).first
-    assert found is not None and (found.step, found.parts[0]) == (START + 2, "others")
+    assert found is not None and (found.step, found.parts[0]) == (START + 2, "numpy")
 
 
 def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_runs_own(tmp_path: Path) -> None:

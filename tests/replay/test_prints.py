@@ -32,7 +32,7 @@ from chronicle.replay.ring import (
 from chronicle.resume.prints import PRINTS_VARIABLE
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.OUTPUT | SeenParts.PULL
-WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS
+WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.EACH_GENERATOR | SeenParts.OPTIONS
 FIELDS = ("torch", "batch", "options", "gradient", "weights")
 
 
@@ -280,7 +280,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     writer.close()
 
 
