@@ -133,6 +133,8 @@ class StepPrints:
         self._entered: tuple[int, int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
+        self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
+        self._early: tuple[int, list[tuple[list[Any], list[Any]]]] | None = None  # step, parameters and their sample
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
         self._steps = 0  # since a print was timed
@@ -172,7 +174,7 @@ class StepPrints:
         if self.on:
             self._close(self._now)
             self._batches, self._outputs, self._pulls, self._with_targets = [], [], [], True
-            self._begins, self._now, self._entered, self._skip = True, None, None, 0
+            self._begins, self._now, self._entered, self._skip, self._early = True, None, None, 0, None
 
     def enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
@@ -190,6 +192,8 @@ class StepPrints:
         if self._skip > 0:
             return
         begun = self._clock()
+        if self._begins and self._early is None and not self._inside:
+            self._look_early()
         if self._entered is None:
             self._entered = _generators()
         if self.batch is not None:
@@ -303,6 +307,13 @@ class StepPrints:
         if self._writer is not None:
             self._writer.flush()
 
+    def _look_early(self) -> None:
+        """The weights before the first batch: a script may move them and bring them back before its first step (SAM)."""
+        step, optimizers = self.trained()
+        step = step or 0
+        found = [_params(one, ()) for one in optimizers]
+        self._early = step, [(params, _sample(_chosen(params, step), step)) for params in found if params]
+
     # ---- putting a print together ----------------------------------------------------------------------------------
 
     def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
@@ -324,7 +335,12 @@ class StepPrints:
                 stop_noting()
         first = _Step(max(0, step), BEGINS, over=True)
         if not self._others:  # another optimizer may have stepped in this step already, and its weights are in every print
-            first.weights, first.seen = _sample(_chosen(self._params, first.step), first.step), BEGINS | WEIGHTS
+            early_step, early = self._early or (-1, [])
+            samples = (sample for params, sample in early if early_step == first.step and _are_same(params, self._params))
+            now = next(samples, None)
+            first.weights = _sample(_chosen(self._params, first.step), first.step) if now is None else now
+            first.seen = BEGINS | WEIGHTS
+        self._early = None
         self._waiting.append(first)
 
     def _are_these(self, optimizer: Any) -> bool:
@@ -445,6 +461,10 @@ def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
     if optimizer is None:
         return [p for model in models for p in model.parameters() if p.requires_grad]
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _are_same(params: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(params) == len(others) and all(one is other for one, other in zip(params, others, strict=True))
 
 
 def _is_one(one: Any, optimizer: Any) -> bool:

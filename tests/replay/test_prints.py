@@ -125,6 +125,19 @@ def test_a_step_that_calls_the_model_inside_has_its_own_batch_gradient_and_weigh
     assert len(set(weights)) == 4, "the weights of a step are those after it"
 
 
+def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script moves them for a second look at the gradient (SAM), and brings them back but for the last bits."""
+    plain = Loop(tmp_path / "a", monkeypatch).train(1).ring()
+    loop = Loop(tmp_path / "b", monkeypatch)
+    weight = loop.model[2].weight
+    loop.gradient = lambda step: None if weight.data.add_(0.3).sub_(0.3) is None else None
+    moved = loop.train(1).ring()
+    assert moved.begins()[0].weights == plain.begins()[0].weights
+    assert moved.steps()[1].weights != plain.steps()[1].weights
+
+
 def _flip(tensor: torch.Tensor, place: int = 1) -> None:
     """One bit of one element, in its exponent; one that is sampled in odd steps."""
     flat = tensor.detach().view(-1).view(torch.int32)
