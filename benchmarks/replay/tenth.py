@@ -31,8 +31,7 @@ PAIRING = Training(lay=lay_pairs, command=PYTHON, asked=37)
 ROUTING = Training(lay=lay_experts, command=[*TORCHRUN, "train.py"], asked=38)
 ANSWERING = Training(lay=lay_answers, command=PYTHON, asked=48)
 ADAPTING = Training(lay=lay_adapters, command=PYTHON, asked=39)
-# Turn 38, with three steps of the critic each: these are counted. In the first pass step 38 was asked for.
-FORGING = Training(lay=lay_gan, command=["bash", "run.sh", "45"], asked=114)
+FORGING = Training(lay=lay_gan, command=["bash", "run.sh", "45"], asked=38)
 SPEAKING = Training(lay=lay_sequences, command=PYTHON, asked=38)
 STREAMING = Training(lay=lay_stream, command=PYTHON, asked=38)
 # rows that are read at the steps 45, 35 and 35

@@ -92,8 +92,10 @@ def fingerprint_memory(
     parts = Parts()
     with torch.no_grad():
         steps = parts.take("optimizer_steps", lambda: optimizer_steps(live.optimizers), None)
+        counted = steps if len(live.optimizers) < 2 else parts.take("step", lambda: optimizer_steps(live.optimizers[:1]), None)
         return Memory(
-            step=live.step if live.step is not None else (steps[1] if steps else None),
+            # of the first optimizer, whose steps are counted: a critic may take several for each
+            step=live.step if live.step is not None else (counted[1] if counted else None),
             groups=parts.take("groups", lambda: _groups(live, parts, digests), ()),
             optimizer_steps=steps,
             optimizers=tuple(type(optimizer).__name__ for optimizer in live.optimizers),

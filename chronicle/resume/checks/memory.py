@@ -147,8 +147,14 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
         yield equal("optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored")
 
 
+def _is_of_another_optimizer(memory: Memory, found: Memory) -> bool:
+    """Whether the saved step is that of the optimizer with most steps, as it was until November 2026, and not of the first."""
+    taken, now = memory.optimizer_steps, found.optimizer_steps
+    return len(memory.optimizers) > 1 and taken is not None and taken == now and memory.step == taken[1]
+
+
 def _step_checks(memory: Memory, found: Memory) -> Iterator[Check]:
-    if memory.step is not None and found.step is not None:
+    if memory.step is not None and found.step is not None and not _is_of_another_optimizer(memory, found):
         yield equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(found))
     if memory.optimizer_steps is not None:
         yield equal(

@@ -1,0 +1,53 @@
+"""A critic that takes three steps for each of its generator's: one count of steps, that of the optimizer named first."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import chronicle
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+from chronicle.resume.checks.memory import check_memory
+from chronicle.resume.contract import Expectation
+from chronicle.resume.memory import Memory
+
+
+def launch(top: Path, turns: int) -> int:
+    """Take so many turns from the newest state, save, and return the step that the guard knows."""
+    torch.manual_seed(0)
+    parts = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)]
+    optimizers = [torch.optim.Adam(part.parameters()) for part in parts]
+    run = chronicle.attach(str(top / "logs" / "gan"), parts, optimizers)
+    path = top / "state.pt"
+    if path.exists():
+        for thing, state in zip((*parts, *optimizers), torch.load(path, weights_only=False), strict=True):
+            thing.load_state_dict(state)
+    for _ in range(turns):
+        for number in (1, 1, 1, 0):
+            parts[1](parts[0](torch.randn(4, 2))).mean().backward()
+            optimizers[number].step()
+            for one in optimizers:
+                one.zero_grad()
+    torch.save([one.state_dict() for one in (*parts, *optimizers)], path)
+    return run.session.step or 0
+
+
+def test_a_save_is_of_the_step_that_is_counted(tmp_path: Path) -> None:
+    assert [launch(tmp_path, 2), launch(tmp_path, 3)] == [2, 5]
+    entries = read_journal(RunPaths(tmp_path / "logs" / "gan"))
+    assert [entry.step for entry in entries.of_kind("guard.saved")] == [2, 5]
+    assert [entry.step for entry in entries.of_kind("guard.verdict")] == [0, 2]
+
+
+def test_a_state_that_an_older_chronicle_counted_by_the_critic_is_not_refused() -> None:
+    """Its step was that of the optimizer with most steps."""
+    found = Memory(step=2, optimizer_steps=(2, 6), optimizers=("Adam", "Adam"))
+
+    def wrong(memory: Memory) -> list[str]:
+        expected = Expectation(basis="manifest", memory=memory)
+        return [check.name for check in check_memory(expected, found, rank=0) if not check.ok]
+
+    assert wrong(replace(found, step=6)) == wrong(found) == []
+    assert wrong(replace(found, step=5)) == ["step"]
+    assert "step" in wrong(replace(found, step=6, optimizer_steps=(3, 6)))
