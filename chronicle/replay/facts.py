@@ -90,8 +90,8 @@ class ChangedFact(NamedTuple):
         return f"{self.name}: {self.before or 'none'} → {self.after or 'none'}"
 
 
-def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what this process trains with, and return it. Raises OSError."""
+def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any], networks: Sequence[str] = ()) -> dict[str, Any]:
+    """Write what this process trains with, and return it. `networks`: those beside the models. Raises OSError."""
     opened = stop_noting()
     found = {
         "v": VERSION,
@@ -106,6 +106,7 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, An
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
+        **({"networks": list(networks)} if networks else {}),
     }
     _write(launch_dir, found)
     return found

@@ -206,7 +206,8 @@ def replay(
     load = _state_loaded(plan.origin, one)
     doubts, made = _unrecorded(plan.origin, facts, one)
     doubts = (*doubts, *_of_older_prints(plan.rings))
-    judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts)
+    beside = (one.facts or {}).get("networks", ())
+    judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts, networks=beside)
     judged = judge(comparison, None, load=load, place=_place_of(plan.origin))
     replays = 1
     if judged.again and not once and comparison.first is not None:

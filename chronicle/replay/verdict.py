@@ -317,6 +317,7 @@ def judge_replay(
     load: StateLoaded,
     place: ReplayPlace = BEGINNING,
     unrecorded: Sequence[str] = (),
+    networks: Sequence[str] = (),
 ) -> Ruling:
     """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.ChangedFact` names it;
     kind `setting`: a variable that the script itself reads.
@@ -376,11 +377,14 @@ def judge_replay(
     if one.labels_differ is not None:  # where outputs differ, they do before any label comes in
         behind = "the model gave the same: it happened behind its output"
         evidence = (*evidence, behind) if one.labels_differ and all(labels) else evidence
+        if one.labels_differ and not all(labels) and networks:
+            missing = (*missing, f"labels may be others, or the weights of another network ({', '.join(networks[:4])})")
     elif "batch" in one.parts and not all(labels):
         # where both sides lack them the inputs were compared, and what labels come from is known if all else is
         missing = (*missing, "labels, which do not enter the model, may be others") if missing or any(labels) else ()
         evidence = (*evidence, "labels, which do not enter the model, were not compared")
-    return _another_result(one, replays_agree, evidence, missing, place)
+    labels_differ = bool(one.labels_differ) and not all(labels) and not networks
+    return _another_result(one, replays_agree, evidence, missing, place, labels_differ=labels_differ)
 
 
 def _other_beginning(
@@ -407,6 +411,8 @@ def _another_result(
     evidence: tuple[str, ...],
     missing: tuple[str, ...],
     place: ReplayPlace,
+    *,
+    labels_differ: bool,
 ) -> Ruling:
     """Equal input as far as it was compared, and another result. `missing`: what may be the cause as well."""
     assert one.first is not None
@@ -423,7 +429,7 @@ def _another_result(
         why = f"from {place.reproduced_from} step {one.first.step} is as recorded, from {place.words} it is not: "
         why += "this checkpoint does not hold all that the training had"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
-    if one.labels_differ and not all(SeenParts.TARGETS in side.seen for side in (one.first.record, one.first.other)):
+    if labels_differ:
         why = f"the model gave the same at step {one.first.step}, and the gradient that came back to it is another: labels, "
         why += "or how the loss is computed from them, were others"
         return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)

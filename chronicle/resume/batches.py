@@ -101,6 +101,14 @@ class BatchWitness:
                     _witnesses_of_parts[part] = self
                     part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
 
+    def watch_outputs(self, models: Sequence[Any]) -> None:
+        """Look at what these other models give, too: the loss of a generator goes through its critic."""
+        with self._contained("outputs"):
+            for model in map(compiled_part, models):
+                if model not in _witnesses and model not in _witnesses_of_outputs:
+                    _witnesses_of_outputs[model] = self
+                    model.register_forward_hook(_output_hook())
+
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
         self._gave_up = True
@@ -208,8 +216,11 @@ def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
         witness.passes(bool(module.training))
 
 
+_witnesses_of_outputs: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
+
+
 def _after_forward(module: Any, args: Any, output: Any) -> None:
-    witness = _witnesses.get(module)
+    witness = _witnesses.get(module) or _witnesses_of_outputs.get(module)
     if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
         witness.leaves(output)
 

@@ -21,6 +21,7 @@ process runs, versions of packages, the environment and how the arithmetic was s
 import atexit
 import ctypes
 import functools
+import gc
 import hashlib
 import math
 import os
@@ -115,6 +116,7 @@ class StepPrints:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
+        self._is_replay = "CHRONICLE_REPLAY" in environ
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
         self._clock = clock
@@ -208,7 +210,7 @@ class StepPrints:
         """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels."""
         if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
             return
-        if is_captured():
+        if self._is_between or is_captured():
             return
         begun = self._clock()
         for tensor in tensors_of(output)[:MOST_OUTPUTS]:
@@ -217,8 +219,13 @@ class StepPrints:
                 tensor.register_hook(self._pulled)
         self._spent += self._clock() - begun
 
+    @property
+    def _is_between(self) -> bool:
+        """Whether a step was taken, and the next batch has not come."""
+        return self._now is not None and not self._inside
+
     def _see_pull(self, gradient: Any) -> None:
-        if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or is_captured():
+        if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or self._is_between or is_captured():
             return
         begun = self._clock()
         self._pulls.append(_checksum(gradient))
@@ -330,7 +337,8 @@ class StepPrints:
             header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
-                self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device)))
+                beside = _networks_beside(models) if self._is_replay else []
+                self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device), beside))
             else:
                 stop_noting()
         first = _Step(max(0, step), BEGINS, over=True)
@@ -659,6 +667,16 @@ def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kw
     prints = reference()
     if prints is not None:
         shield(prints.stepped, prints.failed)(optimizer)
+
+
+def _networks_beside(models: Sequence[Any]) -> list[str]:
+    """Classes of the networks with weights in this process that are no part of these models: a loss may go through them."""
+    module = sys.modules["torch"].nn.Module
+    own = {id(part) for model in models for part in model.modules()}
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), module) and id(thing) not in own]
+    found = [one for one in found if any(True for _ in one.parameters()) and not any(id(part) in own for part in one.modules())]
+    inside = {id(part) for one in found for part in one.modules() if part is not one}
+    return sorted({type(one).__name__ for one in found if id(one) not in inside})
 
 
 def arithmetic(device: str) -> dict[str, Any]:

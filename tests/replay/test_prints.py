@@ -192,6 +192,32 @@ def test_the_output_of_a_compiled_model_is_seen_from_outside(tmp_path: Path, mon
     assert [(one.output, one.pull) for one in steps.values()] == [(one.output, one.pull) for one in plain.values()]
 
 
+def test_what_a_critic_gives_is_part_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss goes through it: a flipped weight of it is no other label. A network that nobody guards is named."""
+
+    def train(directory: Path, *, spoil: bool = False) -> Print:
+        monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
+        torch.manual_seed(0)
+        generator, critic, judge = (torch.nn.Linear(4, 4) for _ in range(3))
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (generator, critic)]
+        run = chronicle.attach(directory / "run", [generator, critic], optimizers)
+        for step in range(1, 4):
+            if spoil and step == 2:
+                _flip(critic.weight)
+            judge(critic(generator(torch.ones(2, 4) * step))).mean().backward()
+            optimizers[0].step()
+            for one in optimizers:
+                one.zero_grad()
+        run.session.prints.finish()
+        return read_ring(ring_path(directory / "launch", 0)).steps()[2]
+
+    monkeypatch.setenv("CHRONICLE_REPLAY", "1")
+    clean, spoilt = train(tmp_path / "a"), train(tmp_path / "b", spoil=True)
+    assert clean.output != spoilt.output
+    found = read_facts(tmp_path / "a" / "launch")
+    assert found is not None and "Linear" in found["networks"]
+
+
 def test_a_model_whose_output_cannot_be_read_has_all_other_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Strange(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -244,6 +244,7 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
         for model in accelerator._models[:1]:
             session.batches.watch(model)
             session.envelope.watch(model)
+        session.batches.watch_outputs(accelerator._models[1:])
         for model in accelerator._models:
             if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
                 hook_engine_steps(session, model)
