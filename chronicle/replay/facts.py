@@ -90,8 +90,8 @@ class ChangedFact(NamedTuple):
         return f"{self.name}: {self.before or 'none'} → {self.after or 'none'}"
 
 
-def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any], networks: Sequence[str] = ()) -> dict[str, Any]:
-    """Write what this process trains with, and return it. `networks`: those beside the models. Raises OSError."""
+def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what this process trains with, and return it. Raises OSError."""
     opened = stop_noting()
     found = {
         "v": VERSION,
@@ -106,7 +106,6 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any], networks: Seque
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
-        **({"networks": list(networks)} if networks else {}),
     }
     _write(launch_dir, found)
     return found
@@ -149,6 +148,13 @@ class LateFiles:
             _write(self._launch_dir, self._facts)
             stop_noting()
             self.opened = {}
+
+    def network(self, name: str) -> None:
+        """A network of this class, which is no part of the models, is called. Raises OSError."""
+        known = self._facts.setdefault("networks", [])
+        if name not in known:
+            known.append(name)
+            _write(self._launch_dir, self._facts)
 
     def _row(self, path: str, written: bool, step: int) -> list[Any] | None:
         if is_outside(path, self._outside):

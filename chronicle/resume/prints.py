@@ -43,6 +43,7 @@ from chronicle.metrics.log import heard
 from chronicle.replay.facts import LateFiles, stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import is_call, keep_yielded, tensors_of, yielded_lately
+from chronicle.resume.compiled import ModelHook
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
@@ -337,8 +338,9 @@ class StepPrints:
             header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
-                beside = _networks_beside(models) if self._is_replay else []
-                self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device), beside))
+                self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device)))
+                if self._is_replay:
+                    _tell_networks_beside(models, shield(self._noting.network, self.failed))
             else:
                 stop_noting()
         first = _Step(max(0, step), BEGINS, over=True)
@@ -669,14 +671,20 @@ def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kw
         shield(prints.stepped, prints.failed)(optimizer)
 
 
-def _networks_beside(models: Sequence[Any]) -> list[str]:
-    """Classes of the networks with weights in this process that are no part of these models: a loss may go through them."""
+def _tell_networks_beside(models: Sequence[Any], tell: Callable[[str], None]) -> None:
+    """`tell` the class of every network with weights that is no part of these models, when it is called: the loss may go
+    through it. An average of the weights is none, as long as nobody calls it.
+    """
     module = sys.modules["torch"].nn.Module
     own = {id(part) for model in models for part in model.modules()}
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), module) and id(thing) not in own]
-    found = [one for one in found if any(True for _ in one.parameters()) and not any(id(part) in own for part in one.modules())]
-    inside = {id(part) for one in found for part in one.modules() if part is not one}
-    return sorted({type(one).__name__ for one in found if id(one) not in inside})
+    for one in found:
+        if any(True for _ in one.parameters()) and not any(id(part) in own for part in one.modules()):
+            one.register_forward_pre_hook(ModelHook(functools.partial(_tell_called, type(one).__name__, tell)))
+
+
+def _tell_called(name: str, tell: Callable[[str], None], module: Any, args: Any) -> None:
+    tell(name)
 
 
 def arithmetic(device: str) -> dict[str, Any]:

@@ -198,13 +198,15 @@ def test_what_a_critic_gives_is_part_of_the_output(tmp_path: Path, monkeypatch: 
     def train(directory: Path, *, spoil: bool = False) -> Print:
         monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
         torch.manual_seed(0)
-        generator, critic, judge = (torch.nn.Linear(4, 4) for _ in range(3))
+        generator, critic, average = (torch.nn.Linear(4, 4) for _ in range(3))
+        judge = torch.nn.Sequential(torch.nn.Bilinear(4, 4, 1))
         optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (generator, critic)]
         run = chronicle.attach(directory / "run", [generator, critic], optimizers)
         for step in range(1, 4):
             if spoil and step == 2:
                 _flip(critic.weight)
-            judge(critic(generator(torch.ones(2, 4) * step))).mean().backward()
+            made = critic(generator(torch.ones(2, 4) * step))
+            (judge[0](made, made).mean() + average.weight.detach().sum()).backward()
             optimizers[0].step()
             for one in optimizers:
                 one.zero_grad()
@@ -215,7 +217,7 @@ def test_what_a_critic_gives_is_part_of_the_output(tmp_path: Path, monkeypatch: 
     clean, spoilt = train(tmp_path / "a"), train(tmp_path / "b", spoil=True)
     assert clean.output != spoilt.output
     found = read_facts(tmp_path / "a" / "launch")
-    assert found is not None and "Linear" in found["networks"]
+    assert found is not None and found["networks"] == ["Bilinear"]  # a part is called, and the average never
 
 
 def test_a_model_whose_output_cannot_be_read_has_all_other_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
