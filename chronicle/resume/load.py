@@ -93,6 +93,7 @@ class Loads:
         self.entered_alike: Callable[[Expectation | None], bool] = lambda expected: False
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
+        self.objects_loaded: dict[str, str] = {}  # the script's own objects right after their own load
         self._calibration = Calibration()
         self._away = False  # torch's generator was far from any seed at the load
         self._seeded: int | None = None  # with what torch was seeded between the load and its first batch
@@ -290,7 +291,7 @@ class Loads:
         self._seeded = fresh_seed() if self.start.resumed and self._away else None
         if self.state is not None or self.start.state_loaded:
             live = observe()
-            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
+            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=self._objects_now(live))
             now = sample_buffers(live.models)
             self._calibration.evaluated(now)
             memory = self.start.expectation.memory if self.start.expectation else None
@@ -308,6 +309,15 @@ class Loads:
             trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
             self._at_batch = trained, Snapshot(trained)
             self._calibration = Calibration()
+
+    def own_object_loaded(self, name: str, thing: Any) -> None:
+        """One of the script's own objects has loaded its state."""
+        self.objects_loaded |= object_digests(LiveState(objects={name: thing}))
+
+    def _objects_now(self, live: LiveState) -> dict[str, str]:
+        """The script's own objects when the first batch comes: as their own load left them, where they had one."""
+        loaded, self.objects_loaded = self.objects_loaded, {}
+        return {**object_digests(live), **loaded}
 
     def check_seed(self) -> list[Check]:
         """Noted when torch was seeded between the load and its first batch, unless the first pass did so after the save."""

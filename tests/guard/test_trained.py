@@ -491,6 +491,33 @@ def test_objects_and_averages_that_the_script_names_are_compared(tmp_path: Path,
             loop.train(1)
 
 
+class Stream(Tally):
+    """Reads one row ahead of its batch."""
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_stream_that_has_read_on_when_its_first_batch_comes_was_restored(tmp_path: Path, run_dir: Path) -> None:
+    stream = Stream()
+    loop = Loop(run_dir, objects={"stream": stream})
+    loop.train(3)
+    stream.seen = 12
+    path = loop.save(tmp_path / "step-3.pt")
+    for loaded in (12, 11):
+        stream = Stream()
+        loop = Loop(run_dir, objects={"stream": stream})
+        loop.load(path)
+        stream.load_state_dict({"seen": loaded})
+        stream.seen += 4
+        if loaded == 12:
+            loop.train(1)
+            continue
+        with pytest.raises(ResumeRefused) as refusal:
+            loop.train(1)
+        assert names_of(refusal) == {"state of `stream`"}
+
+
 def test_the_decay_of_an_average_is_compared() -> None:
     """torch keeps it in a closure, which no state shows."""
     swa = torch.optim.swa_utils

@@ -38,6 +38,7 @@ from chronicle.resume.faults import (
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
 from chronicle.resume.learning_rate import BoundScheduler, number
 from chronicle.resume.memory import WHOLE, Memory
+from chronicle.resume.own_objects import see_own_loads
 from chronicle.resume.session import GuardSession
 
 __all__ = ["STEPS_BETWEEN", "AttachedRun", "Description", "attach"]
@@ -141,6 +142,7 @@ class AttachedRun:
         for optimizer in self._live.optimizers:
             optimizer.register_load_state_dict_pre_hook(shield(self._before_load, self._load_failed), prepend=True)
             optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
+        see_own_loads(options.objects, self.session.loads.own_object_loaded, lambda problem: self.session.lost("load", problem))
         hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
         self.session.before_change = self._memory_changes
         if self._live.models:
