@@ -16,6 +16,7 @@ newest print takes the place of the oldest. A print holds:
     options    learning rates and other numbers of all parameter groups
     output     checksum of what the model gave for the micro-batches, where no label entered it by its name; 0: not seen
     pull       checksum of the gradient with respect to that: with an equal output, it tells whether labels are equal
+    own        where the generators stand that the script made for itself, when the first micro-batch entered; 0: none
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -52,7 +53,7 @@ __all__ = [
 
 VERSION = 2
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQQQIHHIHHfd")
+LAYOUT = struct.Struct("<IIBBHQIQIHHIHHIfd")
 FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1: one checksum of both generators, no output, no pull
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
@@ -76,6 +77,7 @@ class SeenParts(IntFlag):
     OUTPUT = 256  # from here on not in the file: a field that is not 0 was seen
     PULL = 512
     EACH_GENERATOR = 1024  # Python's and NumPy's apart
+    OWN = 2048
 
 
 STORED = 255
@@ -101,6 +103,7 @@ class Print:
     options: int = 0
     output: int = 0
     pull: int = 0
+    own: int = 0
     lr: float = 0.0
     loss: float = math.nan
 
@@ -108,7 +111,7 @@ class Print:
         """The 64 bytes."""
         one = self
         first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights)
-        more = (one.torch, one.python, one.numpy, one.options, one.output, one.pull)
+        more = (one.torch, one.python, one.numpy, one.options, one.output, one.pull, one.own)
         return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
     @classmethod
@@ -119,11 +122,12 @@ class Print:
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
         fields = LAYOUT.unpack(blob) if version > 1 else _of_first(FIRST_LAYOUT.unpack(blob))
-        step, seq, seen, batches, _, batch, gradient, weights, torch, python, numpy, options, output, pull, lr, loss = fields
+        step, seq, seen, batches, _, batch, gradient, weights, *rest = fields
+        torch, python, numpy, options, output, pull, own, lr, loss = rest
         return cls(
             step=step,
             seq=seq,
-            seen=_all_seen(seen, output, pull, version),
+            seen=_all_seen(seen, output, pull, own, version),
             batches=batches,
             batch=batch,
             gradient=gradient,
@@ -134,6 +138,7 @@ class Print:
             options=options,
             output=output,
             pull=pull,
+            own=own,
             lr=lr,
             loss=loss,
         )
@@ -153,24 +158,25 @@ def pack_print(
     options: int,
     output: int,
     pull: int,
+    own: int,
     lr: float,
     loss: float,
 ) -> bytes:
     """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights, torch, python, numpy, options)
-    blob = LAYOUT.pack(*first, output, pull, lr, loss)
+    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient & MANY, weights, torch, python, numpy)
+    blob = LAYOUT.pack(*first, options, output, pull, own, lr, loss)
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
 
 def _of_first(fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    *first, _, options, lr, loss = fields
-    return (*first, 0, 0, options, 0, 0, lr, loss)
+    step, seq, seen, batches, check, batch, gradient, weights, torch, _, options, lr, loss = fields
+    return (step, seq, seen, batches, check, batch, gradient & MANY, weights, torch, 0, 0, options, 0, 0, 0, lr, loss)
 
 
-def _all_seen(seen: int, output: int, pull: int, version: int) -> SeenParts:
-    each = seen & SeenParts.GENERATORS and version > 1
-    more = (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0) | (SeenParts.EACH_GENERATOR if each else 0)
-    return SeenParts(seen | more)
+def _all_seen(seen: int, output: int, pull: int, own: int, version: int) -> SeenParts:
+    found = SeenParts(seen) | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)
+    found |= SeenParts.EACH_GENERATOR if seen & SeenParts.GENERATORS and version > 1 else 0
+    return found | (SeenParts.OWN if own else 0)
 
 
 def _check(blob: bytes) -> bytes:

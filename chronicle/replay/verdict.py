@@ -8,7 +8,8 @@ loss, weights. The first part that differs decides:
     the weights it began with     state differs: the checkpoint does not hold what the training had; moments and what else the
                                   guard compared at the load, too, where the result is another one in the first steps
     environment, files            code or packages differ, where one of them is known to have changed
-    generators, options           state differs: random numbers, learning rate
+    generators, options           state differs: random numbers, learning rate; generators of the script's own, where something
+                                  else differs, too
     batch                         data differ
                                   (two replays whose generators or batches disagree: not deterministic)
     gradient, loss, weights       equal input, another result: another replay tells, from an earlier place of the same launch.
@@ -112,6 +113,7 @@ class PrintComparison:
     gap: int = 0  # steps without a print right before the first difference
     on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
     labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
+    own_moved: bool | None = None  # the script's own generators stand elsewhere then, and did not before; None: all the time
     drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
     unrestored: tuple[str, ...] = ()  # which of Python's and NumPy's generators stood elsewhere from the first step on
 
@@ -142,6 +144,8 @@ def _compare(
     last = start
     gap = 0
     drawn = on_its_way = False
+    own_moved: bool | None = False
+    own_was_equal = True
     labels_differ = None
     left_out: tuple[str, ...] = ()
     is_first = True
@@ -168,11 +172,14 @@ def _compare(
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
             on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
             drawn = at[3][0] in RESULT and _are_drawn(record, replay, step + 1)
+            if any(_is_own_apart(own, other) for _, own, other in pairs):
+                own_moved = True if own_was_equal else None
             labels_differ = _do_labels_differ((own, other) for _, own, other in pairs)
             gap = step - last - 1
             steps.append(step)
             break
         steps.append(step)
+        own_was_equal = not any(_is_own_apart(own, other) for _, own, other in pairs)
         last = step
     return PrintComparison(
         steps=tuple(steps),
@@ -184,6 +191,7 @@ def _compare(
         first=first,
         gap=gap,
         drawn=drawn,
+        own_moved=own_moved,
         labels_differ=labels_differ,
         on_its_way=on_its_way,
     )
@@ -203,6 +211,10 @@ def _is_changed_on_its_way(record: Prints, replay: Prints, step: int) -> bool:
         for rank, rows in record.items()
         if step in rows and SeenParts.BATCH in rows[step].seen
     )
+
+
+def _is_own_apart(one: Print, other: Print) -> bool:
+    return SeenParts.OWN in one.seen & other.seen and one.own != other.own
 
 
 def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
@@ -355,6 +367,9 @@ def judge_replay(
     if parts[0] in ("torch", *OTHERS):
         why = f"{PARTS[parts[0]][1]} {'stand' if parts[0] == 'torch' else 'stands'} elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
+    if one.own_moved and replays_agree is not False:
+        why = f"the generators that the script made for itself stand elsewhere from step {first.step} on"
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
         why = f"another batch at step {first.step}{same}"
@@ -372,6 +387,8 @@ def judge_replay(
         why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: torch's generators tell"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
+    if one.own_moved is None:
+        doubts.append("generators that the script made for itself stand elsewhere from the first step on")
     missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts, *_few(unrecorded))
     labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
     if one.labels_differ is not None:  # where outputs differ, they do before any label comes in

@@ -2,7 +2,7 @@
 
 A print (`chronicle/replay/ring.py` lists its fields) is put together while a step is taken:
 
-    first micro-batch enters    the generators
+    first micro-batch enters    the generators, those that the script made for itself too
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
                                 model gives for it, and of the gradient that comes back to that (labels come in between)
     the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
@@ -48,10 +48,12 @@ from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
+from chronicle.resume.own_generators import find_generators, state_of
 from rollback.channels import Role, find_channel
 
 __all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
 
+OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.006  # of the time may be spent on prints
 MOST_STEPS = 50
@@ -95,6 +97,7 @@ class _Step:
     torch: int = 0
     python: int = 0
     numpy: int = 0
+    own: int = 0
     options: int = 0
     lr: float = 0.0
     loss: float = math.nan
@@ -133,10 +136,11 @@ class StepPrints:
         self._sees_outputs = True
         self._is_named = False  # labels entered by their name
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
-        self._entered: tuple[int, int, int] | None = None  # generators, when the first micro-batch of a step entered
+        self._entered: tuple[int, int, int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
         self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
+        self._generators: list[Any] = []  # that the script made for itself
         self._early: tuple[int, list[tuple[list[Any], list[Any]]]] | None = None  # step, parameters and their sample
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
@@ -198,7 +202,7 @@ class StepPrints:
         if self._begins and self._early is None and not self._inside:
             self._look_early()
         if self._entered is None:
-            self._entered = _generators()
+            self._entered = (*_generators(), state_of(self._generators))
         if self.batch is not None:
             self.batch.enters(batch)
         found, with_targets = _contents(batch)
@@ -277,7 +281,7 @@ class StepPrints:
         self._now = now = _Step(step)
         self._models = models
         if self._entered is not None:
-            (now.torch, now.python, now.numpy), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
+            (now.torch, now.python, now.numpy, now.own), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
         self._read_options(now, optimizer, models)
         if self._others:  # as they are now: they may step before or after this one
             params = [p for one in self._others for p in _params(one, models)]
@@ -316,7 +320,8 @@ class StepPrints:
             self._writer.flush()
 
     def _look_early(self) -> None:
-        """The weights before the first batch: a script may move them and bring them back before its first step (SAM)."""
+        """The script's generators; the weights before the first batch: it may move them and bring them back before its step."""
+        self._generators = find_generators(OURS)
         step, optimizers = self.trained()
         step = step or 0
         found = [_params(one, ()) for one in optimizers]
@@ -377,7 +382,7 @@ class StepPrints:
             return
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
-            (now.torch, now.python, now.numpy), now.seen = entered, now.seen | GENERATORS
+            (now.torch, now.python, now.numpy, now.own), now.seen = entered, now.seen | GENERATORS
         now.weights = [*(now.weights or ()), *_sample(_chosen(self._params, now.step), now.step)]
         now.seen |= WEIGHTS
         now.over = True
@@ -427,6 +432,7 @@ class StepPrints:
             one.options,
             _short(one.outputs),
             _short(one.pulls),
+            one.own,
             one.lr,
             one.loss,
         )

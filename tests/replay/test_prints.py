@@ -325,7 +325,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     writer.close()
 
 

@@ -165,6 +165,26 @@ def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_b
     assert found.verdict is ReplayVerdict.HARDWARE and "behind its output" in found.evidence[-1]
 
 
+def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> None:
+    """No global one tells of it: of what it draws inside the model only the result is another."""
+    seen = ALL | SeenParts.OWN
+    record, clean = differing("gradient", seen=seen), prints(seen=seen)
+    for step in range(7, UNTIL + 1):
+        record[0][step] = replace(record[0][step], own=9)
+    found = judged(record, clean)
+    assert found.verdict is ReplayVerdict.STATE and "made for itself" in found.why
+    second = prints(seen=seen)
+    second[0][7] = replace(second[0][7], gradient=-5)
+    assert judged(record, clean, second).verdict is ReplayVerdict.RANDOM  # it is seeded by something that differs each time
+    for step in range(START, 7):
+        record[0][step] = replace(record[0][step], own=9)
+    found = judged(record, clean)
+    assert found.verdict is ReplayVerdict.NOT_TOLD and "from the first step on" in found.why
+    alone = prints(seen=seen)
+    alone[0][8] = replace(alone[0][8], own=9)
+    assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED  # it has no effect
+
+
 def test_a_difference_in_what_the_model_gives_comes_before_that_of_a_sample() -> None:
     seen = ALL | SeenParts.OUTPUT | SeenParts.PULL
     record, other = prints(seen=seen), prints(seen=seen)

@@ -1,0 +1,57 @@
+"""Random generators that a script makes for itself are found where scripts keep them, and read without a draw."""
+
+import functools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from chronicle.resume.own_generators import find_generators, state_of
+
+MINE = random.Random(3)
+
+
+class Noise(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.draws = torch.Generator().manual_seed(4)
+
+
+class Data:
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(5)
+
+
+def batches(order: np.random.Generator) -> Iterator[Any]:
+    while True:
+        yield order.permutation(3)
+
+
+def test_generators_are_found_in_variables_objects_and_closures() -> None:
+    model, data, older = Noise(), {"train": [Data()]}, np.random.RandomState(6)
+    loader = torch.utils.data.DataLoader([1, 2], generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+    rows, teach = batches(np.random.default_rng(8)), functools.partial(random.Random(9).random)
+    next(rows)
+    closed = random.Random(10)
+
+    def drawn() -> float:
+        return closed.random()
+
+    secret = random.SystemRandom()
+    kinds = sorted(type(one).__name__ for one in find_generators("/nowhere/"))
+    assert kinds == ["Generator"] * 4 + ["Random"] * 2 + ["RandomState"], (model, data, older, loader, teach, drawn, secret)
+
+
+def test_every_draw_and_no_reading_moves_them() -> None:
+    generators: list[Any] = [torch.Generator(), np.random.default_rng(1), np.random.RandomState(2), random.Random(3)]
+    before = state_of(generators)
+    assert before == state_of(generators[::-1]) != 0 and state_of([]) == 0
+    torch.rand(1, generator=generators[0])
+    states = [before, state_of(generators)]
+    for one in generators[1:]:
+        one.random() if not isinstance(one, np.random.RandomState) else one.rand()
+        states.append(state_of(generators))
+    assert len(set(states)) == 5
