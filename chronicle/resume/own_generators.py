@@ -79,7 +79,7 @@ def _inside(thing: Any) -> Iterable[Any]:
     if isinstance(thing, types.FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
         return [*cells, *(thing.__defaults__ or ())]
-    if isinstance(thing, types.MethodType):
+    if isinstance(thing, types.MethodType | types.BuiltinMethodType):
         return [thing.__self__]
     if isinstance(thing, functools.partial):
         return [thing.func, *thing.args, *thing.keywords.values()]

@@ -10,7 +10,6 @@ import torch
 
 from chronicle.resume.own_generators import find_generators, state_of
 
-MINE = random.Random(3)
 
 
 class Noise(torch.nn.Module):
