@@ -11,7 +11,6 @@ import torch
 from chronicle.resume.own_generators import find_generators, state_of
 
 
-
 class Noise(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
