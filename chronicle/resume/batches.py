@@ -235,6 +235,7 @@ def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
     for witness in tuple(_witnesses.values()):
         witness.leaves = lambda output: None
+        witness.lost(problem)
 
 
 _made_for_outputs: list[ModelHook] = []

@@ -152,6 +152,7 @@ class StepPrints:
         self.batch: StepBatch | None = None
         self._set_clock: Callable[[int], None] | None = getattr(sys, "_chronicle_clock", None)  # in a replay's second launch
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
+        self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         self._pulled = shield(self._see_pull, self._lose_outputs)
         self.leaves: Callable[[Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
@@ -239,6 +240,7 @@ class StepPrints:
     def _lose_outputs(self, problem: Exception) -> None:
         """What the model gives cannot be read: it is in no print from now on."""
         self._sees_outputs, self._outputs, self._pulls = False, [], []
+        self.lost_outputs(problem)
 
     def stepping(
         self,

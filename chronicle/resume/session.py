@@ -131,6 +131,7 @@ class GuardSession:
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters_part = self._enters_part
         self.batches.leaves = self.prints.leaves
+        self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
         self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
