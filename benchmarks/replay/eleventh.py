@@ -87,9 +87,9 @@ def _of_the_issue() -> Iterator[Cause]:
     )
     for name, training, planted in state:
         yield Cause(name=name, expected=V.STATE, training=training, fault=planted)
-    chance = (("neighbours summed as they come", GRAPH, fault("order", 0)), ("a convolution never the same", CELLS, fault("kernel", 0)))
+    chance = (("neighbours summed as they come", GRAPH, "order"), ("a convolution never the same", CELLS, "kernel"))
     for name, training, planted in chance:
-        yield Cause(name=name, expected=V.RANDOM, training=training, fault=planted, stays=True)
+        yield Cause(name=name, expected=V.RANDOM, training=training, fault=fault(planted, 0), stays=True)
 
 
 def _of_people_on_call() -> Iterator[Cause]:
@@ -118,7 +118,7 @@ def _of_people_on_call() -> Iterator[Cause]:
 def _controls() -> Iterator[Cause]:
     yield Cause(name="nothing planted, LBFGS", expected=V.REPRODUCED, training=SPRING)
     yield Cause(name="a comment and a name, old logs removed", expected=V.REPRODUCED, training=STUDENTS, later=_tidy_up)
-    spike = Training(lay=_lay_spike, command=PUMP.command, asked=PUMP.asked)
+    spike = Training(lay=_lay_spike, command=PUMP.command, asked=44)
     yield Cause(name="a jump of the loss by a spike of the pump", expected=V.REPRODUCED, training=spike)
     # The file is another one, what is read of it is not: the hours that came since lie behind the last that is used.
     yield Cause(name="new hours at the end of the table", expected=V.REPRODUCED, training=PUMP, later=_more_hours)
@@ -178,7 +178,7 @@ def _lay_spike(directory: Path) -> None:
     _change_hour(directory, HOUR, 400)
 
 
-HOUR = 300
+HOUR = 364
 
 
 def _hide(directory: Path, environ: dict[str, str]) -> None:

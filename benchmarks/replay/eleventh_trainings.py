@@ -292,7 +292,8 @@ for row, article in enumerate(articles):
     of_article[article].append(row)
 margins = {article: 0.3 for article in of_article}
 net = torch.nn.Sequential(
-    torch.nn.Linear(views.shape[1], 64), torch.nn.LayerNorm(64), torch.nn.SiLU(), torch.nn.Dropout(0.15), torch.nn.Linear(64, 16)
+    torch.nn.Linear(views.shape[1], 64), torch.nn.LayerNorm(64), torch.nn.SiLU(),
+    torch.nn.Dropout(0.15), torch.nn.Linear(64, 16),
 )
 optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3, momentum=0.8, centered=True)
 run = chronicle.attach(None, net, optimizer)
@@ -746,7 +747,8 @@ def lay_students(directory: Path) -> None:
     inputs = draws.normal(size=(260, 20)) + 1.2 * draws.normal(size=(5, 20))[labels]
     logits = 3 * np.eye(5)[labels] + draws.normal(size=(260, 5))
     (directory / "taught").mkdir()
-    for name, values in (("inputs", inputs.astype("float32")), ("labels", labels), ("teacher_logits", logits.astype("float16"))):
+    arrays = {"inputs": inputs.astype("float32"), "labels": labels, "teacher_logits": logits.astype("float16")}
+    for name, values in arrays.items():
         np.save(directory / f"taught/{name}.npy", values)
 
 
