@@ -90,7 +90,7 @@ while step < STEPS:
     loss = entropy + 0.5 * softdice.dice_loss(logits, y)
     loss.backward()
     if kind == "gradient" and step == at:
-        flip(model.bottom[0].weight.grad, 25)
+        flip(model.bottom[0].weight.grad, 26)
     optimizer.step()
     optimizer.zero_grad()
     scheduler.step()
