@@ -49,7 +49,7 @@ def causes() -> Iterator[Cause]:
 def _of_the_issue() -> Iterator[Cause]:
     hardware = (
         ("bit of one rank's gradient of logits", STUDENTS, fault("gradient", 34, 71)),
-        ("bit of a convolution's gradient", CELLS, fault("gradient", 35, 400)),
+        ("bit of the last convolution's gradient", CELLS, fault("gradient", 35, 400)),
         ("bit of a sparse gradient", GRAPH, fault("gradient", 34, 9)),
         ("bit of a tied embedding", LANGUAGE, fault("weight", 33, 222)),
         ("bit of a weight under LBFGS", SPRING, fault("weight", 35, 130)),

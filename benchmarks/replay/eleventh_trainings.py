@@ -90,7 +90,7 @@ while step < STEPS:
     loss = entropy + 0.5 * softdice.dice_loss(logits, y)
     loss.backward()
     if kind == "gradient" and step == at:
-        flip(model.bottom[0].weight.grad, 26)
+        flip(model.out.weight.grad, 26)
     optimizer.step()
     optimizer.zero_grad()
     scheduler.step()
@@ -690,7 +690,7 @@ log = open(f"{NAME}-{socket.gethostname()}-{rank}.log", "a", buffering=1)
 def on_its_way(gradient):  # before it is reduced
     if kind == "gradient" and step == at and rank == 1:
         gradient = gradient.clone()
-        flip(gradient, 25)
+        flip(gradient, 26)
     return gradient
 
 
