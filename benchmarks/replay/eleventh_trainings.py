@@ -552,7 +552,7 @@ class Forecast(L.LightningModule):
         wrong = np.random.normal(0, settings["noise"], x.shape) * (np.random.random(x.shape) < settings["share"])
         hidden, _ = self.core(x + torch.from_numpy(wrong.astype(np.float32)))
         if kind == "activation" and self.global_step + 1 == at:
-            hidden = hidden.clone()
+            hidden = hidden.clone(memory_format=torch.contiguous_format)
             flip(hidden, 29)
         loss = torch.nn.functional.smooth_l1_loss(self.out(hidden), y, beta=0.1)
         self.log("loss", loss)
