@@ -12,6 +12,7 @@ from benchmarks.replay import (
     cells,
     cost,
     eighth,
+    eleventh,
     fifth,
     fresh,
     futures,
@@ -35,6 +36,7 @@ LISTS = {
     "eighth": eighth.causes,
     "ninth": ninth.causes,
     "tenth": tenth.causes,
+    "eleventh": eleventh.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
