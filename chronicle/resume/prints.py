@@ -19,15 +19,10 @@ process runs, versions of packages, the environment and how the arithmetic was s
 """
 
 import atexit
-import ctypes
 import functools
 import gc
-import hashlib
 import math
 import os
-import random
-import re
-import struct
 import sys
 import time
 import weakref
@@ -42,11 +37,20 @@ from typing import Any
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import LateFiles, stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
-from chronicle.resume.batches import is_call, keep_yielded, tensors_of, yielded_lately
+from chronicle.resume.batches import keep_yielded, tensors_of
+from chronicle.resume.checksums import (
+    checksum,
+    chosen,
+    contents_of,
+    digest_of_all,
+    global_generators,
+    has_named_labels,
+    is_ready,
+    sample_of,
+    short_digest,
+)
 from chronicle.resume.compiled import ModelHook
-from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.faults import shield
-from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
 from chronicle.resume.own_generators import find_generators, state_of
 from rollback.channels import Role, find_channel
@@ -58,14 +62,9 @@ PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` all
 SHARE = 0.006  # of the time may be spent on prints
 MOST_STEPS = 50
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
-ELEMENTS, TENSORS = 32, 8  # of one sample
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_GROUPS = 8
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
-LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
-EXACT = (1 << 52) - 1  # what a double holds
-TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
-WORD = struct.Struct("<Q")
 PLAIN = (int, float, bool)
 
 
@@ -203,10 +202,10 @@ class StepPrints:
         if self._begins and self._early is None and not self._inside:
             self._look_early()
         if self._entered is None:
-            self._entered = (*_generators(), state_of(self._generators))
+            self._entered = (*global_generators(), state_of(self._generators))
         if self.batch is not None:
             self.batch.enters(batch)
-        found, with_targets = _contents(batch)
+        found, with_targets = contents_of(batch)
         self._is_named = has_named_labels(batch)
         self._batches.append(found)
         self._with_targets = self._with_targets and with_targets
@@ -221,7 +220,7 @@ class StepPrints:
         begun = self._clock()
         for tensor in tensors_of(output)[:MOST_OUTPUTS]:
             if tensor.requires_grad and not tensor.is_leaf:
-                self._outputs.append(_checksum(tensor))
+                self._outputs.append(checksum(tensor))
                 tensor.register_hook(self._pulled)
         self._spent += self._clock() - begun
 
@@ -234,7 +233,7 @@ class StepPrints:
         if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or self._is_between or is_captured():
             return
         begun = self._clock()
-        self._pulls.append(_checksum(gradient))
+        self._pulls.append(checksum(gradient))
         self._spent += self._clock() - begun
 
     def _lose_outputs(self, problem: Exception) -> None:
@@ -287,7 +286,7 @@ class StepPrints:
         self._read_options(now, optimizer, models)
         if self._others:  # as they are now: they may step before or after this one
             params = [p for one in self._others for p in _params(one, models)]
-            now.weights = _sample(_chosen(params, step), step)
+            now.weights = sample_of(chosen(params, step), step)
         self._spent += self._clock() - begun
         if gradient is Gradient.READY:
             self.gradient_ready(optimizer)
@@ -305,10 +304,10 @@ class StepPrints:
         if self._operations is not None:
             self._operations.stepping(self._now.step, self._rank(), self._models, self._params)
         begun = self._clock()
-        chosen = _chosen(self._params, self._now.step)
-        grads = [p.grad if p.grad is None or not p.grad.is_sparse else None for p in chosen]
+        params = chosen(self._params, self._now.step)
+        grads = [p.grad if p.grad is None or not p.grad.is_sparse else None for p in params]
         if any(grad is not None for grad in grads):
-            self._now.gradient = _sample(grads, self._now.step)
+            self._now.gradient = sample_of(grads, self._now.step)
             self._now.seen |= GRADIENT
         self._spent += self._clock() - begun
 
@@ -327,7 +326,7 @@ class StepPrints:
         step, optimizers = self.trained()
         step = step or 0
         found = [_params(one, ()) for one in optimizers]
-        self._early = step, [(params, _sample(_chosen(params, step), step)) for params in found if params]
+        self._early = step, [(params, sample_of(chosen(params, step), step)) for params in found if params]
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 
@@ -355,7 +354,7 @@ class StepPrints:
             early_step, early = self._early or (-1, [])
             samples = (sample for params, sample in early if early_step == first.step and _are_same(params, self._params))
             now = next(samples, None)
-            first.weights = _sample(_chosen(self._params, first.step), first.step) if now is None else now
+            first.weights = sample_of(chosen(self._params, first.step), first.step) if now is None else now
             first.seen = BEGINS | WEIGHTS
         self._early = None
         self._waiting.append(first)
@@ -385,7 +384,7 @@ class StepPrints:
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
             (now.torch, now.python, now.numpy, now.own), now.seen = entered, now.seen | GENERATORS
-        now.weights = [*(now.weights or ()), *_sample(_chosen(self._params, now.step), now.step)]
+        now.weights = [*(now.weights or ()), *sample_of(chosen(self._params, now.step), now.step)]
         now.seen |= WEIGHTS
         now.over = True
         if batches:
@@ -416,7 +415,7 @@ class StepPrints:
             self._write(waiting.popleft())
 
     def _is_complete(self, one: _Step, wait: bool) -> bool:
-        return wait or all(_is_ready(part) for part in (one.gradient, one.weights, one.outputs, one.pulls, *one.batches))
+        return wait or all(is_ready(part) for part in (one.gradient, one.weights, one.outputs, one.pulls, *one.batches))
 
     def _write(self, one: _Step) -> None:
         if self._writer is None:
@@ -425,15 +424,15 @@ class StepPrints:
             one.step,
             one.seen,
             len(one.batches),
-            _digest([part for batch in one.batches for part in (*batch, b"|")] if one.batches else None),
-            _digest(one.gradient),
-            _digest(one.weights),
+            digest_of_all([part for batch in one.batches for part in (*batch, b"|")] if one.batches else None),
+            digest_of_all(one.gradient),
+            digest_of_all(one.weights),
             one.torch,
             one.python,
             one.numpy,
             one.options,
-            _short(one.outputs),
-            _short(one.pulls),
+            short_digest(one.outputs),
+            short_digest(one.pulls),
             one.own,
             one.lr,
             one.loss,
@@ -491,180 +490,10 @@ def _is_one(one: Any, optimizer: Any) -> bool:
     return groups is known or bool(groups and known and groups[0] is known[0])
 
 
-def _chosen(params: Sequence[Any], step: int) -> list[Any]:
-    """The tensors that are looked at in this step: other ones at every step, and the same in a replay."""
-    if len(params) <= TENSORS:
-        return list(params)
-    first = step * TENSORS % len(params)
-    return [params[(first + i) % len(params)] for i in range(TENSORS)]
-
-
-def _sample(tensors: Sequence[Any], step: int) -> list[Any]:
-    """Bytes of what is on the host, and copies on their way of what is not, in the order given."""
-    found: list[Any] = []
-    torch = sys.modules["torch"]
-    parameter = torch.nn.Parameter
-    afar: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        whole = tensor is None or type(tensor) is torch.Tensor or (type(tensor) is parameter and not vars(tensor))
-        own = tensor if whole else own_shard(tensor)
-        if own is None or own.is_sparse or own.is_meta:
-            found.append(b"-")
-        elif own.is_cpu:
-            found.append(_bytes(own, step))
-        elif own.numel():
-            afar.setdefault((own.device, own.dtype), []).append(_part(own.detach(), step))
-    for parts in afar.values():
-        found.append(SampleCopy(torch.cat(parts)))
-    return found
-
-
-def _bytes(own: Any, step: int) -> bytes:
-    """At most `ELEMENTS` elements, spread over a tensor on the host; other ones at other steps."""
-    own = own.detach()
-    try:
-        values = own.numpy()  # several times as fast as torch's own
-    except TypeError:  # numpy has no bfloat16
-        values = own.view(sys.modules["torch"].uint8 if own.element_size() == 1 else sys.modules["torch"].int16).numpy()
-    if values.size <= ELEMENTS:
-        return bytes(values.tobytes())
-    if not values.flags.c_contiguous:
-        thinned = tuple(slice(None, None, max(1, length // 6)) for length in values.shape)
-        values = values.T if values.flags.f_contiguous else values[thinned]
-    values = values.reshape(-1)
-    stride = max(1, values.size // ELEMENTS)
-    return bytes(values[step % stride :: stride][:ELEMENTS].tobytes())
-
-
-def _part(own: Any, step: int) -> Any:
-    """The same of a tensor on a device, as a view."""
-    size = own.numel()
-    if size <= ELEMENTS:
-        return own.reshape(-1)
-    stride = size // ELEMENTS
-    if not own.is_contiguous():
-        own = own.transpose(0, -1)
-    if not own.is_contiguous():
-        return own[tuple(slice(None, None, max(1, length // 6)) for length in own.shape)].reshape(-1)[:ELEMENTS]
-    return own.as_strided((ELEMENTS,), (stride,), own.storage_offset() + step % stride)
-
-
-def _is_ready(sample: "list[Any] | None") -> bool:
-    return sample is None or all(isinstance(part, bytes) or part.ready for part in sample)
-
-
-def _digest(sample: "list[Any] | None") -> int:
-    if sample is None:
-        return 0
-    digest = hashlib.blake2b(digest_size=8)
-    for part in sample:
-        digest.update(part if isinstance(part, bytes) else part.array().tobytes())
-    return int(WORD.unpack(digest.digest())[0])
-
-
-def _short(parts: "list[Any]") -> int:
-    """16 bits of it, 0 for nothing."""
-    return ((_digest(parts) & 0xFFFF) or 1) if parts else 0
-
-
-# ---- a batch as a whole ------------------------------------------------------------------------------------------------
-
-
-def _contents(batch: Any) -> tuple[list[Any], bool]:
-    """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
-
-    That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
-    in the memory of a batch that a `DataLoader` yielded, on a CPU (or are its values in another dtype), or that Accelerate's
-    loader handed over, on any device: then the rest of that batch counts, too.
-    """
-    leaves = tensors_of(batch)
-    found = [_checksum(tensor) for tensor in leaves]
-    if not is_call(batch) or has_named_labels(batch):
-        return found, bool(found)
-    places = {_place(tensor) for tensor in leaves if tensor.numel() and not tensor.is_meta}
-    for own in reversed(yielded_lately()):
-        if any(_place(tensor) in places for tensor in own):
-            return [*found, *(_checksum(tensor) for tensor in own)], True
-    for own in reversed(yielded_lately()):
-        if any(_is_cast(tensor, leaf) for tensor in own for leaf in leaves):
-            return [*found, *(_checksum(tensor) for tensor in own)], True
-    return found, False
-
-
-def has_named_labels(batch: Any) -> bool:
-    """Whether a model is called with labels by their name."""
-    return is_call(batch) and any(TARGET.search(name) for name in batch[1])
-
-
-def _is_cast(tensor: Any, leaf: Any) -> bool:
-    """Whether a tensor of a loader's batch entered the model in another dtype (a precision plugin's, a `.half()`)."""
-    if tensor.shape != leaf.shape or tensor.dtype == leaf.dtype or not (tensor.is_cpu and leaf.is_cpu):
-        return False
-    small = 1 < leaf.numel() <= LARGEST_WEIGHTED and tensor.is_floating_point() and leaf.is_floating_point()
-    return small and bool(sys.modules["torch"].equal(tensor.to(leaf.dtype), leaf))
-
-
-def _place(tensor: Any) -> tuple[str, int]:
-    return tensor.device.type, tensor.untyped_storage().data_ptr()
-
-
-def _checksum(tensor: Any) -> Any:
-    """A number for each row of a tensor, made from all of its bits: bytes, or on a device a copy on its way."""
-    torch = sys.modules["torch"]
-    own = own_shard(tensor).detach()
-    if own.is_sparse or own.is_meta or own.numel() == 0:
-        return b"-"
-    size = own.element_size()
-    own = own.contiguous()
-    own = own.view(torch.float32) if own.is_complex() and size == 8 else own
-    own = own.view(_kinds(torch)[min(8, own.element_size())])
-    rows = own.reshape(own.shape[0], -1) if own.dim() > 1 else own.reshape(1, -1)
-    if own.is_cpu:
-        values = rows.numpy()
-        if values.size <= LARGEST_WEIGHTED:
-            values = values * _odd(values.shape[1])
-        return str((tuple(tensor.shape), str(tensor.dtype))).encode() + values.sum(1, dtype="int64").tobytes()
-    if rows.numel() <= LARGEST_WEIGHTED:
-        rows = rows.long() * torch.arange(1, 2 * rows.shape[1], 2, device=rows.device)
-    return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)
-
-
-@functools.lru_cache(maxsize=4)
-def _odd(columns: int) -> Any:
-    """1, 3, 5, …: so that two values that change places are another row."""
-    return sys.modules["numpy"].arange(1, 2 * columns, 2)
-
-
-@functools.lru_cache(maxsize=1)
-def _kinds(torch: Any) -> dict[int, Any]:
-    """Whole numbers by their size in bytes."""
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _generators() -> tuple[int, int, int]:
-    """Checksums of torch's generators, of Python's and of NumPy's (16 bits each); reading draws nothing."""
-    torch = sys.modules["torch"]
-    found = zlib.crc32(torch.get_rng_state().numpy())
-    if torch.cuda.is_initialized():
-        found = zlib.crc32(torch.cuda.get_rng_state().numpy(), found)
-    _, keys, gauss = random.getstate()
-    python = zlib.crc32(repr(gauss).encode(), hash(keys) & 0xFFFFFFFF)  # the hash of integers is equal in every process
-    numpy = sys.modules.get("numpy")
-    return found, python & 0xFFFF, 0 if numpy is None else zlib.crc32(_numpy_state(numpy)) & 0xFFFF
-
-
 def is_captured() -> bool:
     """Whether a CUDA graph is being captured: nothing may be read from the device then, and no generator."""
     torch = sys.modules["torch"]
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
-
-
-def _numpy_state(numpy: Any) -> bytes:
-    """Key and position of NumPy's global generator, read where they lie: its own function takes 25 µs."""
-    generator = numpy.random.mtrand._rand._bit_generator
-    if type(generator).__name__ != "MT19937":
-        return repr(numpy.random.get_state()).encode()
-    return ctypes.string_at(generator.ctypes.state_address, 4 * 625)
 
 
 def _finish(reference: "weakref.ref[StepPrints]") -> None:
