@@ -6,6 +6,7 @@ variables of the script's own frames and modules, and in what these hold (some t
 """
 
 import functools
+import itertools
 import random
 import sys
 import types
@@ -70,23 +71,27 @@ def _is_scripts(path: str, ours: str) -> bool:
     return not path.startswith(ours) and not any(part in path for part in LIBRARIES)
 
 
-def _inside(thing: Any) -> Iterable[Any]:
-    """What an object holds."""
-    if isinstance(thing, dict):
-        return list(thing.values())[:MOST_ITEMS]
-    if isinstance(thing, list | tuple | set | frozenset | deque):
-        return list(thing)[:MOST_ITEMS]
-    if isinstance(thing, types.FunctionType):
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
-        return [*cells, *(thing.__defaults__ or ())]
-    if isinstance(thing, types.MethodType | types.BuiltinMethodType):
-        return [thing.__self__]
-    if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
-    if isinstance(thing, types.GeneratorType):
-        return [] if thing.gi_frame is None else list(thing.gi_frame.f_locals.values())
-    held = getattr(thing, "__dict__", None)
-    return list(held.values())[:MOST_ITEMS] if type(held) is dict else []
+def _inside(thing: Any) -> list[Any]:
+    """What an object holds. No code of its own is called, as far as that can be: a proxy may load what it stands for."""
+    kind = type(thing)
+    try:
+        for base in (dict, list, tuple, set, frozenset, deque):
+            if issubclass(kind, base):
+                values = dict.values(thing) if base is dict else base.__iter__(thing)
+                return list(itertools.islice(values, MOST_ITEMS))
+        if kind is types.FunctionType:
+            cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
+            return [*cells, *(thing.__defaults__ or ())]
+        if kind in (types.MethodType, types.BuiltinMethodType):
+            return [thing.__self__]
+        if kind is functools.partial:
+            return [thing.func, *thing.args, *thing.keywords.values()]
+        if kind is types.GeneratorType:
+            return [] if thing.gi_frame is None else list(thing.gi_frame.f_locals.values())
+        held = object.__getattribute__(thing, "__dict__")
+        return list(itertools.islice(held.values(), MOST_ITEMS)) if type(held) is dict else []
+    except Exception:  # noqa: BLE001 it has no variables, another thread changes it, or it is a proxy of nothing
+        return []
 
 
 def _is_filled(cell: Any) -> bool:

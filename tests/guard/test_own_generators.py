@@ -43,6 +43,26 @@ def test_generators_are_found_in_variables_objects_and_closures() -> None:
     assert kinds == ["Generator"] * 4 + ["Random"] * 2 + ["RandomState"], (model, data, older, loader, teach, drawn, secret)
 
 
+def test_an_object_that_loads_itself_when_it_is_looked_at_is_left_alone() -> None:
+    class Lazy:
+        __slots__ = ()
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    class Proxy:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("outside of its context")
+
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            raise AssertionError("its class was asked for")
+
+    things, mine = [Lazy(), Proxy()], random.Random(1)
+    assert find_generators("/nowhere/") == [mine] and things
+
+
 def test_every_draw_and_no_reading_moves_them() -> None:
     generators: list[Any] = [torch.Generator(), np.random.default_rng(1), np.random.RandomState(2), random.Random(3)]
     before = state_of(generators)
