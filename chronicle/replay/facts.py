@@ -36,6 +36,7 @@ __all__ = [
     "ChangedFact",
     "LateFiles",
     "changed_facts",
+    "holds_data",
     "is_outside",
     "places_of_packages",
     "places_outside",
@@ -50,6 +51,8 @@ MOST_LATE, MOST_ROWS = 64, 256
 MOST_OPENED = 5000  # between two steps, as in `launch/startup/sitecustomize.py`
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
+SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".env", ".xml", ".sh", ".properties")
+MOST_OF_SETTINGS = 64 << 10
 MEANWHILE = "changed while it ran, about step"
 PACKAGES = Path(__file__).resolve().parents[2]
 OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep, str(PACKAGES / "chronicle_ml.py"))
@@ -205,6 +208,18 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: in
     told = sorted(one.keys() & other.keys())
     found += [ChangedFact("doubt", name, one[name], other[name]) for name in told if one[name] != other[name]]
     return [*found, *_changed_later(before, after, until, here)]
+
+
+def holds_data(fact: ChangedFact) -> bool:
+    """Whether a file that changed is none of settings, by its ending; a large one of JSON or XML is none either."""
+    if fact.kind != "file" or fact.name.endswith(".py"):
+        return False
+    suffix = os.path.splitext(fact.name)[1].lower()
+    try:
+        is_large = os.path.getsize(fact.name) > MOST_OF_SETTINGS
+    except OSError:
+        is_large = False
+    return suffix not in SETTINGS or (suffix in (".json", ".xml") and is_large)
 
 
 def _kind_of(kind: str, a: str, b: str, name: str = "") -> str:

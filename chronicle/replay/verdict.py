@@ -7,7 +7,8 @@ loss, weights. The first part that differs decides:
     code, packages                code or packages differ, where one of them is known to have changed
     the weights it began with     state differs: the checkpoint does not hold what the training had; moments and what else the
                                   guard compared at the load, too, where the result is another one in the first steps
-    environment, files            code or packages differ, where one of them is known to have changed
+    environment, files            code or packages differ, where one of them is known to have changed (data differ, where it is
+                                  none of settings)
     generators, options           state differs: random numbers, learning rate; generators of the script's own, where something
                                   else differs, too
     batch                         data differ
@@ -172,7 +173,7 @@ def _compare(
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
             on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
             drawn = at[3][0] in RESULT and _are_drawn(record, replay, step + 1)
-            if any(_is_own_apart(own, other) for _, own, other in pairs):
+            if any(_is_own_apart(own, other) for _, own, other in pairs) and _stays_apart(record, replay, step):
                 own_moved = True if own_was_equal else None
             labels_differ = _do_labels_differ((own, other) for _, own, other in pairs)
             gap = step - last - 1
@@ -215,6 +216,16 @@ def _is_changed_on_its_way(record: Prints, replay: Prints, step: int) -> bool:
 
 def _is_own_apart(one: Print, other: Print) -> bool:
     return SeenParts.OWN in one.seen & other.seen and one.own != other.own
+
+
+def _stays_apart(record: Prints, replay: Prints, step: int) -> bool:
+    """Whether the script's own generators differ in the last step that both took, too: two draws that changed places do not."""
+    last = []
+    for rank, rows in record.items():
+        others = replay.get(rank, {})
+        at = max((one for one in rows.keys() & others.keys() if one > step), default=0)
+        last += [_is_own_apart(rows[at], others[at])] if at else []
+    return not last or any(last)
 
 
 def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
@@ -332,7 +343,7 @@ def judge_replay(
     networks: Sequence[str] = (),
 ) -> Ruling:
     """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.ChangedFact` names it;
-    kind `setting`: a variable that the script itself reads.
+    kind `setting`: a variable that the script itself reads; kind `data`: a file that is none of settings.
 
     `replays_agree`: whether a second replay has the same prints, from here or from an earlier place; None where there was none.
     `facts_known`: both launches said what they were made by. `unrecorded`: what the replay took from outside, and nobody knows
@@ -380,6 +391,9 @@ def judge_replay(
     other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
     if other:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
+    data = [text for kind, text in changed if kind == "data"]
+    if data:
+        return Ruling(verdict=ReplayVerdict.DATA, why="; ".join(data[:4]), evidence=evidence)
     if load.unlike and len(one.steps) <= 1 + LATE:
         why = f"the checkpoint does not hold what the training had: {'; '.join(load.unlike[:3])}"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
@@ -415,7 +429,7 @@ def _other_beginning(
         why = "the launch begins with other weights every time (what they are made from is not seeded): only steps after a "
         why += "checkpoint can be taken again"
         return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
-    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
+    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file", "data")]
     if other:
         return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
     why = "the launch began with other weights than it begins with now: what they are made from (a file, a seed) is another"

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.replay.facts import ITS_OWN, LateFiles, changed_facts, is_outside, read_facts, write_facts
+from chronicle.replay.facts import (
+    ITS_OWN,
+    ChangedFact,
+    LateFiles,
+    changed_facts,
+    holds_data,
+    is_outside,
+    read_facts,
+    write_facts,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -222,3 +231,12 @@ def test_a_name_in_the_search_path_is_no_file() -> None:
     """An editable package puts one there; an import looks for it in the working directory."""
     before = {"directory": "/work", "later": [["/work/__editable__.mine-1.0.finder.__path_hook__", 3, ""]]}
     assert changed_facts(before, {"later": []}) == []
+
+
+def test_a_file_holds_data_where_it_is_none_of_settings(tmp_path: Path) -> None:
+    (tmp_path / "boxes.json").write_text("1" * 70_000)
+    names = {"table.csv": True, "masks.npy": True, "run.yaml": False, "recipe.json": False, "boxes.json": True,
+             "more.py": False}  # fmt: skip
+    for name, holds in names.items():
+        assert holds_data(ChangedFact("file", str(tmp_path / name), "1", "2")) is holds, name
+    assert not holds_data(ChangedFact("code", str(tmp_path / "table.csv"), "1", "2"))

@@ -165,6 +165,14 @@ def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_b
     assert found.verdict is ReplayVerdict.HARDWARE and "behind its output" in found.evidence[-1]
 
 
+def test_a_file_that_is_none_of_settings_is_data() -> None:
+    """Labels and tables do not enter the model: only the result tells of them."""
+    path = "/work/masks.npy"
+    assert judged(differing("gradient"), prints(), changed=[("data", f"`{path}` has changed")]).verdict is ReplayVerdict.DATA
+    changed = [("data", f"`{path}` has changed"), ("environment", "variable `T` has changed")]
+    assert judged(differing("gradient"), prints(), changed=changed).verdict is ReplayVerdict.CODE
+
+
 def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> None:
     """No global one tells of it: of what it draws inside the model only the result is another."""
     seen = ALL | SeenParts.OWN
@@ -180,6 +188,10 @@ def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> No
         record[0][step] = replace(record[0][step], own=9)
     found = judged(record, clean)
     assert found.verdict is ReplayVerdict.NOT_TOLD and "from the first step on" in found.why
+    draws = differing("batch", seen=seen)  # two that changed places: afterwards it stands where it stood
+    for step in (7, 8):
+        draws[0][step] = replace(draws[0][step], own=9)
+    assert judged(draws, clean).verdict is ReplayVerdict.DATA
     alone = prints(seen=seen)
     alone[0][8] = replace(alone[0][8], own=9)
     assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED  # it has no effect
