@@ -21,6 +21,7 @@ process runs, versions of packages, the environment and how the arithmetic was s
 import atexit
 import functools
 import gc
+import itertools
 import math
 import os
 import sys
@@ -509,14 +510,15 @@ def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kw
 
 
 def _tell_networks_beside(models: Sequence[Any], tell: Callable[[str], None]) -> None:
-    """`tell` the class of every network with weights that is no part of these models, when it is called: the loss may go
+    """`tell` the class of every module with weights that is no part of these models, when it is called: the loss may go
     through it. An average of the weights is none, as long as nobody calls it.
     """
     module = sys.modules["torch"].nn.Module
     own = {id(part) for model in models for part in model.modules()}
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), module) and id(thing) not in own]
     for one in found:
-        if any(True for _ in one.parameters()) and not any(id(part) in own for part in one.modules()):
+        holds = any(True for _ in itertools.chain(one.parameters(), one.buffers()))  # a loss with weights of classes, too
+        if holds and not any(id(part) in own for part in one.modules()):
             one.register_forward_pre_hook(ModelHook(functools.partial(_tell_called, type(one).__name__, tell)))
 
 
