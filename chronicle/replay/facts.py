@@ -38,6 +38,7 @@ __all__ = [
     "changed_facts",
     "holds_data",
     "is_outside",
+    "new_sources",
     "places_of_packages",
     "places_outside",
     "read_facts",
@@ -208,6 +209,17 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: in
     told = sorted(one.keys() & other.keys())
     found += [ChangedFact("doubt", name, one[name], other[name]) for name in told if one[name] != other[name]]
     return [*found, *_changed_later(before, after, until, here)]
+
+
+def new_sources(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
+    """Source files that only the replay has imported and that came, or were changed, after the launch had ended (seconds).
+
+    A file that hides a package is one; what a resume alone imports is older, and what the launch made for itself as well.
+    """
+    if ended is None:
+        return []
+    names = sorted((after.get("code") or {}).keys() - (before.get("code") or {}).keys())
+    return [ChangedFact("code", name, "", after["code"][name]) for name in names if not _is_older(name, ended)]
 
 
 def holds_data(fact: ChangedFact) -> bool:

@@ -240,3 +240,12 @@ def test_a_file_holds_data_where_it_is_none_of_settings(tmp_path: Path) -> None:
     for name, holds in names.items():
         assert holds_data(ChangedFact("file", str(tmp_path / name), "1", "2")) is holds, name
     assert not holds_data(ChangedFact("code", str(tmp_path / "table.csv"), "1", "2"))
+
+
+def test_a_source_that_came_after_the_launch_and_is_imported_is_new(tmp_path: Path) -> None:
+    """It hides a package, which is still where it was; what only a resume imports is older."""
+    (tmp_path / "dice.py").write_text("")
+    before, after = {"code": {"/libs/dice/__init__.py": "1"}}, {"code": {str(tmp_path / "dice.py"): "2"}}
+    now = time.time()
+    assert [one.words for one in new_sources(before, after, now - 9)] == [f"`{tmp_path / 'dice.py'}` is new"]
+    assert new_sources(before, after, now + 9) == new_sources(before, after, None) == []
