@@ -460,7 +460,7 @@ def _another_result(
         why = f"from {place.reproduced_from} step {one.first.step} is as recorded, from {place.words} it is not: "
         why += "this checkpoint does not hold all that the training had"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
-    if labels_differ:
+    if labels_differ and not missing:
         why = f"the model gave the same at step {one.first.step}, and the gradient that came back to it is another: labels, "
         why += "or how the loss is computed from them, were others"
         return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)

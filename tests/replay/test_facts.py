@@ -18,6 +18,7 @@ from chronicle.replay.facts import (
     changed_facts,
     holds_data,
     is_outside,
+    new_sources,
     read_facts,
     write_facts,
 )

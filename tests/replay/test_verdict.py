@@ -153,6 +153,8 @@ def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_b
     assert found.verdict is ReplayVerdict.DATA and "labels" in found.why
     beside = judged(one(1, pull=8), clean, networks=["Teacher"])  # through which the loss may go
     assert beside.verdict is ReplayVerdict.NOT_TOLD and "Teacher" in beside.why
+    unsure = judged(one(1, pull=8), clean, unrecorded=["`orders.json`: opened at step 7, and not in the replay"])
+    assert unsure.verdict is ReplayVerdict.NOT_TOLD and "orders.json" in unsure.why
     assert judged(one(1, output=8, pull=8), clean).verdict is ReplayVerdict.HARDWARE  # before any label comes in
     doubtful = judged(one(), clean, unrecorded=["what came from a server"])
     assert doubtful.verdict is ReplayVerdict.NOT_TOLD and "labels" not in doubtful.why  # they are known to be equal
