@@ -138,6 +138,7 @@ class StepPrints:
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
         self._entered: tuple[int, int, int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
+        self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
         self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
         self._generators: list[Any] = []  # that the script made for itself
@@ -183,6 +184,7 @@ class StepPrints:
             self._close(self._now)
             self._batches, self._outputs, self._pulls, self._with_targets = [], [], [], True
             self._begins, self._now, self._entered, self._skip, self._early = True, None, None, 0, None
+            self._has_entered = False
 
     def enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
@@ -191,6 +193,8 @@ class StepPrints:
         if self._set_clock is not None and self._begins:
             self._set_clock(getattr(sys, "_chronicle_resumes", 0))  # not at the load: what the script began with is before it
         now = self._now
+        if now is None or not self._inside:
+            self._has_entered = True
         if self._skip > 0 and (now is None or now is UNPRINTED):
             return
         if is_captured():
@@ -263,7 +267,9 @@ class StepPrints:
             self._set_clock(step)
         self._close(self._now)
         self._steps += 1
-        self._inside = gradient is not Gradient.READY
+        # Lightning's batch comes before a step whose closure makes the gradient
+        self._inside = gradient is not Gradient.READY and not self._has_entered
+        self._has_entered = False
         if gradient is Gradient.AT_END and optimizer not in self._heard_at_end:
             self._heard_at_end.add(optimizer)
             optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))

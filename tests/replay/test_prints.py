@@ -29,7 +29,7 @@ from chronicle.replay.ring import (
     ring_path,
     rings_of,
 )
-from chronicle.resume.prints import PRINTS_VARIABLE
+from chronicle.resume.prints import PRINTS_VARIABLE, Gradient, StepPrints
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.OUTPUT | SeenParts.PULL
 WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.EACH_GENERATOR | SeenParts.OPTIONS
@@ -123,6 +123,29 @@ def test_a_step_that_calls_the_model_inside_has_its_own_batch_gradient_and_weigh
     assert [getattr(first, name) for name in FIELDS] == [getattr(alone, name) for name in FIELDS]
     weights = [one.weights for one in (*rings[0].begins(), *rings[0].steps().values())]
     assert len(set(weights)) == 4, "the weights of a step are those after it"
+
+
+def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_path: Path) -> None:
+    """Lightning hands the batch over, and then calls the model inside of the step. A resume has the same prints."""
+
+    def take(directory: Path, steps: range) -> dict[int, Print]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        prints = StepPrints(directory, lambda: 0, lambda: 1, environ={PRINTS_VARIABLE: "every"})
+        for step in steps:
+            batch = torch.full((3, 2), float(step))
+            prints.enters(batch)
+            prints.stepping(step, optimizer, [model], gradient=Gradient.TOLD)
+            model(batch).sum().backward()
+            prints.gradient_ready(optimizer)
+            optimizer.zero_grad()
+        prints.finish()
+        return read_ring(ring_path(directory, 0)).steps()
+
+    whole, resumed = take(tmp_path / "a", range(1, 6)), take(tmp_path / "b", range(3, 6))
+    assert len({one.batch for one in whole.values()}) == 5 and all(one.batches == 1 for one in whole.values())
+    assert all((whole[step].batch, whole[step].gradient) == (one.batch, one.gradient) for step, one in resumed.items())
 
 
 def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
