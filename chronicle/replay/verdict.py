@@ -116,7 +116,7 @@ class PrintComparison:
     labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
     own_moved: bool | None = None  # the script's own generators stand elsewhere then, and did not before; None: all the time
     drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
-    unrestored: tuple[str, ...] = ()  # which of Python's and NumPy's generators stood elsewhere from the first step on
+    unrestored: tuple[str, ...] = ()  # which generators stood elsewhere from the first step on, and had no effect
 
 
 def compare_prints(
@@ -126,17 +126,28 @@ def compare_prints(
 
     The record's weights after step `start` are among its own prints of that step, or are those that it began with. Where no
     print of the first steps tells of generators (the model is called within the optimizer's step), Python's and NumPy's are
-    those that nobody restores only if all else is equal.
+    those that nobody restores only if all else is equal. So are torch's, where they stand elsewhere from the first step on.
     """
     found = _compare(record, replay, start, until, begins, told_late=True)
     if found.first is not None and found.unrestored:
-        return _compare(record, replay, start, until, begins, told_late=False)
+        found = _compare(record, replay, start, until, begins, told_late=False)
+    if found.first is not None and found.first.parts[0] == "torch":
+        without = _compare(record, replay, start, until, begins, told_late=True, left_out=("torch", *OTHERS))
+        return without if without.first is None else found
     return found
 
 
 def _compare(
-    record: Prints, replay: Prints, start: int, until: int, begins: Mapping[int, Print], *, told_late: bool
+    record: Prints,
+    replay: Prints,
+    start: int,
+    until: int,
+    begins: Mapping[int, Print],
+    *,
+    told_late: bool,
+    left_out: Sequence[str] = OTHERS,
 ) -> PrintComparison:
+    """`left_out`: which generators do not count if they stand elsewhere from the first step on."""
     steps: list[int] = []
     missing: list[int] = []
     unprinted: list[int] = []
@@ -148,7 +159,7 @@ def _compare(
     own_moved: bool | None = False
     own_was_equal = True
     labels_differ = None
-    left_out: tuple[str, ...] = ()
+    unrestored: tuple[str, ...] = ()
     is_first = True
     for step in range(start + 1, until + 1):
         rows = [(rank, record[rank].get(step), replay.get(rank, {}).get(step)) for rank in sorted(record)]
@@ -163,9 +174,9 @@ def _compare(
             parts &= frozenset(part for part, (seen, _) in PARTS.items() if seen in own.seen and seen in other.seen)
         if is_first:
             apart = {part for _, own, other in pairs for part in _differing(own, other)}
-            left_out = (*left_out, *(part for part in OTHERS if part in apart and part not in left_out))
+            unrestored = (*unrestored, *(part for part in left_out if part in apart and part not in unrestored))
         is_first = is_first and told_late and not any(SeenParts.GENERATORS in own.seen & other.seen for _, own, other in pairs)
-        found = [(rank, own, other, tuple(_differing(own, other, left_out))) for rank, own, other in pairs]
+        found = [(rank, own, other, tuple(_differing(own, other, unrestored))) for rank, own, other in pairs]
         wrong = [row for row in found if row[3]]
         if wrong:
             at = min(wrong, key=lambda row: tuple(PARTS).index(row[3][0]))
@@ -184,8 +195,8 @@ def _compare(
         last = step
     return PrintComparison(
         steps=tuple(steps),
-        parts=parts - set(left_out) if steps else frozenset(),
-        unrestored=left_out,
+        parts=parts - set(unrestored) if steps else frozenset(),
+        unrestored=unrestored,
         missing=tuple(missing),
         unprinted=tuple(unprinted),
         begins_equal=_begins_equal(record, begins, start),
@@ -507,7 +518,8 @@ def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:
     named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
     why = f"{len(one.steps)} step{'' if len(one.steps) == 1 else 's'}, every print equal: {named}"
     more: tuple[str, ...] = ()
-    unseen = [PARTS[part][1] for part in ("options", "torch", "batch", "gradient", "weights") if part not in one.parts]
+    unseen = [PARTS[part][1] for part in ("options", "torch", "batch", "gradient", "weights")
+              if part not in one.parts and part not in one.unrestored]  # fmt: skip
     if unseen:
         more = (f"not in every print, and so not compared: {', '.join(unseen)}",)
     if one.unprinted:

@@ -271,6 +271,17 @@ def test_generators_that_nobody_restores_are_left_out_and_said() -> None:
     assert found.verdict is ReplayVerdict.STATE and "Python's generator stands elsewhere from step 7 on" in found.why
 
 
+def test_torchs_generator_that_nobody_restores_counts_only_where_something_else_differs() -> None:
+    """A loader draws a seed in every epoch, and a trainer restores no generator: without dropout that has no effect."""
+    found = judged(differing("torch", START), prints())
+    assert found.verdict is ReplayVerdict.REPRODUCED and "torch's generators: not as in the record" in found.evidence[0]
+    record = differing("torch", START)
+    record[0][8] = replace(record[0][8], weights=-1)
+    found = judged(record, prints())
+    assert found.verdict is ReplayVerdict.STATE and "torch's generators stand elsewhere from step 5 on" in found.why
+    assert judged(differing("torch", 7), prints()).verdict is ReplayVerdict.STATE  # seeded anew in between
+
+
 def test_nothing_compared_is_not_reproduced() -> None:
     assert judged(prints(), {0: {START: prints()[0][START]}}).verdict is ReplayVerdict.NOT_COMPARED
     weak = SeenParts.BATCH | SeenParts.OPTIONS
