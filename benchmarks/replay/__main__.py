@@ -23,6 +23,7 @@ from benchmarks.replay import (
     sixth,
     tenth,
     trainer,
+    twelfth,
 )
 
 LISTS = {
@@ -37,6 +38,7 @@ LISTS = {
     "ninth": ninth.causes,
     "tenth": tenth.causes,
     "eleventh": eleventh.causes,
+    "twelfth": twelfth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
