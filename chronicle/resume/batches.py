@@ -67,6 +67,8 @@ class BatchWitness:
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
         self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
+        self.enters_first: Callable[[Any], None] = lambda batch: None  # the first part that is called for a batch handed over
+        self._is_handed_over = False
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
@@ -101,6 +103,22 @@ class BatchWitness:
                     _witnesses_of_parts[part] = self
                     part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
 
+    def watch_parts(self, model: Any) -> None:
+        """Look at what enters the first of a model's parts: its batches are handed over, and may be changed on their way."""
+        with self._contained("parts"):
+            for part in model.children():
+                if part not in _witnesses_of_parts:
+                    _witnesses_of_parts[part] = self
+                    part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
+
+    def part_called(self, args: Any, kwargs: Any) -> None:
+        """A part is called with tensors that no other one made."""
+        if self._model is not None:  # a container, whose parts are all that is called
+            self.enters_part((args, kwargs))
+        elif self._is_handed_over:
+            self._is_handed_over = False
+            self.enters_first((args, kwargs))
+
     def watch_outputs(self, models: Sequence[Any]) -> None:
         """Look at what these other models give, too: the loss of a generator goes through its critic."""
         with self._contained("outputs"):
@@ -118,6 +136,7 @@ class BatchWitness:
     def take(self, batch: Any) -> None:
         """A batch of the training, in any form."""
         self.works()
+        self._is_handed_over = True
         if self._gave_up:
             return
         self.enters(batch)
@@ -194,7 +213,7 @@ def _before_part(module: Any, args: Any, kwargs: Any) -> None:
     if witness is None or not module.training or not sys.modules["torch"].is_grad_enabled():
         return
     if (tensors := tensors_of((args, kwargs))) and not any(tensor.requires_grad for tensor in tensors):
-        witness.enters_part((args, kwargs))
+        witness.part_called(args, kwargs)
 
 
 def _part_hook() -> ModelHook:

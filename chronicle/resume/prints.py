@@ -246,6 +246,14 @@ class StepPrints:
         self._sees_outputs, self._outputs, self._pulls = False, [], []
         self.lost_outputs(problem)
 
+    def enters_first(self, batch: Any) -> None:
+        """The micro-batch that was handed over last enters a network as this."""
+        if self._launch_dir is None or self._skip > 0 or not self._batches or is_captured():
+            return
+        begun = self._clock()
+        self._batches[-1] += [b"<", *map(checksum, tensors_of(batch))]
+        self._spent += self._clock() - begun
+
     def stepping(
         self,
         step: int | None,

@@ -39,8 +39,10 @@ def test_generators_are_found_in_variables_objects_and_closures() -> None:
         return closed.random()
 
     secret = random.SystemRandom()
-    kinds = sorted(type(one).__name__ for one in find_generators("/nowhere/"))
-    assert kinds == ["Generator"] * 4 + ["Random"] * 2 + ["RandomState"], (model, data, older, loader, teach, drawn, secret)
+    found = find_generators("/nowhere/")  # what lies nearest comes first; other tests of this process hold some, too
+    kinds = sorted(type(one).__name__ for one in found[:7])
+    assert kinds == ["Generator"] * 4 + ["Random"] * 2 + ["RandomState"], (model, data, older, loader, teach, drawn)
+    assert secret not in found
 
 
 def test_an_object_that_loads_itself_when_it_is_looked_at_is_left_alone() -> None:
@@ -60,7 +62,7 @@ def test_an_object_that_loads_itself_when_it_is_looked_at_is_left_alone() -> Non
             raise AssertionError("its class was asked for")
 
     things, mine = [Lazy(), Proxy()], random.Random(1)
-    assert find_generators("/nowhere/") == [mine] and things
+    assert find_generators("/nowhere/")[0] is mine and things
 
 
 def test_every_draw_and_no_reading_moves_them() -> None:

@@ -128,7 +128,7 @@ def test_a_step_that_calls_the_model_inside_has_its_own_batch_gradient_and_weigh
 def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_path: Path) -> None:
     """Lightning hands the batch over, and then calls the model inside of the step. A resume has the same prints."""
 
-    def take(directory: Path, steps: range) -> dict[int, Print]:
+    def take(directory: Path, steps: range, changed: int = 0) -> dict[int, Print]:
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -137,6 +137,9 @@ def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_pat
             batch = torch.full((3, 2), float(step))
             prints.enters(batch)
             prints.stepping(step, optimizer, [model], gradient=Gradient.TOLD)
+            if step == changed:
+                batch[1] = batch[2] * 3
+            prints.enters_first(((batch,), {}))
             model(batch).sum().backward()
             prints.gradient_ready(optimizer)
             optimizer.zero_grad()
@@ -146,6 +149,8 @@ def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_pat
     whole, resumed = take(tmp_path / "a", range(1, 6)), take(tmp_path / "b", range(3, 6))
     assert len({one.batch for one in whole.values()}) == 5 and all(one.batches == 1 for one in whole.values())
     assert all((whole[step].batch, whole[step].gradient) == (one.batch, one.gradient) for step, one in resumed.items())
+    other = take(tmp_path / "c", range(1, 6), changed=4)  # on its way into the network
+    assert [step for step in whole if whole[step].batch != other[step].batch] == [4]
 
 
 def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
