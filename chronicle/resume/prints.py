@@ -135,6 +135,7 @@ class StepPrints:
         self._pulls: list[Any] = []  # the gradients with respect to the outputs
         self._sees_outputs = True
         self._is_named = False  # labels entered by their name
+        self._is_repeated = False  # the same micro-batch entered before in this step
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
         self._entered: tuple[int, int, int, int] | None = None  # generators, when the first micro-batch of a step entered
         self._inside = False  # batches enter inside the step
@@ -212,6 +213,7 @@ class StepPrints:
             self.batch.enters(batch)
         found, with_targets = contents_of(batch)
         self._is_named = has_named_labels(batch)
+        self._is_repeated = found in self._batches  # SAM: a second look from other weights, which labels have moved
         self._batches.append(found)
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
@@ -220,7 +222,7 @@ class StepPrints:
         """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels."""
         if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
             return
-        if self._is_between or is_captured():
+        if self._is_repeated or self._is_between or is_captured():
             return
         begun = self._clock()
         for tensor in tensors_of(output)[:MOST_OUTPUTS]:

@@ -248,6 +248,30 @@ def test_what_a_critic_gives_is_part_of_the_output(tmp_path: Path, monkeypatch: 
     assert found is not None and found["networks"] == ["Bilinear"]  # a part is called, and the average never
 
 
+def test_labels_show_where_a_batch_enters_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SAM: the second look is from weights that the first gradient has moved, so what the model gives there differs as well."""
+
+    class Twice(Loop):
+        def train(self, num_steps: int) -> "Loop":
+            for step in range(1, num_steps + 1):
+                x, weight = torch.full((4, 8), float(step)), self.model[2].weight
+                (self.model(x) - self.target(step)).square().mean().backward()
+                with torch.no_grad():
+                    weight.add_(moved := 0.1 * weight.grad)
+                (self.model(x) - self.target(step)).square().mean().backward()
+                with torch.no_grad():
+                    weight.sub_(moved)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return self
+
+    clean = Twice(tmp_path / "a", monkeypatch).train(4).ring().steps()[3]
+    loop = Twice(tmp_path / "b", monkeypatch)
+    loop.target = lambda step: 1.0 if step == 3 else 0.0
+    labelled = loop.train(4).ring().steps()[3]
+    assert clean.output == labelled.output and clean.pull != labelled.pull
+
+
 def test_a_model_whose_output_cannot_be_read_has_all_other_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Strange(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
