@@ -97,10 +97,12 @@ def _part(own: Any, step: int) -> Any:
 
 
 def is_ready(sample: "list[Any] | None") -> bool:
+    """Whether all of a sample has arrived on the host."""
     return sample is None or all(isinstance(part, bytes) or part.ready for part in sample)
 
 
 def digest_of_all(sample: "list[Any] | None") -> int:
+    """64 bits of all parts in their order; waits for those that are on their way. 0 for None."""
     if sample is None:
         return 0
     digest = hashlib.blake2b(digest_size=8)
