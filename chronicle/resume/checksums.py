@@ -21,6 +21,7 @@ from chronicle.resume.fingerprint import own_shard
 
 __all__ = [
     "checksum",
+    "checksum_of_output",
     "chosen",
     "contents_of",
     "digest_of_all",
@@ -33,6 +34,7 @@ __all__ = [
 
 ELEMENTS, TENSORS = 32, 8  # of one sample
 LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
+LARGEST_OUTPUT = 1 << 24  # elements of an output that is looked at bit by bit
 EXACT = (1 << 52) - 1  # what a double holds
 TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WORD = struct.Struct("<Q")
@@ -176,6 +178,14 @@ def checksum(tensor: Any) -> Any:
     if rows.numel() <= LARGEST_WEIGHTED:
         rows = rows.long() * torch.arange(1, 2 * rows.shape[1], 2, device=rows.device)
     return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)
+
+
+def checksum_of_output(tensor: Any) -> Any:
+    """The same of what a model gives; of a large one (logits of a language model) the norms of its rows: nothing is copied."""
+    if tensor.numel() <= LARGEST_OUTPUT or not tensor.is_floating_point() or tensor.dim() < 2:
+        return checksum(tensor)
+    torch = sys.modules["torch"]
+    return checksum(torch.linalg.vector_norm(own_shard(tensor).detach(), dim=-1, dtype=torch.float32))
 
 
 @functools.lru_cache(maxsize=4)

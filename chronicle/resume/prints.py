@@ -41,6 +41,7 @@ from chronicle.replay.ring import RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded, tensors_of
 from chronicle.resume.checksums import (
     checksum,
+    checksum_of_output,
     chosen,
     contents_of,
     digest_of_all,
@@ -227,7 +228,7 @@ class StepPrints:
         begun = self._clock()
         for tensor in tensors_of(output)[:MOST_OUTPUTS]:
             if tensor.requires_grad and not tensor.is_leaf:
-                self._outputs.append(checksum(tensor))
+                self._outputs.append(checksum_of_output(tensor))
                 tensor.register_hook(self._pulled)
         self._spent += self._clock() - begun
 
@@ -240,7 +241,7 @@ class StepPrints:
         if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or self._is_between or is_captured():
             return
         begun = self._clock()
-        self._pulls.append(checksum(gradient))
+        self._pulls.append(checksum_of_output(gradient))
         self._spent += self._clock() - begun
 
     def _lose_outputs(self, problem: Exception) -> None:

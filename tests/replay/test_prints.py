@@ -29,6 +29,7 @@ from chronicle.replay.ring import (
     ring_path,
     rings_of,
 )
+from chronicle.resume.checksums import checksum_of_output
 from chronicle.resume.prints import PRINTS_VARIABLE, Gradient, StepPrints
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.OUTPUT | SeenParts.PULL
@@ -209,6 +210,19 @@ def test_labels_show_in_the_gradient_of_the_output(tmp_path: Path, monkeypatch: 
     loop = Loop(tmp_path / "c", monkeypatch)
     loop.before = lambda step: _flip(loop.model[2].weight) if step == 5 else None
     assert loop.train(6).ring().steps()[5].output != clean.output
+
+
+def test_of_a_large_output_the_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a language model: one row with another label has another norm of its gradient."""
+    monkeypatch.setattr("chronicle.resume.checksums.LARGEST_OUTPUT", 16)
+    logits = torch.randn(4, 8, dtype=torch.bfloat16).T.requires_grad_()
+    labels = torch.randint(0, 4, (8,))
+    found = []
+    for changed in (False, False, True):
+        labels[2] = (labels[2] + changed) % 4
+        (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits.float(), labels), logits)
+        found.append(checksum_of_output(gradient))
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_output_of_a_compiled_model_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
