@@ -137,6 +137,7 @@ class Loads:
         """The checks; frozen weights that the first pass itself moved (a momentum encoder) were as saved when it began."""
         memory = self.start.expectation.memory if self.start.expectation else None
         saved = next((one.weights for one in memory.ranks if one.rank == live.rank), "") if memory else ""
+        at_batch, self._at_batch = self._at_batch, None  # it would keep the model in memory
         if not saved or not any(not c.ok and c.name == "weights" for c in checks):
             return list(checks)
         if self.state is not None and self.state.weights[0] == saved:
@@ -146,25 +147,11 @@ class Loads:
             only_frozen = only_frozen and not trained_weights_moved(self._each_loaded, live)
         if only_frozen:
             cause = f"as saved {when}; since then the script itself moved weights that are not trained"
-        elif when == AT_BATCH and self._is_rounding():
+        elif when == AT_BATCH and at_batch is not None and _is_rounding(*at_batch):
             cause = f"as saved {when}; since then the script moved them and took it back, but for the last bits"
         else:
             return list(checks)
         return [replace(c, outcome=Outcome.NOTED, cause=cause) if c.name == "weights" else c for c in checks]
-
-    def _is_rounding(self) -> bool:
-        """Whether the trained weights are those of the first batch but for rounding: a script adds to them and subtracts it
-        again before its step (SAM)."""
-        if self._at_batch is None:
-            return False
-        params, then = self._at_batch
-        for param, before, now in zip(params, then.rows(), Snapshot(params).rows(), strict=True):
-            if before is None or now is None or len(before) != len(now):
-                return False
-            most = ROUNDINGS * epsilon_of(param) * max(1e-30, float(abs(before).max()))
-            if not float(abs(now - before).max()) <= most:
-                return False
-        return True
 
     def saved_in_half(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
         """The checks; weights that the script keeps in half precision cannot be compared with those of memory at the save."""
@@ -489,3 +476,15 @@ def _left_behind(found: Memory, history: GuardHistory) -> str:
 def _is_stray(optimizer: Any, live: LiveState) -> bool:
     """Whether this optimizer is none of those that are guarded, and has state already."""
     return bool(getattr(optimizer, "state", None)) and not any(drives(optimizer, known) for known in live.optimizers)
+
+
+def _is_rounding(params: Sequence[Any], then: Snapshot) -> bool:
+    """Whether the trained weights are those of the first batch but for rounding: a script adds to them and subtracts it
+    again before its step (SAM)."""
+    for param, before, now in zip(params, then.rows(), Snapshot(params).rows(), strict=True):
+        if before is None or now is None or len(before) != len(now):
+            return False
+        most = ROUNDINGS * epsilon_of(param) * max(1e-30, float(abs(before).max()))
+        if not float(abs(now - before).max()) <= most:
+            return False
+    return True

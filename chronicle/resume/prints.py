@@ -278,8 +278,8 @@ class StepPrints:
             self._set_clock(step)
         self._close(self._now)
         self._steps += 1
-        # Lightning's batch comes before a step whose closure makes the gradient
-        self._inside = gradient is not Gradient.READY and not self._has_entered
+        # Lightning's batch comes before a step whose closure makes the gradient; a step whose end is heard may have both
+        self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
         self._has_entered = False
         if gradient is Gradient.AT_END and optimizer not in self._heard_at_end:
             self._heard_at_end.add(optimizer)

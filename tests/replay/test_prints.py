@@ -126,6 +126,37 @@ def test_a_step_that_calls_the_model_inside_has_its_own_batch_gradient_and_weigh
     assert len(set(weights)) == 4, "the weights of a step are those after it"
 
 
+def test_a_closure_that_comes_after_a_first_backward_pass_is_of_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`optimizer.step(lambda: loss)`, or a second look inside: batch, gradient and weights are those of the step."""
+
+    class Later(Loop):
+        looks = False
+
+        def train(self, num_steps: int) -> "Loop":
+            for step in range(1, num_steps + 1):
+                x = torch.full((4, 8), float(step))
+                self.model(x).square().mean().backward()
+
+                def closure(x: Any = x) -> Any:
+                    if self.looks:
+                        self.model(x + 1).square().mean().backward()
+                    return None
+
+                self.optimizer.step(closure)
+                self.optimizer.zero_grad()
+            return self
+
+    for looks in (False, True):
+        loop = Later(tmp_path / str(looks), monkeypatch)
+        loop.looks = looks
+        ring = loop.train(4).ring()
+        steps = ring.steps()
+        assert all(one.seen & ~SeenParts.OWN == WHOLE and one.batches == 1 + looks for one in steps.values())
+        assert len({one.weights for one in (*ring.begins(), *steps.values())}) == 5
+
+
 def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_path: Path) -> None:
     """Lightning hands the batch over, and then calls the model inside of the step. A resume has the same prints."""
 
