@@ -207,6 +207,18 @@ def set_variable(name: str, value: str) -> Later:
     return later
 
 
+def upgrade(path: str, old: str, new: str, *pairs: str) -> Later:
+    """Another version of a package comes in place of the old one."""
+
+    def later(directory: Path, environ: dict[str, str]) -> None:
+        edit(f"{path}/__init__.py", old, new, *pairs)(directory, environ)
+        (directory / f"{path}-{old}.dist-info").rename(directory / f"{path}-{new}.dist-info")
+        for name in ("METADATA", "RECORD"):
+            edit(f"{path}-{new}.dist-info/{name}", old, new)(directory, environ)
+
+    return later
+
+
 def _change_data(step: int, which: int) -> Later:
     def later(directory: Path, environ: dict[str, str]) -> None:
         import torch

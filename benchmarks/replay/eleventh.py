@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
+from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
 from benchmarks.replay.eighth import TORCHRUN, variant
 from benchmarks.replay.eleventh_trainings import (
     SOFTDICE,
@@ -71,7 +71,7 @@ def _of_the_issue() -> Iterator[Cause]:
     yield Cause(name="a line of the equation", expected=V.CODE, training=SPRING, later=damped)
     straighter = edit("train.py", "y, beta=0.1)", "y, beta=0.2)")
     yield Cause(name="a line of the Lightning module", expected=V.CODE, training=PUMP, later=straighter)
-    smoother = _upgrade("vendor/softdice", "1.2.0", "1.3.0", "(all_ + 1)", "(all_ + 10)")
+    smoother = upgrade("vendor/softdice", "1.2.0", "1.3.0", "(all_ + 1)", "(all_ + 10)")
     yield Cause(name="another version of the Dice loss", expected=V.CODE, training=CELLS, later=smoother)
     smoothed = edit("conf.json", '"smooth": 0.1', '"smooth": 0.05')
     yield Cause(name="a setting of the smoothing", expected=V.CODE, training=GRAPH, later=smoothed)
@@ -122,19 +122,6 @@ def _controls() -> Iterator[Cause]:
     yield Cause(name="a jump of the loss by a spike of the pump", expected=V.REPRODUCED, training=spike)
     # The file is another one, what is read of it is not: the hours that came since lie behind the last that is used.
     yield Cause(name="new hours at the end of the table", expected=V.REPRODUCED, training=PUMP, later=_more_hours)
-
-
-def _upgrade(path: str, old: str, new: str, *pairs: str) -> Later:
-    """Another version of a package comes in place of the old one."""
-
-    def later(directory: Path, environ: dict[str, str]) -> None:
-        edit(f"{path}/__init__.py", old, new, *pairs)(directory, environ)
-        before, after = (directory / f"{path}-{version}.dist-info" for version in (old, new))
-        before.rename(after)
-        for name in ("METADATA", "RECORD"):
-            edit(f"{path}-{new}.dist-info/{name}", old, new)(directory, environ)
-
-    return later
 
 
 def _draw_mask(directory: Path, environ: dict[str, str]) -> None:

@@ -7,15 +7,9 @@ ranks, a compiled language model. `lay_…` writes the files of one.
 import json
 from pathlib import Path
 
-from benchmarks.replay.eighth import FAULTS
+from benchmarks.replay.ninth_trainings import package, write
 
 __all__ = ["lay_cells", "lay_graph", "lay_language", "lay_pump", "lay_shelf", "lay_spring", "lay_students"]
-
-
-def write(directory: Path, **texts: str) -> None:
-    """Write the files of a training; two underscores of a name are a dot."""
-    for name, text in {"faults__py": FAULTS, **texts}.items():
-        (directory / name.replace("__", ".")).write_text(text)
 
 
 # ---- a U-Net: pictures and masks in two arrays, classes weighted by how rare they are, a loss from a vendored package ------
@@ -141,16 +135,6 @@ def dice_loss(logits, labels):
     both, all_ = (said * true).sum((0, 2, 3)), (said + true).sum((0, 2, 3))
     return (1 - 2 * both / (all_ + 1)).mean()
 '''
-
-
-def package(directory: Path, name: str, version: str, text: str) -> None:
-    """A package as an installer leaves it."""
-    (directory / name).mkdir(parents=True)
-    (directory / name / "__init__.py").write_text(text)
-    held = directory / f"{name}-{version}.dist-info"
-    held.mkdir()
-    (held / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (held / "RECORD").write_text(f"{name}/__init__.py,,\n{held.name}/METADATA,,\n{held.name}/RECORD,,\n")
 
 
 def lay_cells(directory: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
+from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable, upgrade
 from benchmarks.replay.eighth import TORCHRUN, variant
 from benchmarks.replay.ninth_trainings import (
     lay_accelerated,
@@ -71,9 +71,9 @@ def _of_the_issue() -> Iterator[Cause]:
     smoother = edit("train.py", "save_steps=10,", "save_steps=10, label_smoothing_factor=0.1,")
     yield Cause(name="a line of the arguments", expected=V.CODE, training=SORTING, later=smoother)
     # The rows differ, too, but only because the package that scales them does.
-    scaled = _upgrade("libs/scaling", "2.0.1", "2.1.0", "table.std(0)", "(table.std(0) + 0.01)")
+    scaled = upgrade("libs/scaling", "2.0.1", "2.1.0", "table.std(0)", "(table.std(0) + 0.01)")
     yield Cause(name="another version of the scaling", expected=V.CODE, training=PRICING, later=scaled)
-    narrower = _upgrade("third_party/lossbox", "0.3.1", "0.4.0", "DELTA = 1.0", "DELTA = 0.8")
+    narrower = upgrade("third_party/lossbox", "0.3.1", "0.4.0", "DELTA = 1.0", "DELTA = 0.8")
     yield Cause(name="another version of the loss", expected=V.CODE, training=LIKING, later=narrower)
     variables = (("the clipping", TYPING, "LM_CLIP", "0.25"), ("the smoothing", MIXING, "LABEL_SMOOTHING", "0.05"))
     for name, training, variable, value in variables:
@@ -127,19 +127,6 @@ def _controls() -> Iterator[Cause]:
     # What the layer remembers goes from batch to batch and into no checkpoint: it may be that nothing on record tells of it.
     carried = variant(TYPING, "model(x)\n", "model(x, memory)\n    memory = memory.detach()\n")
     yield Cause(name="a memory that no checkpoint holds", expected=V.STATE, weaker=V.NOT_TOLD, training=carried)
-
-
-def _upgrade(path: str, old: str, new: str, *pairs: str) -> Later:
-    """Another version of a package comes in place of the old one."""
-
-    def later(directory: Path, environ: dict[str, str]) -> None:
-        edit(f"{path}/__init__.py", old, new, *pairs)(directory, environ)
-        before, after = (directory / f"{path}-{version}.dist-info" for version in (old, new))
-        before.rename(after)
-        for name in ("METADATA", "RECORD"):
-            edit(f"{path}-{new}.dist-info/{name}", old, new)(directory, environ)
-
-    return later
 
 
 def _draw_again(directory: Path, environ: dict[str, str]) -> None:

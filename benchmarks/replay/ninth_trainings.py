@@ -9,7 +9,17 @@ from pathlib import Path
 
 from benchmarks.replay.eighth import FAULTS
 
-__all__ = ["lay_accelerated", "lay_characters", "lay_hugging", "lay_mixed", "lay_parallel", "lay_table", "lay_teacher"]
+__all__ = [
+    "lay_accelerated",
+    "lay_characters",
+    "lay_hugging",
+    "lay_mixed",
+    "lay_parallel",
+    "lay_table",
+    "lay_teacher",
+    "package",
+    "write",
+]
 
 
 def write(directory: Path, **texts: str) -> None:
@@ -618,7 +628,7 @@ noise = 0.1
 """
 
 
-def _package(directory: Path, name: str, version: str, text: str) -> None:
+def package(directory: Path, name: str, version: str, text: str) -> None:
     """A package as an installer leaves it."""
     (directory / name).mkdir(parents=True)
     (directory / name / "__init__.py").write_text(text)
@@ -633,7 +643,7 @@ def lay_teacher(directory: Path) -> None:
     import sqlite3
 
     write(directory, train__py=TEACHER, pupil__py=PUPIL, experiment__toml=EXPERIMENT)
-    _package(directory / "third_party", "lossbox", "0.3.1", LOSSBOX)
+    package(directory / "third_party", "lossbox", "0.3.1", LOSSBOX)
     draws = random.Random(44)
     with sqlite3.connect(directory / "likes.db") as base:
         base.execute("CREATE TABLE likes (id INTEGER PRIMARY KEY, person INTEGER, item INTEGER, stars INTEGER)")
@@ -775,7 +785,7 @@ def lay_table(directory: Path) -> None:
     write(directory, train__py=TABLE)
     launcher = f"#!/bin/bash\nexport PYTHONPATH=libs${{PYTHONPATH:+:$PYTHONPATH}}\nexec {sys.executable} train.py \"$@\"\n"
     (directory / "run.sh").write_text(launcher)
-    _package(directory / "libs", "scaling", "2.0.1", SCALING)
+    package(directory / "libs", "scaling", "2.0.1", SCALING)
     draws, lines = random.Random(73), ["rooms,area,age,floor,distance,light,noise,garden,price"]
     for _ in range(320):
         row = [draws.uniform(1, 8) * (column + 1) for column in range(8)]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
+from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
 from benchmarks.replay.eighth import TORCHRUN, variant
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth_trainings import (
@@ -73,9 +73,9 @@ def _of_the_issue() -> Iterator[Cause]:
     yield Cause(name="a line of the critic's loss", expected=V.CODE, training=FORGING, later=drift)
     softer = edit("speaking.py", "read.shape[-1] ** 0.5", "read.shape[-1] ** 0.25")
     yield Cause(name="a line of the attention", expected=V.CODE, training=SPEAKING, later=softer)
-    offset = _upgrade("libs/noising", "1.3.0", "1.4.0", "offset=0.008", "offset=0.012")
+    offset = upgrade("libs/noising", "1.3.0", "1.4.0", "offset=0.008", "offset=0.012")
     yield Cause(name="another version of the noise levels", expected=V.CODE, training=DENOISING, later=offset)
-    margin = _upgrade("vendored/infonce", "0.9.2", "0.10.0", "MARGIN = 0.0", "MARGIN = 0.02")
+    margin = upgrade("vendored/infonce", "0.9.2", "0.10.0", "MARGIN = 0.0", "MARGIN = 0.02")
     yield Cause(name="another version of the loss of pairs", expected=V.CODE, training=PAIRING, later=margin)
     variables = (("temperature", PAIRING, "PAIR_TEMPERATURE", "0.22"), ("router", ROUTING, "ROUTER_NOISE", "0.4"))
     for name, training, variable, value in variables:
@@ -126,18 +126,6 @@ def _controls() -> Iterator[Cause]:
     told = edit("train.py", "class Careful(", "# After a talk with Ines: kept for the next run.\nclass Careful(")
     yield Cause(name="a comment in the script", expected=V.REPRODUCED, training=ANSWERING, later=told)
     yield Cause(name="data copied to another disk and back", expected=V.REPRODUCED, training=PAIRING, later=_copy)
-
-
-def _upgrade(path: str, old: str, new: str, *pairs: str) -> Later:
-    """Another version of a package comes in place of the old one."""
-
-    def later(directory: Path, environ: dict[str, str]) -> None:
-        edit(f"{path}/__init__.py", old, new, *pairs)(directory, environ)
-        (directory / f"{path}-{old}.dist-info").rename(directory / f"{path}-{new}.dist-info")
-        for name in ("METADATA", "RECORD"):
-            edit(f"{path}-{new}.dist-info/{name}", old, new)(directory, environ)
-
-    return later
 
 
 def _correct(directory: Path, environ: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.replay.eighth import FAULTS
+from benchmarks.replay.ninth_trainings import package, write
 
 __all__ = [
     "lay_adapters",
@@ -20,22 +20,6 @@ __all__ = [
     "lay_sequences",
     "lay_stream",
 ]
-
-
-def _write(directory: Path, **texts: str) -> None:
-    """Write the files of a training; two underscores of a name are a dot."""
-    for name, text in {"faults__py": FAULTS, **texts}.items():
-        (directory / name.replace("__", ".")).write_text(text)
-
-
-def _package(directory: Path, name: str, version: str, text: str) -> None:
-    """A package as an installer leaves it."""
-    (directory / name).mkdir(parents=True)
-    (directory / name / "__init__.py").write_text(text)
-    held = directory / f"{name}-{version}.dist-info"
-    held.mkdir()
-    (held / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (held / "RECORD").write_text(f"{name}/__init__.py,,\n{held.name}/METADATA,,\n{held.name}/RECORD,,\n")
 
 
 # ---- denoising: a file in memory, three generators, an average of the weights, a package for the noise --------------------
@@ -146,8 +130,8 @@ def levels(times, offset=0.008):
 def lay_denoising(directory: Path) -> None:
     import numpy as np
 
-    _write(directory, train__py=DENOISING)
-    _package(directory / "libs", "noising", "1.3.0", NOISING)
+    write(directory, train__py=DENOISING)
+    package(directory / "libs", "noising", "1.3.0", NOISING)
     draws = np.random.default_rng(101)
     shapes = draws.integers(0, 40, (160, 10, 10))
     for shape in shapes:
@@ -288,8 +272,8 @@ RECIPE = """{
 def lay_pairs(directory: Path) -> None:
     import numpy as np
 
-    _write(directory, train__py=PAIRS, views__py=VIEWS, recipe__json=RECIPE)
-    _package(directory / "vendored", "infonce", "0.9.2", INFONCE)
+    write(directory, train__py=PAIRS, views__py=VIEWS, recipe__json=RECIPE)
+    package(directory / "vendored", "infonce", "0.9.2", INFONCE)
     walks = np.random.default_rng(55).normal(size=(130, 24)).cumsum(1)
     np.save(directory / "walks.npy", walks.astype("float32"))
 
@@ -419,7 +403,7 @@ class Experts(nn.Module):
 def lay_experts(directory: Path) -> None:
     import numpy as np
 
-    _write(directory, train__py=EXPERTS, experts__py=EXPERTS_NET)
+    write(directory, train__py=EXPERTS, experts__py=EXPERTS_NET)
     (directory / "shards").mkdir()
     for rank in range(2):
         draws = np.random.default_rng(600 + rank)
@@ -530,7 +514,7 @@ class Answers:
 def lay_answers(directory: Path) -> None:
     import random
 
-    _write(directory, train__py=ANSWERS, collating__py=COLLATING)
+    write(directory, train__py=ANSWERS, collating__py=COLLATING)
     draws, lines = random.Random(88), []
     for number in range(200):
         one, two = draws.randrange(1000), draws.randrange(1000)
@@ -674,7 +658,7 @@ def lay_adapters(directory: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    _write(directory, train__py=ADAPTERS, adapters__py=ADAPTERS_NET, adapters__yaml=ADAPTERS_YAML)
+    write(directory, train__py=ADAPTERS, adapters__py=ADAPTERS_NET, adapters__yaml=ADAPTERS_YAML)
     generator, base = torch.Generator().manual_seed(4), {}
     shapes = {"into": (24, 6), "out": (1, 24), **{f"layers.{number}.base": (24, 24) for number in range(3)}}
     for name, (rows, columns) in shapes.items():
@@ -797,7 +781,7 @@ def lay_gan(directory: Path) -> None:
     import math
     import random
 
-    _write(directory, train__py=GAN, points__py=POINTS)
+    write(directory, train__py=GAN, points__py=POINTS)
     launcher = (
         f'#!/bin/bash\nset -e\nexport CRITIC_CLIP=0.3\nexport CRITIC_STEPS=3\nexec {sys.executable} -u train.py "$@"\n'
     )
@@ -962,7 +946,7 @@ class Speaker(nn.Module):
 def lay_sequences(directory: Path) -> None:
     import random
 
-    _write(directory, train__py=SEQUENCES, buckets__py=BUCKETS, speaking__py=SPEAKING)
+    write(directory, train__py=SEQUENCES, buckets__py=BUCKETS, speaking__py=SPEAKING)
     draws, lines, sounds = random.Random(12), [], {"c": "k", "q": "kw", "x": "ks", "y": "i", "e": ""}
     for _ in range(260):
         word = "".join(draws.choices("abcdegilmnoqrstxy", k=draws.randint(3, 9)))
@@ -1120,7 +1104,7 @@ class ViT(nn.Module):
 def lay_stream(directory: Path) -> None:
     import random
 
-    _write(directory, train__py=STREAM, stream__py=STREAM_READER, vit__py=VIT)
+    write(directory, train__py=STREAM, stream__py=STREAM_READER, vit__py=VIT)
     (directory / "shards").mkdir()
     draws = random.Random(47)
     for shard in range(8):

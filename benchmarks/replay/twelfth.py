@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.replay.causes import Cause, Later, Training, edit, set_variable
+from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
 from benchmarks.replay.eighth import variant
 from benchmarks.replay.eleventh import CELLS, GRAPH, LANGUAGE, PUMP, SHELF, SPRING, STUDENTS
-from benchmarks.replay.eleventh_trainings import package
 from benchmarks.replay.ninth import LIKING, MIXING, RATING, SENSING, SORTING, TYPING
+from benchmarks.replay.ninth_trainings import package
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth import ADAPTING, DENOISING, FORGING, PAIRING, ROUTING, SPEAKING, STREAMING
 from chronicle.replay.verdict import ReplayVerdict as V
@@ -124,9 +124,9 @@ def _others_of_the_issue() -> Iterator[Cause]:
     yield Cause(name="a line of the transformer", expected=V.CODE, training=STREAMING, later=places)
     weight = edit("spring.ini", "equation = 0.05", "equation = 0.06")
     yield Cause(name="a setting of the equation", expected=V.CODE, training=SPRING, later=weight)
-    louder = _upgrade("vendor/fieldloss", "1.0.4", "1.1.0", "SCALE = 1.0", "SCALE = 1.05")
+    louder = upgrade("vendor/fieldloss", "1.0.4", "1.1.0", "SCALE = 1.0", "SCALE = 1.05")
     yield Cause(name="another version of the loss of fields", expected=V.CODE, training=_with_loss(), later=louder)
-    tighter = _upgrade("vendor/gradkit", "2.3.0", "3.0.0", "NORM = 2.0", "NORM = 1.0")
+    tighter = upgrade("vendor/gradkit", "2.3.0", "3.0.0", "NORM = 2.0", "NORM = 1.0")
     yield Cause(name="another version of the clipping", expected=V.CODE, training=_with_kit(), later=tighter)
     sizes = "STEPS, EVERY, SIZE = 45, 10, 8\n"
     taught = variant(SPEAKING, sizes, sizes + 'TEACH = float(os.environ.get("SPEAK_TEACH", "0.9"))\n', "< 0.9 -", "< TEACH -")
@@ -211,18 +211,6 @@ def _branch(line: str, planted: str, does: str) -> str:
     return f'{indent}if kind == "{planted}" and step == at:\n{indent}    {does}\n'
 
 
-def _upgrade(path: str, old: str, new: str, *pairs: str) -> Later:
-    """Another version of a package comes in place of the old one."""
-
-    def later(directory: Path, environ: dict[str, str]) -> None:
-        edit(f"{path}/__init__.py", old, new, *pairs)(directory, environ)
-        (directory / f"{path}-{old}.dist-info").rename(directory / f"{path}-{new}.dist-info")
-        for name in ("METADATA", "RECORD"):
-            edit(f"{path}-{new}.dist-info/{name}", old, new)(directory, environ)
-
-    return later
-
-
 def _with_loss() -> Training:
     """The graph with its loss in a package."""
     loss = 'nn.functional.cross_entropy(logits, fields[nodes], label_smoothing=conf["smooth"])'
@@ -298,7 +286,7 @@ def _set_locally(directory: Path, environ: dict[str, str]) -> None:
 def _lead_elsewhere(directory: Path, environ: dict[str, str]) -> None:
     """A newer copy of the loss, which Python finds before the one that the script adds."""
     shutil.copytree(directory / "third_party", directory / "newer")
-    _upgrade("newer/lossbox", "0.3.1", "0.5.0", "DELTA = 1.0", "DELTA = 0.7")(directory, environ)
+    upgrade("newer/lossbox", "0.3.1", "0.5.0", "DELTA = 1.0", "DELTA = 0.7")(directory, environ)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, ("newer", environ.get("PYTHONPATH"))))
 
 
