@@ -8,6 +8,7 @@ away. Of files and of variables of the environment only digests are kept;
 what looks like a secret is left out. `changed_facts` says what is different in another launch. No torch here.
 """
 
+import ctypes
 import functools
 import hashlib
 import json
@@ -16,6 +17,7 @@ import os
 import re
 import resource
 import stat
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +37,11 @@ __all__ = [
     "PACKAGES",
     "ChangedFact",
     "LateFiles",
+    "born",
     "changed_facts",
     "holds_data",
     "is_outside",
+    "new_files",
     "new_sources",
     "places_of_packages",
     "places_outside",
@@ -54,6 +58,7 @@ BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 ITS_OWN = "its own"
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".env", ".xml", ".sh", ".properties")
 MOST_OF_SETTINGS = 64 << 10
+AT_FDCWD, BIRTH = -100, 0x800
 MEANWHILE = "changed while it ran, about step"
 PACKAGES = Path(__file__).resolve().parents[2]
 OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep, str(PACKAGES / "chronicle_ml.py"))
@@ -86,6 +91,8 @@ class ChangedFact(NamedTuple):
             return f"`{self.name}` was written anew" if self.after else f"`{self.name}`: {self.before}, and not in the replay"
         if self.kind == "file" and self.after.startswith(MEANWHILE):
             return f"`{self.name}`, which the launch read, {self.after}"
+        if self.kind == "file" and not self.before:
+            return f"`{self.name}` came after the launch, and is read"
         if self.kind == "file":
             return f"`{self.name}`, which the launch read, {'has changed' if self.after else 'is gone'}"
         if self.kind in ("code", "environment"):
@@ -209,6 +216,22 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: in
     told = sorted(one.keys() & other.keys())
     found += [ChangedFact("doubt", name, one[name], other[name]) for name in told if one[name] != other[name]]
     return [*found, *_changed_later(before, after, until, here)]
+
+
+def new_files(before: Mapping[str, Any], after: Mapping[str, Any], until: int, ended: float | None) -> list[ChangedFact]:
+    """Files of the working directory that only the replay has read, up to step `until`, and that came after the launch.
+
+    A setting of one's own that is read where it is there. `ended`: in seconds. What was there before, under any name, and what
+    came as another checkpoint does, is older; where the filesystem does not tell when a file was made, nothing is said.
+    """
+    here = str(before.get("directory")) + os.sep
+    if ended is None or before.get("unnoted") is not None:
+        return []
+    known = {*(before.get("files") or {}), *(before.get("written") or ()), *(path for path, _, _ in before.get("later") or ())}
+    read = dict(after.get("files") or {})
+    read |= {path: digest for path, step, digest in after.get("later") or () if step <= until and digest not in ("", ITS_OWN)}
+    names = sorted(path for path in read.keys() - known - (after.get("code") or {}).keys() if path.startswith(here))
+    return [ChangedFact("file", path, "", read[path]) for path in names if (made := born(path)) and made > ended * 1e9]
 
 
 def new_sources(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
@@ -419,6 +442,18 @@ def _is_older(path: str, moment: float) -> bool:
         return os.stat(path).st_ctime < moment
     except OSError:
         return False
+
+
+def born(path: str) -> int | None:
+    """When a file or directory was made, in ns (`statx`); None where the filesystem does not tell."""
+    found = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statx(AT_FDCWD, os.fsencode(path), 0, BIRTH, found) != 0:
+        return None
+    if not struct.unpack_from("I", found)[0] & BIRTH:
+        return None
+    seconds, nanoseconds = struct.unpack_from("qI", found, 80)
+    return int(seconds) * 10**9 + int(nanoseconds)
 
 
 def _digest_of(path: str) -> str:

@@ -22,7 +22,7 @@ from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journa
 from chronicle.journal.events import EntryKind, Replayed
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import list_launch_numbers
-from chronicle.replay.facts import changed_facts, holds_data, new_sources, read_facts
+from chronicle.replay.facts import changed_facts, holds_data, new_files, new_sources, read_facts
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,
@@ -316,6 +316,7 @@ def _changed(
     own = [os.path.realpath(path) for path in plan.origin.own]
     is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
     items = [item for item in changed_facts(facts, one.facts, until) if item.kind not in OF_FILES or not is_own(item.name)]
+    items += [item for item in new_files(facts, one.facts, until, _ends_of(plan.origin)[1]) if not is_own(item.name)]
     items += new_sources(facts, one.facts, _ends_of(plan.origin)[1])
     kinds = ("setting" if (one.kind, one.name) in read else "data" if holds_data(one) else one.kind for one in items)
     return [(kind, item.words) for kind, item in zip(kinds, items, strict=True)]

@@ -14,6 +14,8 @@ newest print takes the place of the oldest. A print holds:
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
+    modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
+               autocast); 0: not seen
     output     checksum of what the model gave for the micro-batches, where no label entered it by its name; 0: not seen
     pull       checksum of the gradient with respect to that: with an equal output, it tells whether labels are equal
     own        where the generators stand that the script made for itself, when the first micro-batch entered; 0: none
@@ -51,13 +53,13 @@ __all__ = [
     "rings_of",
 ]
 
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQIQIHHIHHIfd")
+LAYOUT = struct.Struct("<IIBBHQIQIHHHHHHIfd")  # of version 2: 32 bits of options, and no modes
 FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1: one checksum of both generators, no output, no pull
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
-MANY = 0xFFFFFFFF
+MANY, HALF = 0xFFFFFFFF, 0xFFFF
 CAPACITY = 65_536  # prints: 4 MiB a rank
 NUM_AT_ONCE = 64  # prints in memory before they are written
 MAX_SECONDS = 0.5
@@ -78,6 +80,7 @@ class SeenParts(IntFlag):
     PULL = 512
     EACH_GENERATOR = 1024  # Python's and NumPy's apart
     OWN = 2048
+    MODES = 4096
 
 
 STORED = 255
@@ -101,6 +104,7 @@ class Print:
     python: int = 0
     numpy: int = 0
     options: int = 0
+    modes: int = 0
     output: int = 0
     pull: int = 0
     own: int = 0
@@ -111,7 +115,7 @@ class Print:
         """The 64 bytes."""
         one = self
         first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights)
-        more = (one.torch, one.python, one.numpy, one.options, one.output, one.pull, one.own)
+        more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output, one.pull, one.own)
         return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
     @classmethod
@@ -123,11 +127,12 @@ class Print:
             return None
         fields = LAYOUT.unpack(blob) if version > 1 else _of_first(FIRST_LAYOUT.unpack(blob))
         step, seq, seen, batches, _, batch, gradient, weights, *rest = fields
-        torch, python, numpy, options, output, pull, own, lr, loss = rest
+        torch, python, numpy, options, modes, output, pull, own, lr, loss = rest
+        modes = modes if version > 2 else 0  # the other half of the options
         return cls(
             step=step,
             seq=seq,
-            seen=_all_seen(seen, output, pull, own, version),
+            seen=_all_seen(seen, modes, output, pull, own, version),
             batches=batches,
             batch=batch,
             gradient=gradient,
@@ -136,6 +141,7 @@ class Print:
             python=python,
             numpy=numpy,
             options=options,
+            modes=modes,
             output=output,
             pull=pull,
             own=own,
@@ -156,6 +162,7 @@ def pack_print(
     python: int,
     numpy: int,
     options: int,
+    modes: int,
     output: int,
     pull: int,
     own: int,
@@ -164,19 +171,19 @@ def pack_print(
 ) -> bytes:
     """The 64 bytes of a print; the trainer makes them without a `Print`."""
     first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient & MANY, weights, torch, python, numpy)
-    blob = LAYOUT.pack(*first, options, output, pull, own, lr, loss)
+    blob = LAYOUT.pack(*first, options & HALF, modes, output, pull, own, lr, loss)
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
 
 def _of_first(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     step, seq, seen, batches, check, batch, gradient, weights, torch, _, options, lr, loss = fields
-    return (step, seq, seen, batches, check, batch, gradient & MANY, weights, torch, 0, 0, options, 0, 0, 0, lr, loss)
+    return (step, seq, seen, batches, check, batch, gradient & MANY, weights, torch, 0, 0, options & HALF, 0, 0, 0, 0, lr, loss)
 
 
-def _all_seen(seen: int, output: int, pull: int, own: int, version: int) -> SeenParts:
+def _all_seen(seen: int, modes: int, output: int, pull: int, own: int, version: int) -> SeenParts:
     found = SeenParts(seen) | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)
     found |= SeenParts.EACH_GENERATOR if seen & SeenParts.GENERATORS and version > 1 else 0
-    return found | (SeenParts.OWN if own else 0)
+    return found | (SeenParts.OWN if own else 0) | (SeenParts.MODES if modes else 0)
 
 
 def _check(blob: bytes) -> bytes:

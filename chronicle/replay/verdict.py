@@ -9,8 +9,8 @@ loss, weights. The first part that differs decides:
                                   guard compared at the load, too, where the result is another one in the first steps
     environment, files            code or packages differ, where one of them is known to have changed (data differ, where it is
                                   none of settings)
-    generators, options           state differs: random numbers, learning rate; generators of the script's own, where something
-                                  else differs, too
+    generators, options           state differs: random numbers, learning rate; generators of the script's own, and how the
+                                  models are set (training, dropout, frozen weights), where something else differs, too
     batch                         data differ
                                   (two replays whose generators or batches disagree: not deterministic)
     gradient, loss, weights       equal input, another result: another replay tells, from an earlier place of the same launch.
@@ -27,7 +27,7 @@ with what is missing.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -115,7 +115,8 @@ class PrintComparison:
     on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
     labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
     own_moved: bool | None = None  # the script's own generators stand elsewhere then, and did not before; None: all the time
-    drawn: bool = False  # torch's generators stand elsewhere in the step after the first one that differs, and not in that one
+    set_anew: bool | None = None  # the models are set otherwise then, and were not before; None: all the time
+    drawn: str = ""  # which generators stand elsewhere in the step after the first one that differs, and not in that one
     unrestored: tuple[str, ...] = ()  # which generators stood elsewhere from the first step on, and had no effect
 
 
@@ -155,9 +156,10 @@ def _compare(
     first: PrintDifference | None = None
     last = start
     gap = 0
-    drawn = on_its_way = False
+    drawn, on_its_way = "", False
     own_moved: bool | None = False
-    own_was_equal = True
+    set_anew: bool | None = False
+    own_was_equal = was_set_equal = True
     labels_differ = None
     unrestored: tuple[str, ...] = ()
     is_first = True
@@ -183,15 +185,17 @@ def _compare(
             ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
             on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
-            drawn = at[3][0] in RESULT and _are_drawn(record, replay, step + 1)
-            if any(_is_own_apart(own, other) for _, own, other in pairs) and _stays_apart(record, replay, step):
+            drawn = _which_are_drawn(record, replay, step) if at[3][0] in RESULT else ""
+            if _is_any_apart(pairs, _is_own_apart) and _stays_apart(record, replay, step):
                 own_moved = True if own_was_equal else None
+            if _is_any_apart(pairs, _is_set_apart):
+                set_anew = True if was_set_equal else None
             labels_differ = _do_labels_differ((own, other) for _, own, other in pairs)
             gap = step - last - 1
             steps.append(step)
             break
         steps.append(step)
-        own_was_equal = not any(_is_own_apart(own, other) for _, own, other in pairs)
+        own_was_equal, was_set_equal = not _is_any_apart(pairs, _is_own_apart), not _is_any_apart(pairs, _is_set_apart)
         last = step
     return PrintComparison(
         steps=tuple(steps),
@@ -204,6 +208,7 @@ def _compare(
         gap=gap,
         drawn=drawn,
         own_moved=own_moved,
+        set_anew=set_anew,
         labels_differ=labels_differ,
         on_its_way=on_its_way,
     )
@@ -229,6 +234,14 @@ def _is_own_apart(one: Print, other: Print) -> bool:
     return SeenParts.OWN in one.seen & other.seen and one.own != other.own
 
 
+def _is_set_apart(one: Print, other: Print) -> bool:
+    return SeenParts.MODES in one.seen & other.seen and one.modes != other.modes
+
+
+def _is_any_apart(pairs: Iterable[tuple[int, Print, Print]], is_apart: Callable[[Print, Print], bool]) -> bool:
+    return any(is_apart(own, other) for _, own, other in pairs)
+
+
 def _stays_apart(record: Prints, replay: Prints, step: int) -> bool:
     """Whether the script's own generators differ in the last step that both took, too: two draws that changed places do not."""
     last = []
@@ -247,10 +260,17 @@ def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
     return True if any(found) else None if None in found else False
 
 
-def _are_drawn(record: Prints, replay: Prints, step: int) -> bool:
-    """Whether torch's generators of some rank stand elsewhere when this step begins."""
-    pairs = [(rows.get(step), replay.get(rank, {}).get(step)) for rank, rows in record.items()]
-    return any(own is not None and other is not None and "torch" in _differing(own, other) for own, other in pairs)
+def _which_are_drawn(record: Prints, replay: Prints, step: int) -> str:
+    """Which generators of some rank stand elsewhere when the step after this one begins, and did not in this one; in words."""
+
+    def pairs(at: int) -> list[tuple[int, Print, Print]]:
+        rows = [(rank, own.get(at), replay.get(rank, {}).get(at)) for rank, own in record.items()]
+        return [(rank, own, other) for rank, own, other in rows if own is not None and other is not None]
+
+    if any("torch" in _differing(own, other) for _, own, other in pairs(step + 1)):
+        return "torch's generators"
+    was_equal = not _is_any_apart(pairs(step), _is_own_apart)
+    return "the script's own generators" if was_equal and _is_any_apart(pairs(step + 1), _is_own_apart) else ""
 
 
 def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:
@@ -392,6 +412,10 @@ def judge_replay(
     if one.own_moved and replays_agree is not False:
         why = f"the generators that the script made for itself stand elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
+    if one.set_anew and replays_agree is not False and parts[0] != "batch":
+        why = f"at step {first.step} the models are set otherwise than in the record (training or evaluation, dropout, frozen "
+        why += "weights, autocast)"
+        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
         why = f"another batch at step {first.step}{same}"
@@ -409,11 +433,13 @@ def judge_replay(
         why = f"the checkpoint does not hold what the training had: {'; '.join(load.unlike[:3])}"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     if one.drawn:
-        why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: torch's generators tell"
+        why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: {one.drawn} tell"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
     if one.own_moved is None:
         doubts.append("generators that the script made for itself stand elsewhere from the first step on")
+    if one.set_anew is None:
+        doubts.append("the models are set otherwise from the first step on (training or evaluation, dropout, frozen weights)")
     missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts, *_few(unrecorded))
     labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
     if one.labels_differ is not None:  # where outputs differ, they do before any label comes in

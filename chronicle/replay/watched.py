@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chronicle.paths import UNWATCHED
-from chronicle.replay.facts import ITS_OWN, OWN, PACKAGES, is_outside, places_of_packages, places_outside
+from chronicle.replay.facts import ITS_OWN, OWN, PACKAGES, born, is_outside, places_of_packages, places_outside
 from chronicle.replay.installed import InstalledPackages
 from chronicle.replay.sandbox import end_with_parent
 
@@ -55,7 +55,6 @@ AT_FDCWD = (-100) & 0xFFFFFFFF
 MARK, VARIED, VARIABLE = "/.chronicle-asked/", "varied: ", "variable "  # as in `launch/startup/asks.py`
 MOST_READ = 32
 LONGEST = 4096
-BIRTH = 0x800
 NEAR = 50_000_000  # ns between the birth of a directory and the change of the one above it
 
 # what every process of a machine reads, and what has no content that is kept
@@ -538,18 +537,6 @@ def is_born_within(path: str, begun: float | None, ended: float | None) -> bool:
     """Whether a file or directory was made after `begun`, and not after `ended` if that is known (seconds since the epoch)."""
     found = born(path)
     return found is not None and begun is not None and begun * 1e9 < found and (ended is None or found <= ended * 1e9)
-
-
-def born(path: str) -> int | None:
-    """When a file or directory was made, in ns (`statx`); None where the filesystem does not tell."""
-    found = ctypes.create_string_buffer(256)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.statx(AT_FDCWD - (1 << 32), os.fsencode(path), 0, BIRTH, found) != 0:
-        return None
-    if not struct.unpack_from("I", found)[0] & BIRTH:
-        return None
-    seconds, nanoseconds = struct.unpack_from("qI", found, 80)
-    return int(seconds) * 10**9 + int(nanoseconds)
 
 
 def _other_times(path: str, begun: float, ended: float | None) -> Iterator[str]:

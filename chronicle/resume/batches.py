@@ -28,6 +28,7 @@ __all__ = [
     "is_call",
     "keep_yielded",
     "leaves_in",
+    "readable",
     "sample_batch",
     "tensors_of",
     "watch_loaders",
@@ -385,29 +386,42 @@ def leaves_in(thing: Any) -> Iterator[Any]:
     return _leaves(thing, 0)
 
 
-def _leaves(thing: Any, depth: int) -> Iterator[Any]:
-    """Dense tensors, arrays and texts inside a batch of any form."""
+def _itself(tensor: Any) -> Iterator[Any]:
+    yield tensor
+
+
+def _leaves(thing: Any, depth: int, parts: Callable[[Any], Iterator[Any]] | None = None) -> Iterator[Any]:
+    """Dense tensors, arrays and texts inside a batch of any form. `parts`: what is taken of a tensor."""
     if isinstance(thing, str | bytes):
         yield thing
     elif hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
-        yield from _dense_parts(thing)
+        yield from (parts or _dense_parts)(thing)
     elif hasattr(thing, "__array__") and hasattr(thing, "dtype") and hasattr(thing, "shape"):
         yield thing
     elif depth >= DEPTH:
         return
     elif isinstance(thing, Mapping):  # a TensorDict, too: it has a dtype and a shape, and iterates over its rows
         for key in sorted(thing.keys(), key=str):
-            yield from _leaves(thing[key], depth + 1)
+            yield from _leaves(thing[key], depth + 1, parts)
     elif isinstance(thing, tuple | list):
         for item in thing:
-            yield from _leaves(item, depth + 1)
+            yield from _leaves(item, depth + 1, parts)
     elif type(thing).__module__ != "builtins" and hasattr(thing, "__dict__") and not hasattr(thing, "parameters"):
-        yield from _leaves(vars(thing), depth + 1)  # a dataclass, a graph; no module
+        yield from _leaves(vars(thing), depth + 1, parts)  # a dataclass, a graph; no module
+
+
+def readable(tensor: Any) -> Any:
+    """What stands behind a tensor that `torch.func` has wrapped: under `vmap` all of its rows; any other tensor itself."""
+    inside = sys.modules["torch"]._C._functorch
+    while inside.is_functorch_wrapped_tensor(tensor):
+        tensor = inside.get_unwrapped(tensor)
+    return tensor
 
 
 def _dense_parts(tensor: Any) -> Iterator[Any]:
     """The tensor itself, or the dense ones that a sparse, nested or quantized one consists of."""
     torch = sys.modules["torch"]
+    tensor = readable(tensor)
     if tensor.is_nested:
         yield tensor.values()
         yield tensor.offsets() if tensor.layout is torch.jagged else tensor._nested_tensor_size()
@@ -491,9 +505,10 @@ def watch_loaders() -> None:
             kind.__next__ = _noting(original)
 
 
-def tensors_of(batch: Any) -> list[Any]:
-    """Every tensor in a batch, at any depth."""
-    return [thing for thing in leaves_in(batch) if hasattr(thing, "untyped_storage")]
+def tensors_of(batch: Any, *, as_given: bool = False) -> list[Any]:
+    """Every tensor in a batch, at any depth. `as_given`: not those that can be read instead, but what the script has."""
+    found = _leaves(batch, 0, _itself) if as_given else leaves_in(batch)
+    return [thing for thing in found if hasattr(thing, "untyped_storage")]
 
 
 def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:

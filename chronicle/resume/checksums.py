@@ -1,4 +1,4 @@
-"""Samples and checksums of which step prints are made: of tensors, of micro-batches, of random generators.
+"""Samples and checksums of which step prints are made: of tensors, micro-batches, random generators, and how models are set.
 
 A sample is 32 elements of 8 tensors, other ones at every step; a checksum is of all bits. What lies on an accelerator is copied
 to the host without waiting. Reading draws nothing and changes nothing.
@@ -13,13 +13,14 @@ import struct
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.resume.batches import is_call, tensors_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.fingerprint import own_shard
 
 __all__ = [
+    "SetParts",
     "checksum",
     "checksum_of_output",
     "chosen",
@@ -28,7 +29,9 @@ __all__ = [
     "global_generators",
     "has_named_labels",
     "is_ready",
+    "modes_of",
     "sample_of",
+    "set_parts",
     "short_digest",
 ]
 
@@ -218,3 +221,40 @@ def _numpy_state(numpy: Any) -> bytes:
     if type(generator).__name__ != "MT19937":
         return repr(numpy.random.get_state()).encode()
     return ctypes.string_at(generator.ctypes.state_address, 4 * 625)
+
+
+# ---- how the models are set --------------------------------------------------------------------------------------------
+
+
+class SetParts(NamedTuple):
+    """What has a mode of its own: modules (training or not), those that drop out (how much), weights (trained or frozen)."""
+
+    modules: Sequence[Any] = ()
+    dropouts: Sequence[Any] = ()
+    weights: Sequence[Any] = ()
+
+
+def set_parts(models: Sequence[Any]) -> SetParts:
+    """What is looked at of these models at every print."""
+    modules = [part for model in models for part in model.modules()]
+    weights = [weight for model in models for weight in model.parameters()]
+    return SetParts(modules, [part for part in modules if isinstance(vars(part).get("p"), int | float)], weights)
+
+
+def modes_of(parts: SetParts) -> int:
+    """16 bits of how the models and the arithmetic are set now: training or evaluation, dropout, frozen weights, autocast.
+
+    0 for no models.
+    """
+    if not parts.modules:
+        return 0
+    torch = sys.modules["torch"]
+    found = zlib.crc32(bytes([part.training for part in parts.modules]))
+    found = zlib.crc32(bytes([weight.requires_grad for weight in parts.weights]), found)
+    device = parts.weights[0].device.type if parts.weights else "cpu"
+    try:
+        autocast = torch.is_autocast_enabled(device) and str(torch.get_autocast_dtype(device))
+    except RuntimeError:
+        autocast = None  # a device that knows none
+    how = [part.p for part in parts.dropouts], autocast, torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    return (zlib.crc32(repr(how).encode(), found) & 0xFFFF) or 1

@@ -25,6 +25,7 @@ __all__ = [
     "compiled_part",
     "is_compiling_here",
     "outside_graphs",
+    "outside_transforms",
     "see_compiled_calls",
     "see_own_compilation",
     "skip_in_graphs",
@@ -54,6 +55,21 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """In `vmap`, `grad` and other transforms of `torch.func` each operation makes a wrapped tensor; within this none does."""
+    if sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None:
+        return NOTHING
+    return sys.modules["torch._functorch.pyfunctorch"].temporarily_clear_interpreter_stack()  # type: ignore[no-any-return]
+
+
+NOTHING = contextlib.nullcontext()
+
+
+def _without_transforms(hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    with outside_transforms():
+        hook(*args, **kwargs)
+
+
 class ModelHook:
     """A hook on a model. A pickle of the model, or a copy, holds a function in its place that does nothing.
 
@@ -61,7 +77,7 @@ class ModelHook:
     """
 
     def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = outside_graphs(hook)
+        self._hook = outside_graphs(functools.partial(_without_transforms, hook))
         _skip(ModelHook.__call__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

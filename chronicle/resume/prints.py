@@ -2,7 +2,7 @@
 
 A print (`chronicle/replay/ring.py` lists its fields) is put together while a step is taken:
 
-    first micro-batch enters    the generators, those that the script made for itself too
+    first micro-batch enters    the generators, those that the script made for itself too; how the models are set
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
                                 model gives for it, and of the gradient that comes back to that (labels come in between)
     the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
@@ -38,8 +38,9 @@ from typing import Any
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import LateFiles, stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
-from chronicle.resume.batches import keep_yielded, tensors_of
+from chronicle.resume.batches import keep_yielded, readable, tensors_of
 from chronicle.resume.checksums import (
+    SetParts,
     checksum,
     checksum_of_output,
     chosen,
@@ -48,13 +49,15 @@ from chronicle.resume.checksums import (
     global_generators,
     has_named_labels,
     is_ready,
+    modes_of,
     sample_of,
+    set_parts,
     short_digest,
 )
-from chronicle.resume.compiled import ModelHook
+from chronicle.resume.compiled import ModelHook, outside_transforms
 from chronicle.resume.faults import shield
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
-from chronicle.resume.own_generators import find_generators, state_of
+from chronicle.resume.own_generators import Holder, find_generators, state_of
 from rollback.channels import Role, find_channel
 
 __all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
@@ -99,10 +102,16 @@ class _Step:
     python: int = 0
     numpy: int = 0
     own: int = 0
+    modes: int = 0
     options: int = 0
     lr: float = 0.0
     loss: float = math.nan
     over: bool = field(default=False)
+
+    def entered(self, found: tuple[int, int, int, int, int]) -> None:
+        """Generators and modes, as they were when the first micro-batch entered."""
+        self.torch, self.python, self.numpy, self.own, self.modes = found
+        self.seen |= GENERATORS
 
 
 UNPRINTED = _Step(0, over=True)  # a step without a print: its micro-batches are dropped
@@ -138,12 +147,14 @@ class StepPrints:
         self._is_named = False  # labels entered by their name
         self._is_repeated = False  # the same micro-batch entered before in this step
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
-        self._entered: tuple[int, int, int, int] | None = None  # generators, when the first micro-batch of a step entered
+        self._entered: tuple[int, int, int, int, int] | None = None  # generators and modes, when the first micro-batch entered
         self._inside = False  # batches enter inside the step
         self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
         self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
-        self._generators: list[Any] = []  # that the script made for itself
+        self.models: Callable[[], Sequence[Any]] = tuple  # that are guarded
+        self._generators: list[Holder] = []  # that the script made for itself
+        self._set_parts = SetParts()
         self._early: tuple[int, list[tuple[list[Any], list[Any]]]] | None = None  # step, parameters and their sample
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
@@ -209,7 +220,7 @@ class StepPrints:
         if self._begins and self._early is None and not self._inside:
             self._look_early()
         if self._entered is None:
-            self._entered = (*global_generators(), state_of(self._generators))
+            self._entered = (*global_generators(), state_of(self._generators), modes_of(self._set_parts))
         if self.batch is not None:
             self.batch.enters(batch)
         found, with_targets = contents_of(batch)
@@ -226,9 +237,9 @@ class StepPrints:
         if self._is_repeated or self._is_between or is_captured():
             return
         begun = self._clock()
-        for tensor in tensors_of(output)[:MOST_OUTPUTS]:
+        for tensor in tensors_of(output, as_given=True)[:MOST_OUTPUTS]:
             if tensor.requires_grad and not tensor.is_leaf:
-                self._outputs.append(checksum_of_output(tensor))
+                self._outputs.append(checksum_of_output(readable(tensor)))
                 tensor.register_hook(self._pulled)
         self._spent += self._clock() - begun
 
@@ -241,7 +252,8 @@ class StepPrints:
         if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or self._is_between or is_captured():
             return
         begun = self._clock()
-        self._pulls.append(checksum_of_output(gradient))
+        with outside_transforms():
+            self._pulls.append(checksum_of_output(readable(gradient)))
         self._spent += self._clock() - begun
 
     def _lose_outputs(self, problem: Exception) -> None:
@@ -296,11 +308,12 @@ class StepPrints:
             self._begin(step - 1, optimizer, models)
         elif optimizer is not None and not self._are_these(optimizer):
             # a training that grew, or froze a part, steps other parameters now
-            self._params = _params(optimizer, models)
+            self._params, self._set_parts = _params(optimizer, models), set_parts(models)
         self._now = now = _Step(step)
         self._models = models
         if self._entered is not None:
-            (now.torch, now.python, now.numpy, now.own), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
+            now.entered(self._entered)
+            self._entered = None
         self._read_options(now, optimizer, models)
         if self._others:  # as they are now: they may step before or after this one
             params = [p for one in self._others for p in _params(one, models)]
@@ -339,18 +352,24 @@ class StepPrints:
             self._writer.flush()
 
     def _look_early(self) -> None:
-        """The script's generators; the weights before the first batch: it may move them and bring them back before its step."""
-        self._generators = find_generators(OURS)
+        """The weights before the first batch: it may move them and bring them back before its step."""
+        self._look_around(self.models())
         step, optimizers = self.trained()
         step = step or 0
         found = [_params(one, ()) for one in optimizers]
         self._early = step, [(params, sample_of(chosen(params, step), step)) for params in found if params]
+
+    def _look_around(self, models: Sequence[Any]) -> None:
+        """The script's generators, and what has a mode."""
+        self._generators, self._set_parts = find_generators(OURS), set_parts(models)
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 
     def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
         """The weights as they are before the first step; what the prints are made by."""
         self._begins = False
+        if self._early is None:  # the model is called within the step
+            self._look_around(models)
         self._params = _params(optimizer, models)
         if not self._params:
             raise ValueError("the optimizer has no parameters")
@@ -401,7 +420,7 @@ class StepPrints:
             return
         begun = self._clock()
         if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
-            (now.torch, now.python, now.numpy, now.own), now.seen = entered, now.seen | GENERATORS
+            now.entered(entered)
         now.weights = [*(now.weights or ()), *sample_of(chosen(self._params, now.step), now.step)]
         now.seen |= WEIGHTS
         now.over = True
@@ -449,6 +468,7 @@ class StepPrints:
             one.python,
             one.numpy,
             one.options,
+            one.modes,
             short_digest(one.outputs),
             short_digest(one.pulls),
             one.own,

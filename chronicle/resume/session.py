@@ -134,6 +134,7 @@ class GuardSession:
         self.batches.leaves = self.prints.leaves
         self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
+        self.prints.models = lambda: self._observe().models
         self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.report = SelfReport(self.ranks, environ)

@@ -18,6 +18,7 @@ from chronicle.replay.facts import (
     changed_facts,
     holds_data,
     is_outside,
+    new_files,
     new_sources,
     read_facts,
     write_facts,
@@ -84,6 +85,24 @@ def test_a_file_that_the_launch_read_and_that_is_another_now_is_named(tmp_path: 
     changed = [item.words for item in changed_facts(first, facts(tmp_path, 3)) if item.kind == "file"]
     extra, settings = (f"`{tmp_path / name}`, which the launch read," for name in ("extra.txt", "settings.json"))
     assert changed == [f"{extra} is gone", f"{settings} has changed"]
+
+
+def test_a_file_that_came_after_the_launch_and_is_read_is_named(tmp_path: Path) -> None:
+    """A local setting. What was there already, and only a later launch reads, is not said to be new."""
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("settings.json", "checkpoints/state.json", "live.json"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "older.txt").write_text("older")
+    first, ended = facts(tmp_path, 1), time.time()
+    time.sleep(0.05)
+    (tmp_path / "extra.txt").write_text("local")
+    (tmp_path / "more.py").write_text("open('older.txt').read()")
+    after = facts(tmp_path, 2)
+    made = [tmp_path / "extra.txt", tmp_path / "more.py"]
+    told = [f"`{path}` came after the launch, and is read" for path in made]
+    assert [item.words for item in new_files(first, after, 9, ended)] == told
+    assert new_files(first, after, 9, None) == new_files(after, after, 9, ended) == []
+    assert new_files(first, after, 9, time.time()) == []
 
 
 def test_what_is_read_after_the_first_step_is_noted_too(tmp_path: Path) -> None:

@@ -200,12 +200,12 @@ def spec_of(root: Path, checkpoint: str, start: int) -> Spec:
 
 @pytest.mark.slow
 def test_a_command_that_names_its_checkpoint_gets_a_verdict(tmp_path: Path) -> None:
-    record(tmp_path)
     text = ONE_FILE.replace('os.path.exists("state.pt")', '"resume" in sys.argv').replace("state[\"rng\"]", "torch.zeros(1)")
     (tmp_path / "again.py").write_text(text.replace("torch.set_rng_state(torch.zeros(1))", "torch.manual_seed(5)"))
+    record(tmp_path)
     done = chronicle(tmp_path, "replay", "22", "--json", "--", sys.executable, "again.py", "resume")
     found = json.loads(done.stdout)
-    assert (found["verdict"], found["start"]) == ("state differs", 20), done.stderr
+    assert (found["verdict"], found["start"]) == ("state differs", 20), found
 
 
 def noted(root: Path, steps: Sequence[int], notes: dict[str, str], name: str = "step-{}.pt") -> None:

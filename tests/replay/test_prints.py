@@ -20,6 +20,7 @@ from chronicle.replay.ring import (
     CHECK_END,
     FIRST_LAYOUT,
     HEADER_BYTES,
+    LAYOUT,
     PRINT_BYTES,
     Print,
     Ring,
@@ -33,7 +34,7 @@ from chronicle.resume.checksums import checksum_of_output
 from chronicle.resume.prints import PRINTS_VARIABLE, Gradient, StepPrints
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.OUTPUT | SeenParts.PULL
-WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.EACH_GENERATOR | SeenParts.OPTIONS
+WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.EACH_GENERATOR | SeenParts.OPTIONS | SeenParts.MODES
 FIELDS = ("torch", "batch", "options", "gradient", "weights")
 
 
@@ -231,6 +232,23 @@ def test_a_difference_shows_in_its_own_field_first(
     assert (step, fields[0]) == (5, name), fields
 
 
+def test_models_that_are_set_otherwise_have_another_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a step that evaluates, drops out less, has a frozen weight, or computes in another precision."""
+    clean = Loop(tmp_path / "a", monkeypatch).train(6).ring().steps()
+
+    def modes(name: str, change: Callable[[Loop, bool], Any]) -> list[int]:
+        loop = Loop(tmp_path / name, monkeypatch)
+        loop.before = lambda step: (change(loop, step == 4), None)[1]
+        steps = loop.train(6).ring().steps()
+        return [step for step in steps if steps[step].modes != clean[step].modes]
+
+    assert modes("b", lambda loop, now: loop.model.train(not now)) == [4]
+    assert modes("c", lambda loop, now: setattr(loop.model[1], "p", 0.2 if now else 0.1)) == [4]
+    assert modes("d", lambda loop, now: loop.model[0].bias.requires_grad_(not now)) == [4]
+    assert modes("e", lambda loop, now: torch.set_float32_matmul_precision("medium" if now else "highest")) == [4]
+    assert modes("f", lambda loop, now: None) == []
+
+
 def test_labels_show_in_the_gradient_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They never enter the model: its output is equal, and what comes back to it is not. With a weight the output differs."""
     clean = Loop(tmp_path / "a", monkeypatch).train(6).ring().steps()[5]
@@ -241,6 +259,40 @@ def test_labels_show_in_the_gradient_of_the_output(tmp_path: Path, monkeypatch: 
     loop = Loop(tmp_path / "c", monkeypatch)
     loop.before = lambda step: _flip(loop.model[2].weight) if step == 5 else None
     assert loop.train(6).ring().steps()[5].output != clean.output
+
+
+def test_a_model_that_is_called_in_a_transform_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of each sample (`torch.func`): what the model takes and gives there are wrapped tensors."""
+
+    class EachSample(Loop):
+        def train(self, num_steps: int) -> "Loop":
+            self.model[1].p = 0.0  # random numbers are not drawn under `vmap`
+            for _ in range(num_steps):
+                self.step += 1
+                x = torch.randn(4, 8, generator=torch.Generator().manual_seed(self.step))
+
+                def loss(weights: Any, row: Any, target: Any) -> torch.Tensor:
+                    given = torch.func.functional_call(self.model, weights, (row[None],))
+                    return (given - target).square().mean()
+
+                weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+                target = torch.full((4,), self.target(self.step))
+                each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, self.data(self.step, x), target)
+                for name, weight in self.model.named_parameters():
+                    weight.grad = each[name].mean(0)
+                self.optimizer.step()
+            return self
+
+    clean = EachSample(tmp_path / "a", monkeypatch).train(4).ring().steps()
+    assert all(one.seen & OF_MODEL == OF_MODEL for one in clean.values())
+    loop = EachSample(tmp_path / "b", monkeypatch)
+    loop.target = lambda step: 1.0 if step == 3 else 0.0
+    labelled = loop.train(4).ring().steps()[3]
+    assert (clean[3].batch, clean[3].output) == (labelled.batch, labelled.output) and clean[3].pull != labelled.pull
+    loop = EachSample(tmp_path / "c", monkeypatch)
+    loop.data = lambda step, x: x + 1 if step == 3 else x
+    assert loop.train(4).ring().steps()[3].batch != clean[3].batch
+    assert not list(read_journal(RunPaths(tmp_path / "a" / "run")).of_kind("guard.fault"))
 
 
 def test_of_a_large_output_the_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +474,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     writer.close()
 
 
@@ -450,12 +502,24 @@ def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
     write(path, range(1, 2))
     blob = FIRST_LAYOUT.pack(7, 0, int(SeenParts.LOSS), 1, 0, 2, 3, 4, 5, 6, 7, 0.5, 1.5)
     check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
-    header = path.read_bytes()[:HEADER_BYTES].replace(b'"v":2', b'"v":1')
+    header = path.read_bytes()[:HEADER_BYTES].replace(b'"v":3', b'"v":1')
     path.write_bytes(header + blob[:CHECK_AT] + check + blob[CHECK_END:])
     (one,) = read_ring(path).prints
     assert (one.step, one.lr, one.loss, one.options, one.output) == (7, 0.5, 1.5, 7, 0) and one.seen == SeenParts.LOSS
     with pytest.raises(ValueError, match="older chronicle"):
         RingWriter(path, {"rank": 0})
+
+
+def test_a_file_of_the_second_version_has_no_modes(tmp_path: Path) -> None:
+    """Its options have 32 bits: half of them are compared."""
+    path = tmp_path / "prints-0.ring"
+    write(path, range(1, 2))
+    blob = LAYOUT.pack(7, 0, int(SeenParts.OPTIONS), 1, 0, 2, 3, 4, 5, 6, 7, 0x5678, 0x1234, 8, 9, 10, 0.5, 1.5)
+    check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
+    path.write_bytes(path.read_bytes()[:HEADER_BYTES].replace(b'"v":3', b'"v":2') + blob[:CHECK_AT] + check + blob[CHECK_END:])
+    (one,) = read_ring(path).prints
+    assert (one.options, one.modes, one.output, one.own) == (0x5678, 0, 8, 10) and SeenParts.MODES not in one.seen
+    assert Print.unpack(Print(step=1, options=0x12345678, loss=1.0).pack()) == Print(step=1, options=0x5678, loss=1.0)
 
 
 def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> None:

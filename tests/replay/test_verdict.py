@@ -199,6 +199,28 @@ def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> No
     assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED  # it has no effect
 
 
+def test_models_that_are_set_otherwise_are_another_state_where_the_result_is_another() -> None:
+    seen = ALL | SeenParts.MODES
+    record, clean = differing("gradient", seen=seen), prints(seen=seen)
+    record[0][7] = replace(record[0][7], modes=9)
+    found = judged(record, clean)
+    assert found.verdict is ReplayVerdict.STATE and "set otherwise" in found.why
+    alone = prints(seen=seen)
+    alone[0][7] = replace(alone[0][7], modes=9)
+    assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED
+    record[0][6] = replace(record[0][6], modes=9)  # and it was without effect before
+    assert judged(record, clean).verdict is ReplayVerdict.NOT_TOLD
+
+
+def test_own_generators_that_stand_elsewhere_after_the_step_were_drawn_from_otherwise() -> None:
+    seen = ALL | SeenParts.OWN
+    record, clean = differing("gradient", seen=seen), prints(seen=seen)
+    for step in range(8, UNTIL + 1):
+        record[0][step] = replace(record[0][step], own=9)
+    found = judged(record, clean)
+    assert found.verdict is ReplayVerdict.STATE and "own generators" in found.why
+
+
 def test_a_difference_in_what_the_model_gives_comes_before_that_of_a_sample() -> None:
     seen = ALL | SeenParts.OUTPUT | SeenParts.PULL
     record, other = prints(seen=seen), prints(seen=seen)
