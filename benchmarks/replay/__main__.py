@@ -14,6 +14,7 @@ from benchmarks.replay import (
     eighth,
     eleventh,
     fifth,
+    fourteenth,
     fresh,
     futures,
     kills,
@@ -22,6 +23,7 @@ from benchmarks.replay import (
     seventh,
     sixth,
     tenth,
+    thirteenth,
     trainer,
     twelfth,
 )
@@ -39,6 +41,8 @@ LISTS = {
     "tenth": tenth.causes,
     "eleventh": eleventh.causes,
     "twelfth": twelfth.causes,
+    "thirteenth": thirteenth.causes,
+    "fourteenth": fourteenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
