@@ -352,7 +352,8 @@ def _tell_result(
         two = _play_if_possible(replace(plan, origin=before), sandbox, say)
     if two is not None:
         earlier = _compare(record, two, plan.until)
-        if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, _common_steps(one, two)):
+        own_first = one.start + 1 if two.start < one.start else None
+        if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, _common_steps(one, two), first=own_first):
             return judge(comparison, True, place=ReplayPlace(words=words, agreed=True)), 2, steps[-1]
     again = _play(plan, sandbox)
     steps = _common_steps(one, again)
@@ -606,7 +607,9 @@ def _with_batches(judged: Ruling, plan: ReplayPlan, one: _Played, comparison: Pr
     rank = first.ranks[0]
     record = _batches_of(plan.origin.settings.paths.batches_dir, plan.origin.launch, rank)
     mine = one.batches if rank == 0 else {}
-    words = []
+    words: list[str] = []
+    if any(first.step - 1 not in rows for rows in one.prints.values() if first.step > min(rows)):
+        return judged  # prints count the steps of all optimizers, and the record of batches one step each
     theirs, ours = record.get(first.step, []), mine.get(first.step, [])
     elsewhere = {digest: step for step, digests in mine.items() for digest in digests}
     for place, (a, b) in enumerate(zip(theirs, ours, strict=False), start=1):

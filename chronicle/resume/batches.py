@@ -69,6 +69,8 @@ class BatchWitness:
         self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.enters_first: Callable[[Any], None] = lambda batch: None  # the first part that is called for a batch handed over
+        self.enters_beside: Callable[[Any], None] = lambda batch: None  # enters a part of a container without gradients
+        self.leaves_beside: Callable[[Any], None] = lambda output: None  # what that gives
         self._is_handed_over = False
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
@@ -103,6 +105,7 @@ class BatchWitness:
                 for part in model.children():
                     _witnesses_of_parts[part] = self
                     part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
+                    part.register_forward_hook(_part_output_hook())
 
     def watch_parts(self, model: Any) -> None:
         """Look at what enters the first of a model's parts: its batches are handed over, and may be changed on their way."""
@@ -119,6 +122,11 @@ class BatchWitness:
         elif self._is_handed_over:
             self._is_handed_over = False
             self.enters_first((args, kwargs))
+
+    def part_beside(self, args: Any, kwargs: Any) -> None:
+        """A part of a container is called without gradients: a slow copy that makes targets from other data."""
+        if self._model is not None:
+            self.enters_beside((args, kwargs))
 
     def watch_outputs(self, models: Sequence[Any]) -> None:
         """Look at what these other models give, too: the loss of a generator goes through its critic."""
@@ -211,10 +219,31 @@ _witnesses_of_parts: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.We
 
 def _before_part(module: Any, args: Any, kwargs: Any) -> None:
     witness = _witnesses_of_parts.get(module)
-    if witness is None or not module.training or not sys.modules["torch"].is_grad_enabled():
+    if witness is not None and not sys.modules["torch"].is_grad_enabled():
+        return witness.part_beside(args, kwargs)
+    if witness is None or not module.training:
         return
     if (tensors := tensors_of((args, kwargs))) and not any(tensor.requires_grad for tensor in tensors):
         witness.part_called(args, kwargs)
+
+
+def _after_part(module: Any, args: Any, output: Any) -> None:
+    witness = _witnesses_of_parts.get(module)
+    if witness is None:
+        return
+    if not sys.modules["torch"].is_grad_enabled():
+        witness.leaves_beside(output)
+    elif module.training:
+        witness.leaves(output)
+
+
+def _part_output_hook() -> ModelHook:
+    if not _made_for_part_outputs:
+        _made_for_part_outputs.append(ModelHook(shield(_after_part, _outputs_failed)))
+    return _made_for_part_outputs[0]
+
+
+_made_for_part_outputs: list[ModelHook] = []
 
 
 def _part_hook() -> ModelHook:
@@ -254,7 +283,7 @@ def _output_hook() -> ModelHook:
 def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
     for witness in tuple(_witnesses.values()):
-        witness.leaves = lambda output: None
+        witness.leaves = witness.leaves_beside = lambda output: None
         witness.lost(problem)
 
 

@@ -110,9 +110,12 @@ class StepBatch:
             if not torch.compiler.is_compiling() and self._is_next and not self._inside and torch.is_grad_enabled():
                 self._inside = True
                 try:
+                    if torch._C._functorch.peek_interpreter_stack() is not None:
+                        raise ValueError("it is computed inside a transform of `torch.func`")
                     self._see_loss(name, function, signature.bind(*args, **kwargs), value)
                 except Exception as problem:  # noqa: BLE001 the script's own call is done; this one is only told
-                    self._losses.append({"name": name, "why": f"{type(problem).__name__}: {problem}"[:200]})
+                    kind = "" if isinstance(problem, ValueError) else f"{type(problem).__name__}: "
+                    self._losses.append({"name": name, "why": f"{kind}{problem}"[:200]})
                 finally:
                     self._inside = False
             return value

@@ -68,6 +68,7 @@ SHARE = 0.006  # of the time may be spent on prints
 MOST_STEPS = 50
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
+MOST_BESIDE = 64  # tensors that enter or leave parts without gradients, in one step
 MOST_GROUPS = 8
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
 PLAIN = (int, float, bool)
@@ -141,6 +142,7 @@ class StepPrints:
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
         self._batches: list[list[Any]] = []  # micro-batches since the step before
+        self._beside: list[list[Any]] = []  # what else entered with each of these
         self._outputs: list[Any] = []  # of the model, for these
         self._pulls: list[Any] = []  # the gradients with respect to the outputs
         self._sees_outputs = True
@@ -169,6 +171,7 @@ class StepPrints:
         self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         self._pulled = shield(self._see_pull, self._lose_outputs)
+        self.leaves_beside: Callable[[Any], None] = shield(self._leaves_beside, self._lose_outputs)
         self.leaves: Callable[[Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
         if self._launch_dir is not None:
             heard.append(self._hears)
@@ -195,7 +198,7 @@ class StepPrints:
         """Another state is in memory."""
         if self.on:
             self._close(self._now)
-            self._batches, self._outputs, self._pulls, self._with_targets = [], [], [], True
+            self._batches, self._beside, self._outputs, self._pulls, self._with_targets = [], [], [], [], True
             self._begins, self._now, self._entered, self._skip, self._early = True, None, None, 0, None
             self._has_entered = False
 
@@ -227,6 +230,7 @@ class StepPrints:
         self._is_named = has_named_labels(batch)
         self._is_repeated = found in self._batches  # SAM: a second look from other weights, which labels have moved
         self._batches.append(found)
+        self._beside.append([])
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
 
@@ -266,8 +270,26 @@ class StepPrints:
         if self._launch_dir is None or self._skip > 0 or not self._batches or is_captured():
             return
         begun = self._clock()
-        self._batches[-1] += [b"<", *map(checksum, tensors_of(batch))]
+        self._beside[-1] += [b"<", *map(checksum, tensors_of(batch))]
         self._spent += self._clock() - begun
+
+    def enters_beside(self, batch: Any) -> None:
+        """This enters a part of the model without gradients, after a micro-batch and before the step."""
+        if self._sees_beside and len(self._beside[-1]) < MOST_BESIDE:
+            self.enters_first(batch)
+
+    def _leaves_beside(self, output: Any) -> None:
+        """The part gave this for it."""
+        if self._sees_beside and self._sees_outputs and len(self._outputs) < MOST_BESIDE:
+            begun = self._clock()
+            self._outputs += map(checksum_of_output, tensors_of(output)[:MOST_OUTPUTS])
+            self._spent += self._clock() - begun
+
+    @property
+    def _sees_beside(self) -> bool:
+        """Whether a micro-batch entered, and its step is not taken: an evaluation comes after it, and before the next."""
+        is_on = self._launch_dir is not None and self._skip <= 0 and bool(self._batches)
+        return is_on and not self._is_between and not is_captured()
 
     def stepping(
         self,
@@ -315,7 +337,7 @@ class StepPrints:
             now.entered(self._entered)
             self._entered = None
         self._read_options(now, optimizer, models)
-        if self._others:  # as they are now: they may step before or after this one
+        if self._others:  # as they are now, and not at the end: a critic steps before the next batch of the model enters
             params = [p for one in self._others for p in _params(one, models)]
             now.weights = sample_of(chosen(params, step), step)
         self._spent += self._clock() - begun
@@ -412,7 +434,8 @@ class StepPrints:
             self._entered = None
             return
         entered, self._entered = self._entered, None
-        batches, self._batches = self._batches, []
+        batches = [[*found, *beside] for found, beside in zip(self._batches, self._beside, strict=True)]
+        self._batches, self._beside = [], []
         outputs, self._outputs = self._outputs, []
         pulls, self._pulls = self._pulls, []
         with_targets, self._with_targets = self._with_targets, True

@@ -131,9 +131,11 @@ class GuardSession:
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters_part = self._enters_part
         self.batches.enters_first = self._enters_first
+        self.batches.enters_beside, self.batches.leaves_beside = self._enters_beside, self.prints.leaves_beside
         self.batches.leaves = self.prints.leaves
         self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
+        self.numbered: Callable[[], int | None] = lambda: self.step  # the step that is taken, as the framework counts
         self.prints.models = lambda: self._observe().models
         self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
@@ -239,6 +241,11 @@ class GuardSession:
         """What a batch has become, which an adapter handed over, when the first part of the model is called with it."""
         with self._printing:
             self.prints.enters_first(batch)
+
+    def _enters_beside(self, batch: Any) -> None:
+        """What enters a part of a model without gradients, beside the micro-batch."""
+        with self._printing:
+            self.prints.enters_beside(batch)
 
     def _prints_failed(self, problem: Exception) -> None:
         """An error of the prints: it is recorded once, and no more steps are printed."""
@@ -598,7 +605,7 @@ class GuardSession:
             self._see_gradient(optimizer)
         with self._printing:
             comes = Gradient.TOLD if self.gradients_later else Gradient.AT_END if has_closure else Gradient.READY
-            self.prints.stepping(self.step, optimizer, self._models, self._known, gradient=comes)
+            self.prints.stepping(self.numbered(), optimizer, self._models, self._known, gradient=comes)
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:

@@ -590,6 +590,43 @@ def test_what_enters_the_parts_of_a_container_is_the_batch(tmp_path: Path, monke
     assert first_difference(one, other)[0] == 3 and "batch" in first_difference(one, other)[1]
 
 
+def test_a_slow_copy_within_a_container_has_its_data_and_its_output_in_the_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contrastive pairs: targets come from a part that is called without gradients, on other data. Evaluations do not count."""
+
+    def trained(directory: Path, *, data: float = 1.0, weight: float = 0.0, label: float = 0.0) -> dict[int, Print]:
+        monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
+        monkeypatch.setenv(PRINTS_VARIABLE, "every")
+        torch.manual_seed(0)
+        model = torch.nn.ModuleDict({"fast": torch.nn.Linear(4, 2), "slow": torch.nn.Linear(4, 2)})
+        optimizer = torch.optim.SGD(model["fast"].parameters(), lr=0.1)
+        run = chronicle.attach(directory / "run", model, optimizer)
+        for step in range(1, 5):
+            given = model["fast"](torch.full((2, 4), float(step)))
+            with torch.no_grad():
+                model["slow"].bias.add_(weight if step == 3 else 0.0)
+                targets = model["slow"](torch.full((2, 4), data if step == 3 else 1.0))
+            ((given - targets).square().mean() + (label if step == 3 else 0.0) * given.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model["fast"](torch.full((2, 4), data))
+        run.session.data.finish()
+        run.session.prints.finish()
+        return read_ring(ring_path(directory / "launch", 0)).steps()
+
+    clean = trained(tmp_path / "a")
+    assert all(one.seen & OF_MODEL == OF_MODEL and one.batches == 1 for one in clean.values())
+    data, weight, label = (trained(tmp_path / name, **{name: 2.0}) for name in ("data", "weight", "label"))
+
+    def differing(other: dict[int, Print], step: int) -> set[str]:
+        return {name for name in ("batch", "output", "pull") if getattr(clean[step], name) != getattr(other[step], name)}
+
+    assert [differing(one, 2) for one in (data, weight, label)] == [set()] * 3
+    assert [differing(one, 3) for one in (data, weight, label)] == [{"batch", "output", "pull"}, {"output", "pull"}, {"pull"}]
+
+
 def test_one_value_of_a_large_batch_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = (torch.tensor([3]), torch.tensor([7]))
     clean = Loop(tmp_path / "a", monkeypatch).train(5).ring()

@@ -212,6 +212,37 @@ def test_models_that_are_set_otherwise_are_another_state_where_the_result_is_ano
     assert judged(record, clean).verdict is ReplayVerdict.NOT_TOLD
 
 
+def test_numbers_that_no_launch_takes_are_no_steps() -> None:
+    """Lightning counts the steps of all optimizers: there are prints of every second one."""
+
+    def every_second(rows: Rows) -> Rows:
+        return {rank: {step: one for step, one in steps.items() if step % 2 == 0} for rank, steps in rows.items()}
+
+    record, clean = every_second(differing("gradient", step=8)), every_second(prints())
+    assert judged(record, clean).verdict is ReplayVerdict.HARDWARE
+    del record[0][6]
+    found = judged(record, clean)
+    assert found.verdict is ReplayVerdict.NOT_TOLD and "1 steps before it have no print" in found.why
+
+
+def test_what_entered_between_a_step_and_its_save_is_in_no_replay() -> None:
+    """A critic that is called for its generator's loss after its own step."""
+    record, first = prints(), START + 1
+    record[0][first] = replace(record[0][first], batches=3, batch=5, torch=6)
+    found = judged(record, prints())
+    assert found.verdict is ReplayVerdict.REPRODUCED and "before and the save" in found.evidence[0]
+    spoilt = {0: {**record[0], first: replace(record[0][first], gradient=99)}}
+    assert judged(spoilt, prints()).verdict is ReplayVerdict.DATA  # as before
+    assert prints_agree(prints(), record, (first, first + 1), first=first) is True
+    assert prints_agree(prints(), record, (first, first + 1)) is False
+    fewer = prints()
+    fewer[0][first] = replace(fewer[0][first], batches=1, batch=5)
+    assert judged(fewer, prints()).verdict is ReplayVerdict.DATA
+    later = prints()
+    later[0][first + 1] = replace(later[0][first + 1], batches=3, batch=5)
+    assert judged(later, prints()).verdict is ReplayVerdict.DATA
+
+
 def test_own_generators_that_stand_elsewhere_after_the_step_were_drawn_from_otherwise() -> None:
     seen = ALL | SeenParts.OWN
     record, clean = differing("gradient", seen=seen), prints(seen=seen)

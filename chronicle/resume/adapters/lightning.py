@@ -60,6 +60,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._session = GuardSession(self._observe, self._options)
             hook_optimizer_steps(self._session)
             self._session.gradients_later = True
+            self._session.numbered = lambda: int(trainer.global_step) + 1  # of several optimizers all steps count
         self._session.begins()
         watch_loaders()
         self._session.envelope.watch(pl_module)
