@@ -90,6 +90,7 @@ class Origin:
     hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
     answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
     limit: float | None = None  # seconds, for a launch that may wait for what is hidden
+    passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
     clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
     @property
@@ -173,7 +174,7 @@ def find_origin(
             f"the recorded command hides {', '.join(hidden)}", f"give it again: {again} -- {' '.join(start.argv)}"
         )
     roots = _roots(settings, entries, Path(start.cwd))
-    checkpoint, begins, identity = _nearest(settings, entries, number, before, roots)
+    (begins, checkpoint, identity), passed_by = _nearest(settings, entries, number, before, roots)
     by_another = checkpoint is not None and identity.get("launch") != number
     if by_another and (settings.paths.run_dir / "contract.json").exists() and _is_later_rollback(entries, number):
         raise Refusal(
@@ -190,6 +191,7 @@ def find_origin(
         cwd=Path(start.cwd),
         environ=_environment(environ, start, checkpoint, begins, roots),
         roots=roots,
+        passed_by=passed_by,
     )
 
 
@@ -223,7 +225,7 @@ def begin_before(origin: Origin, step: int) -> Origin | None:
     """The same launch, from its nearest verified place before `step`; None where there is none, or its contract is gone."""
     entries = read_journal(origin.settings.paths).entries
     try:
-        checkpoint, at, identity = _nearest(origin.settings, entries, origin.launch, step, origin.roots)
+        (at, checkpoint, identity), passed_by = _nearest(origin.settings, entries, origin.launch, step, origin.roots)
     except Refusal:
         return None
     by_another = checkpoint is not None and identity.get("launch") != origin.launch
@@ -231,7 +233,7 @@ def begin_before(origin: Origin, step: int) -> Origin | None:
         return None
     environ = {name: value for name, value in origin.environ.items() if not name.startswith("CHRONICLE_RESUME_")}
     environ |= _resume(checkpoint, at, origin.roots)
-    return replace(origin, start=at, checkpoint=checkpoint, identity=identity, environ=environ)
+    return replace(origin, start=at, checkpoint=checkpoint, identity=identity, environ=environ, passed_by=passed_by)
 
 
 def as_recorded(origin: Origin, entries: Sequence[Entry]) -> list[AsRecorded]:
@@ -289,8 +291,8 @@ def _listed(roots: Sequence[Path], entries: Sequence[Entry]) -> Iterator[AsRecor
 
 def _nearest(
     settings: Settings, entries: Sequence[Entry], number: int, step: int, roots: Sequence[Path]
-) -> tuple[Checkpoint | None, int, Mapping[str, Any]]:
-    """The newest verified checkpoint before `step` that the launch saved or began from; its step and identity.
+) -> tuple[tuple[int, Checkpoint | None, Mapping[str, Any]], tuple[str, ...]]:
+    """The newest verified checkpoint before `step` that the launch saved or began from, and why newer ones were passed by.
 
     None for a launch that began from scratch and has none.
     """
@@ -301,15 +303,15 @@ def _nearest(
         is_origin = bool(loaded) and bool(identity) and identity.get("id") == loaded.get("id")
         if at < step and (identity.get("launch", one.launch) == number or is_origin):
             found.append((at, one, identity))
-    problems = []
+    problems: list[str] = []
     for at, one, identity in sorted(found, key=lambda row: row[0], reverse=True):
         why = _why_unsound(one, entries)
         if not why:
-            return one, at, identity
+            return (at, one, identity), tuple(problems)
         problems.append(f"step {at} ({one.path.name}): {why}")
     fresh = verdicts and not loaded and all(verdict.basis in ("fresh", "none", "") for verdict in verdicts)
     if fresh or not verdicts:
-        return None, 0, {}
+        return (0, None, {}), tuple(problems)
     more = f"; {problems[0]}" if problems else ""
     raise Refusal(
         f"no verified checkpoint of launch {number} before step {step} is left{more}",

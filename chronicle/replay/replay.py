@@ -66,6 +66,7 @@ from chronicle.settings import Settings
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
 OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
 BEHIND, AHEAD = 120.0, 60.0  # seconds: of the clock at the launch's beginning, and what is counted since then
+MOST_PASSED_BY = 3
 LONGER = 20  # times as long as the first replay, and seconds, at most for one without what the launch made itself
 FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farther, or so many times as long as the replay
 Judge = Callable[..., Ruling]
@@ -243,7 +244,8 @@ def replay(
             replays += 2
     if one.start < plan.origin.start:
         judged = replace(judged, evidence=(*judged.evidence, _began_earlier(one.start, plan.origin)))
-    judged = replace(judged, evidence=(*judged.evidence, *one.end.get("notes", ())))
+    passed_by = (f"a nearer checkpoint was passed by: {words}" for words in plan.origin.passed_by[:MOST_PASSED_BY])
+    judged = replace(judged, evidence=(*judged.evidence, *passed_by, *one.end.get("notes", ())))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:

@@ -459,7 +459,7 @@ def judge_replay(
         doubts.append("generators that the script made for itself stand elsewhere from the first step on")
     if one.set_anew is None:
         doubts.append("the models are set otherwise from the first step on (training or evaluation, dropout, frozen weights)")
-    missing = (*_not_ruled_out(one, load, facts_known, agreed=place.agreed), *doubts, *_few(unrecorded))
+    missing = (*_not_ruled_out(one, load, place, facts_known=facts_known), *doubts, *_few(unrecorded))
     labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
     if one.labels_differ is not None:  # where outputs differ, they do before any label comes in
         behind = "the model gave the same: it happened behind its output"
@@ -536,15 +536,17 @@ def _few(words: Sequence[str]) -> Iterator[str]:
         yield f"{len(words) - MOST_WORDS} more of this kind"
 
 
-def _not_ruled_out(one: PrintComparison, load: StateLoaded, facts_known: bool, *, agreed: bool) -> Iterator[str]:
-    """What may be the cause as well, because it was not compared. `agreed`: a replay without the checkpoint agrees."""
+def _not_ruled_out(one: PrintComparison, load: StateLoaded, place: ReplayPlace, *, facts_known: bool) -> Iterator[str]:
+    """What may be the cause as well, because it was not compared."""
     assert one.first is not None
-    if not agreed:
+    if not place.agreed:
         yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in load.unlike[:3])
         if not load.compared:
             yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
-        if one.begins_equal is None:
+        if one.begins_equal is None and place.has_checkpoint:
             yield "the checkpoint may hold other weights than the training had (no print of them in the record)"
+    if one.begins_equal is None and not place.has_checkpoint and len(one.steps) == 1:
+        yield "the launch may have begun with other weights (no print of them in the record)"
     if one.gap:
         yield f"{one.gap} steps before it have no print (`CHRONICLE_PRINTS=every`)"
     if not facts_known:

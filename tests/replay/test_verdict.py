@@ -312,6 +312,14 @@ def test_an_unknown_beginning_does_not_accuse_the_hardware() -> None:
     assert judged(record, prints()).verdict is ReplayVerdict.NOT_TOLD
 
 
+def test_a_launch_that_began_without_a_checkpoint_made_its_weights_itself() -> None:
+    """Their first effect is at its first step."""
+    for step, verdict in ((7, ReplayVerdict.HARDWARE), (START + 1, ReplayVerdict.NOT_TOLD)):
+        record = differing("gradient", step)
+        del record[0][START]
+        assert judged(record, prints(), place=ReplayPlace(has_checkpoint=False)).verdict is verdict
+
+
 def test_generators_that_nobody_restores_are_left_out_and_said() -> None:
     found = judged(differing("numpy", START), prints())
     assert found.verdict is ReplayVerdict.REPRODUCED
