@@ -462,16 +462,13 @@ def judge_replay(
     missing = (*_not_ruled_out(one, load, place, facts_known=facts_known), *doubts, *_few(unrecorded))
     labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
     if one.labels_differ is not None:  # where outputs differ, they do before any label comes in
-        behind = "the model gave the same: it happened behind its output"
-        evidence = (*evidence, behind) if one.labels_differ and all(labels) else evidence
-        if one.labels_differ and not all(labels) and networks:
+        if one.labels_differ and all(labels):
+            evidence = (*evidence, "the labels are those that the loader yielded: they may have been changed after it")
+        if one.labels_differ and networks:
             missing = (*missing, f"labels may be others, or the weights of another network ({', '.join(networks[:4])})")
     elif "batch" in one.parts and not all(labels):
-        # where both sides lack them the inputs were compared, and what labels come from is known if all else is
-        missing = (*missing, "labels, which do not enter the model, may be others") if missing or any(labels) else ()
-        evidence = (*evidence, "labels, which do not enter the model, were not compared")
-    labels_differ = bool(one.labels_differ) and not all(labels) and not networks
-    return _another_result(one, replays_agree, evidence, missing, place, labels_differ=labels_differ)
+        missing = (*missing, "labels, which do not enter the model, may be others (what it gave is in no print)")
+    return _another_result(one, replays_agree, evidence, missing, place, labels_differ=bool(one.labels_differ))
 
 
 def _other_beginning(

@@ -27,6 +27,7 @@ __all__ = [
     "digest_of",
     "is_call",
     "keep_yielded",
+    "layers_of",
     "leaves_in",
     "readable",
     "sample_batch",
@@ -66,7 +67,7 @@ class BatchWitness:
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
-        self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
+        self.leaves: Callable[[Any, bool], None] = lambda output, own: None  # what the model gives for it, by its own weights
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.enters_first: Callable[[Any], None] = lambda batch: None  # the first part that is called for a batch handed over
         self.enters_beside: Callable[[Any], None] = lambda batch: None  # enters a part of a container without gradients
@@ -101,11 +102,13 @@ class BatchWitness:
             see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(self._after_compiled, _outputs_failed))
             self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
             self._handle_after = model.register_forward_hook(_output_hook())
+            _remember_weights(model)
             if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
                 for part in model.children():
                     _witnesses_of_parts[part] = self
                     part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
                     part.register_forward_hook(_part_output_hook())
+                    _remember_weights(part)
 
     def watch_parts(self, model: Any) -> None:
         """Look at what enters the first of a model's parts: its batches are handed over, and may be changed on their way."""
@@ -135,6 +138,7 @@ class BatchWitness:
                 if model not in _witnesses and model not in _witnesses_of_outputs:
                     _witnesses_of_outputs[model] = self
                     model.register_forward_hook(_output_hook())
+                    _remember_weights(model)
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -234,7 +238,7 @@ def _after_part(module: Any, args: Any, output: Any) -> None:
     if not sys.modules["torch"].is_grad_enabled():
         witness.leaves_beside(output)
     elif module.training:
-        witness.leaves(output)
+        witness.leaves(output, has_own_weights(module))
 
 
 def _part_output_hook() -> ModelHook:
@@ -271,7 +275,27 @@ _witnesses_of_outputs: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.
 def _after_forward(module: Any, args: Any, output: Any) -> None:
     witness = _witnesses.get(module) or _witnesses_of_outputs.get(module)
     if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
-        witness.leaves(output)
+        witness.leaves(output, has_own_weights(module))
+
+
+def has_own_weights(module: Any) -> bool:
+    """Whether a module is called with the weights that it has, and not with others in their place (`functional_call`).
+
+    Weights that an inner step made from labels (MAML) give an output that tells of labels, too.
+    """
+    now = next(module.parameters(), None)
+    if now is None or isinstance(now, sys.modules["torch"].nn.Parameter):
+        return True
+    known = _weights_of[module]() if module in _weights_of else None
+    return known is not None and readable(now).untyped_storage().data_ptr() == known.untyped_storage().data_ptr()
+
+
+def _remember_weights(module: Any) -> None:
+    if (first := next(module.parameters(), None)) is not None:
+        _weights_of[module] = weakref.ref(first)
+
+
+_weights_of: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()  # the first one of each
 
 
 def _output_hook() -> ModelHook:
@@ -283,7 +307,7 @@ def _output_hook() -> ModelHook:
 def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
     for witness in tuple(_witnesses.values()):
-        witness.leaves = witness.leaves_beside = lambda output: None
+        witness.leaves, witness.leaves_beside = lambda output, own: None, lambda output: None
         witness.lost(problem)
 
 
@@ -441,10 +465,18 @@ def _leaves(thing: Any, depth: int, parts: Callable[[Any], Iterator[Any]] | None
 
 def readable(tensor: Any) -> Any:
     """What stands behind a tensor that `torch.func` has wrapped: under `vmap` all of its rows; any other tensor itself."""
+    for layer in layers_of(tensor):
+        tensor = layer
+    return tensor
+
+
+def layers_of(tensor: Any) -> Iterator[Any]:
+    """A tensor, and what stands behind it: a layer for each transform of `torch.func`. Each may have a gradient of its own."""
     inside = sys.modules["torch"]._C._functorch
+    yield tensor
     while inside.is_functorch_wrapped_tensor(tensor):
         tensor = inside.get_unwrapped(tensor)
-    return tensor
+        yield tensor
 
 
 def _dense_parts(tensor: Any) -> Iterator[Any]:

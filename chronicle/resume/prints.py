@@ -38,7 +38,7 @@ from typing import Any
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import LateFiles, stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
-from chronicle.resume.batches import keep_yielded, readable, tensors_of
+from chronicle.resume.batches import keep_yielded, layers_of, readable, tensors_of
 from chronicle.resume.checksums import (
     SetParts,
     checksum,
@@ -172,7 +172,7 @@ class StepPrints:
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         self._pulled = shield(self._see_pull, self._lose_outputs)
         self.leaves_beside: Callable[[Any], None] = shield(self._leaves_beside, self._lose_outputs)
-        self.leaves: Callable[[Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
+        self.leaves: Callable[[Any, bool], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -234,17 +234,22 @@ class StepPrints:
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
 
-    def _leaves(self, output: Any) -> None:
-        """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels."""
+    def _leaves(self, output: Any, own: bool = True) -> None:
+        """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels.
+
+        `own`: by its own weights, and not by those that an inner step made from labels.
+        """
         if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
             return
         if self._is_repeated or self._is_between or is_captured():
             return
         begun = self._clock()
         for tensor in tensors_of(output, as_given=True)[:MOST_OUTPUTS]:
-            if tensor.requires_grad and not tensor.is_leaf:
+            layers = [layer for layer in layers_of(tensor) if layer.requires_grad and not layer.is_leaf]
+            if layers and own:
                 self._outputs.append(checksum_of_output(readable(tensor)))
-                tensor.register_hook(self._pulled)
+            for layer in layers:
+                layer.register_hook(self._pulled)
         self._spent += self._clock() - begun
 
     @property

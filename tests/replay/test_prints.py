@@ -295,6 +295,31 @@ def test_a_model_that_is_called_in_a_transform_is_seen(tmp_path: Path, monkeypat
     assert not list(read_journal(RunPaths(tmp_path / "a" / "run")).of_kind("guard.fault"))
 
 
+def test_what_a_model_gives_with_weights_of_an_inner_step_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MAML: an inner step makes weights from labels, and what they give tells of labels and of no fault."""
+
+    class Inner(Loop):
+        def train(self, num_steps: int) -> "Loop":
+            for step in range(1, num_steps + 1):
+                support, query = (torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + i)) for i in (0, 1))
+                weights = dict(self.model.named_parameters())
+                lost = (torch.func.functional_call(self.model, weights, (support,)) - self.target(step)).square().mean()
+                moved = torch.autograd.grad(lost, list(weights.values()), create_graph=True)
+                weights = {name: weight - 0.1 * by for (name, weight), by in zip(weights.items(), moved, strict=True)}
+                torch.func.functional_call(self.model, weights, (query,)).square().mean().backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return self
+
+    clean = Inner(tmp_path / "a", monkeypatch).train(4).ring().steps()[3]
+    loop = Inner(tmp_path / "b", monkeypatch)
+    loop.target = lambda step: 1.0 if step == 3 else 0.0
+    labelled = loop.train(4).ring().steps()[3]
+    assert clean.output == labelled.output != 0 and clean.pull != labelled.pull
+
+
 def test_of_a_large_output_the_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a language model: one row with another label has another norm of its gradient."""
     monkeypatch.setattr("chronicle.resume.checksums.LARGEST_OUTPUT", 16)
