@@ -48,6 +48,7 @@ from chronicle.replay.verdict import (
     StateLoaded,
     compare_prints,
     judge_replay,
+    own_generators_vary,
     prints_agree,
     state_loaded,
 )
@@ -356,7 +357,8 @@ def _tell_result(
         earlier = _compare(record, two, plan.until)
         own_first = one.start + 1 if two.start < one.start else None
         if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, _common_steps(one, two), first=own_first):
-            return judge(comparison, True, place=ReplayPlace(words=words, agreed=True)), 2, steps[-1]
+            varied = own_generators_vary(one.prints, two.prints, comparison.first.step)
+            return judge(comparison, True, place=ReplayPlace(words=words, agreed=True, own_varied=varied)), 2, steps[-1]
     again = _play(plan, sandbox)
     steps = _common_steps(one, again)
     same = prints_agree(one.prints, again.prints, steps)

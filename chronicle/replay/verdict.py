@@ -46,6 +46,7 @@ __all__ = [
     "StateLoaded",
     "compare_prints",
     "judge_replay",
+    "own_generators_vary",
     "prints_agree",
     "state_loaded",
 ]
@@ -365,6 +366,7 @@ class ReplayPlace:
     is_whole: bool = True
     reproduced_from: str = ""
     doubt: str = "no replay from an earlier place was played"
+    own_varied: bool = False  # that place left the script's own generators elsewhere, and the result is the same
     has_checkpoint: bool = True  # else it began as the launch did, and made its weights itself
 
 
@@ -455,7 +457,7 @@ def judge_replay(
         why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: {one.drawn} tell"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
-    if one.own_moved is None:
+    if one.own_moved is None and not place.own_varied:
         doubts.append("generators that the script made for itself stand elsewhere from the first step on")
     if one.set_anew is None:
         doubts.append("the models are set otherwise from the first step on (training or evaluation, dropout, frozen weights)")
@@ -582,6 +584,12 @@ def _why_not(one: PrintComparison) -> str:
     if one.missing:
         return f"the replay took no step that the record has a print of (the first is {one.missing[0]})"
     return "the record has no print of these steps"
+
+
+def own_generators_vary(one: Prints, other: Prints, step: int) -> bool:
+    """Whether the script's own generators stand elsewhere in one replay than in another when a step begins, on every rank."""
+    pairs = [(rows.get(step), other.get(rank, {}).get(step)) for rank, rows in one.items()]
+    return all(a is not None and b is not None and _is_own_apart(a, b) for a, b in pairs)
 
 
 def prints_agree(one: Prints, other: Prints, steps: Iterable[int], *, first: int | None = None) -> bool | None:

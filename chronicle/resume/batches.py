@@ -67,7 +67,7 @@ class BatchWitness:
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
-        self.leaves: Callable[[Any, bool], None] = lambda output, own: None  # what the model gives for it, by its own weights
+        self.leaves: Callable[[Any, Any], None] = lambda output, weights: None  # what the model gives for it, by which weights
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.enters_first: Callable[[Any], None] = lambda batch: None  # the first part that is called for a batch handed over
         self.enters_beside: Callable[[Any], None] = lambda batch: None  # enters a part of a container without gradients
@@ -117,6 +117,8 @@ class BatchWitness:
                 if part not in _witnesses_of_parts:
                     _witnesses_of_parts[part] = self
                     part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
+                    part.register_forward_hook(_part_output_hook())
+                    _remember_weights(part)
 
     def part_called(self, args: Any, kwargs: Any) -> None:
         """A part is called with tensors that no other one made."""
@@ -238,7 +240,7 @@ def _after_part(module: Any, args: Any, output: Any) -> None:
     if not sys.modules["torch"].is_grad_enabled():
         witness.leaves_beside(output)
     elif module.training:
-        witness.leaves(output, has_own_weights(module))
+        witness.leaves(output, weights_of_call(module))
 
 
 def _part_output_hook() -> ModelHook:
@@ -275,19 +277,21 @@ _witnesses_of_outputs: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.
 def _after_forward(module: Any, args: Any, output: Any) -> None:
     witness = _witnesses.get(module) or _witnesses_of_outputs.get(module)
     if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
-        witness.leaves(output, has_own_weights(module))
+        witness.leaves(output, weights_of_call(module))
 
 
-def has_own_weights(module: Any) -> bool:
-    """Whether a module is called with the weights that it has, and not with others in their place (`functional_call`).
+def weights_of_call(module: Any) -> tuple[int, int] | None:
+    """The module that is called, and how often its first weight was changed until now.
 
-    Weights that an inner step made from labels (MAML) give an output that tells of labels, too.
+    None where others are in the place of its weights (`functional_call`). Weights that an inner step made from labels (MAML),
+    or that were moved within a step (SAM, a critic), give an output that tells of labels, too.
     """
     now = next(module.parameters(), None)
     if now is None or isinstance(now, sys.modules["torch"].nn.Parameter):
-        return True
+        return id(module), 0 if now is None else now._version
     known = _weights_of[module]() if module in _weights_of else None
-    return known is not None and readable(now).untyped_storage().data_ptr() == known.untyped_storage().data_ptr()
+    is_own = known is not None and readable(now).untyped_storage().data_ptr() == known.untyped_storage().data_ptr()
+    return (id(module), known._version) if is_own and known is not None else None
 
 
 def _remember_weights(module: Any) -> None:
@@ -307,7 +311,7 @@ def _output_hook() -> ModelHook:
 def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
     for witness in tuple(_witnesses.values()):
-        witness.leaves, witness.leaves_beside = lambda output, own: None, lambda output: None
+        witness.leaves, witness.leaves_beside = lambda output, weights: None, lambda output: None
         witness.lost(problem)
 
 

@@ -145,6 +145,7 @@ class StepPrints:
         self._beside: list[list[Any]] = []  # what else entered with each of these
         self._outputs: list[Any] = []  # of the model, for these
         self._pulls: list[Any] = []  # the gradients with respect to the outputs
+        self._versions: dict[int, int] = {}  # by module: how often its weights were changed when it was called first
         self._sees_outputs = True
         self._is_named = False  # labels entered by their name
         self._is_repeated = False  # the same micro-batch entered before in this step
@@ -172,7 +173,7 @@ class StepPrints:
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         self._pulled = shield(self._see_pull, self._lose_outputs)
         self.leaves_beside: Callable[[Any], None] = shield(self._leaves_beside, self._lose_outputs)
-        self.leaves: Callable[[Any, bool], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
+        self.leaves: Callable[[Any, Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -199,6 +200,7 @@ class StepPrints:
         if self.on:
             self._close(self._now)
             self._batches, self._beside, self._outputs, self._pulls, self._with_targets = [], [], [], [], True
+            self._versions = {}
             self._begins, self._now, self._entered, self._skip, self._early = True, None, None, 0, None
             self._has_entered = False
 
@@ -234,16 +236,18 @@ class StepPrints:
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
 
-    def _leaves(self, output: Any, own: bool = True) -> None:
+    def _leaves(self, output: Any, weights: tuple[int, int] | None = None) -> None:
         """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels.
 
-        `own`: by its own weights, and not by those that an inner step made from labels.
+        `weights`: which module it is, and how often its weights were changed; None: others are in their place. Those that
+        changed since the first look of this step may tell of labels.
         """
         if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
             return
         if self._is_repeated or self._is_between or is_captured():
             return
         begun = self._clock()
+        own = weights is not None and self._versions.setdefault(*weights) == weights[1]
         for tensor in tensors_of(output, as_given=True)[:MOST_OUTPUTS]:
             layers = [layer for layer in layers_of(tensor) if layer.requires_grad and not layer.is_leaf]
             if layers and own:
@@ -443,6 +447,7 @@ class StepPrints:
         self._batches, self._beside = [], []
         outputs, self._outputs = self._outputs, []
         pulls, self._pulls = self._pulls, []
+        self._versions = {}
         with_targets, self._with_targets = self._with_targets, True
         if now is UNPRINTED:
             return

@@ -14,6 +14,7 @@ from chronicle.replay.verdict import (
     StateLoaded,
     compare_prints,
     judge_replay,
+    own_generators_vary,
     prints_agree,
     state_loaded,
 )
@@ -187,6 +188,9 @@ def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> No
         record[0][step] = replace(record[0][step], own=9)
     found = judged(record, clean)
     assert found.verdict is ReplayVerdict.NOT_TOLD and "from the first step on" in found.why
+    elsewhere = ReplayPlace(agreed=True, own_varied=True)  # another place left them elsewhere: the same result
+    assert judged(record, clean, place=elsewhere).verdict is ReplayVerdict.HARDWARE
+    assert own_generators_vary(record, clean, 7) and not own_generators_vary(clean, clean, 7)
     draws = differing("batch", seen=seen)  # two that changed places: afterwards it stands where it stood
     for step in (7, 8):
         draws[0][step] = replace(draws[0][step], own=9)
