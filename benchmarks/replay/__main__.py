@@ -13,6 +13,7 @@ from benchmarks.replay import (
     cost,
     eighth,
     eleventh,
+    fifteenth,
     fifth,
     fourteenth,
     fresh,
@@ -43,6 +44,7 @@ LISTS = {
     "twelfth": twelfth.causes,
     "thirteenth": thirteenth.causes,
     "fourteenth": fourteenth.causes,
+    "fifteenth": fifteenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 

@@ -563,7 +563,8 @@ def _unrecorded(
     """What this replay took from outside, and what was otherwise in the record for all that is known; in words. And what the
     launch made itself: it is hidden in the next replay."""
     begun, ended = _ends_of(origin)
-    then = Then(facts or {}, begun or 0.0, ended, list(map(str, origin.own)))
+    stepped = min(_times_of_steps(origin).values(), default=None)
+    then = Then(facts or {}, begun or 0.0, ended, list(map(str, origin.own)), stepped)
     made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))
     return tuple(unrecorded(one.seen, then, one.facts)), made
 
@@ -590,10 +591,14 @@ def _clock_of(origin: Origin) -> Mapping[str, Any]:
     """
     begun, _ = _ends_of(origin)
     assert begun is not None, "a launch that is replayed has a start in the journal"
+    return {"begin": begun - BEHIND, "steps": {step: at - BEHIND + AHEAD for step, at in _times_of_steps(origin).items()}}
+
+
+def _times_of_steps(origin: Origin) -> dict[int, float]:
+    """When the recorded launch logged which step, in seconds since the epoch."""
     path = origin.settings.paths.metrics_path(origin.launch)
     points = read_metrics(path) if path.is_file() else ()
-    times = {point.step: point.time - BEHIND + AHEAD for point in points if point.time is not None}
-    return {"begin": begun - BEHIND, "steps": times}
+    return {point.step: point.time for point in points if point.time is not None}
 
 
 def _batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:

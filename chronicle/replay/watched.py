@@ -400,7 +400,7 @@ def unrecorded(
             yield f"what was read from `{path}` is in no record"
         elif path.startswith("/dev/shm/"):
             yield f"what lay in shared memory (`{path}`) is in no record"
-        elif _is_newer(found.st_ctime, begun, ended if path in then.made else None) and not packages.is_as_installed(path):
+        elif _is_newer(found.st_ctime, begun, ended if then.is_made(path) else None) and not packages.is_as_installed(path):
             yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
     yield from (why for path, listed in seen.get("looked", {}).items() if (why := then.doubt(path, listed)))
     told, now = facts.get("packages") or {}, (after or {}).get("packages") or {}
@@ -429,11 +429,14 @@ def variables_read(seen: Mapping[str, Any] | None) -> tuple[str, ...]:
 class Then:
     """What is known of files, names and times as they were in the record.
 
-    `begun`, `ended`: the recorded launch, in seconds since the epoch. `own`: directories of the run and its checkpoints.
+    `begun`, `ended`: the recorded launch, in seconds since the epoch. `stepped`: when it logged its first step, or None. `own`:
+    directories of the run and its checkpoints.
     """
 
-    def __init__(self, facts: Mapping[str, Any], begun: float, ended: float | None, own: Sequence[str]) -> None:
-        self.facts, self.begun, self.ended = facts, begun, ended
+    def __init__(
+        self, facts: Mapping[str, Any], begun: float, ended: float | None, own: Sequence[str], stepped: float | None = None
+    ) -> None:
+        self.facts, self.begun, self.ended, self.stepped = facts, begun, ended, stepped
         self.own = tuple(os.path.realpath(path) for path in own)
         self.passed = (*places_of_packages(), os.path.expanduser("~/."))
         later = {path: digest for path, _, digest in facts.get("later", ())}
@@ -454,6 +457,17 @@ class Then:
             for path in (*self.own, *self.made)
         )
 
+    def is_made(self, path: str) -> bool:
+        """Whether the launch wrote this: as the record says, or it came before the first step and is as it was since.
+
+        A library in C that wrote a cache is in no record. The second replay goes without it, as the launch did.
+        """
+        if path in self.made:
+            return True
+        if self.stepped is None or not path.startswith(f"{self.directory}{os.sep}") or path.endswith((".py", ".pyc")):
+            return False
+        return is_born_within(path, self.begun, self.stepped) and os.stat(path).st_ctime <= self.stepped
+
     def made_meanwhile(self, seen: Mapping[str, Any] | None, directory: Path) -> Iterator[str]:
         """What the launch made in its directory and the replay has looked at: in the record it was not there at first.
 
@@ -465,7 +479,7 @@ class Then:
         for path in sorted(asked | above):  # a directory comes before what is in it
             if path.endswith((".py", ".pyc")) or self.is_own(real := os.path.realpath(path)) or self._leads_to_own(real):
                 continue
-            is_known = path in self.made or path in self.named or os.path.isdir(real)
+            is_known = path in self.named or os.path.isdir(real) or self.is_made(path)
             if is_known and is_born_within(path, self.begun, self.ended) and not self._is_below_hidden(path):
                 self.hidden.add(path)
                 yield path
@@ -492,7 +506,7 @@ class Then:
         if path in self.named or self.is_own(real) or (not listed and self._leads_to_own(real)):
             return ""
         if not stat.S_ISDIR(found.st_mode):
-            if not _is_newer(found.st_ctime, self.begun, self.ended if path in self.made else None):
+            if not _is_newer(found.st_ctime, self.begun, self.ended if self.is_made(path) else None):
                 return ""
             return f"`{path}`, which is looked at, is newer than the launch"
         if listed:

@@ -263,6 +263,25 @@ def test_what_the_launch_made_itself_is_hidden_once_and_no_doubt_then(tmp_path: 
     assert "newer" in then.doubt(str(here / "others.txt"), False)
 
 
+def test_a_cache_that_a_library_wrote_before_the_first_step_is_the_launchs(tmp_path: Path) -> None:
+    """`torch.save` opens its file in C: no record has it. One that changed after the first step stays a doubt."""
+    here, begun = tmp_path.resolve(), time.time() - 9
+    cache, source = here / "corpus.pt", here / "corpus.py"
+    for path in (cache, source):
+        path.write_text("1")
+    stepped = time.time() + 0.05
+    seen = {"looked": {}, "read": [str(cache), str(source)], "peers": [], "programs": [], "shared": False}
+    then = Then({"around": {"directory": str(here)}}, begun, stepped + 9, [], stepped)
+    assert list(then.made_meanwhile(seen, here)) == [str(cache)]
+    assert [str(source) in words for words in unrecorded(seen, then)] == [True]
+    time.sleep(0.1)
+    cache.write_text("2")
+    then = Then({"around": {"directory": str(here)}}, begun, stepped + 9, [], stepped)
+    assert list(then.made_meanwhile(seen, here)) == [] and any(str(cache) in words for words in unrecorded(seen, then))
+    away = Then({"around": {"directory": str(here / "elsewhere")}}, begun, stepped + 9, [], stepped + 9)
+    assert any(str(cache) in words for words in unrecorded(seen, away))
+
+
 def test_a_directory_that_the_launch_made_is_hidden_as_a_whole_unless_it_leads_to_the_checkpoints(tmp_path: Path) -> None:
     here, begun = tmp_path.resolve(), time.time() - 9
     (here / "out/checkpoints").mkdir(parents=True)
