@@ -90,6 +90,7 @@ class Origin:
     hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
     answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
     limit: float | None = None  # seconds, for a launch that may wait for what is hidden
+    restored: tuple[str, ...] = ()  # variables that are set otherwise now, and as in the record in a fork
     passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
     clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
@@ -191,6 +192,7 @@ def find_origin(
         cwd=Path(start.cwd),
         environ=_environment(environ, start, checkpoint, begins, roots),
         roots=roots,
+        restored=tuple(_set_otherwise(environ, start)),
         passed_by=passed_by,
     )
 
@@ -348,6 +350,14 @@ def _environment(
     if start.accept_change:
         found["CHRONICLE_ACCEPT_CHANGE"] = start.accept_change
     return found | _resume(checkpoint, step, roots)
+
+
+def _set_otherwise(environ: Mapping[str, str], start: LaunchStart) -> Iterator[str]:
+    """The variables that are set now, and in a fork are not, or otherwise: their recorded values are known."""
+    for name, value in sorted(environ.items()):
+        is_restored = ALLOWED_VARIABLES.fullmatch(name) and not OF_THE_JOB.fullmatch(name) and not name.startswith("CHRONICLE_")
+        if is_restored and start.environment.get(name) != value:
+            yield name
 
 
 def _resume(checkpoint: Checkpoint | None, step: int, roots: Sequence[Path]) -> dict[str, str]:

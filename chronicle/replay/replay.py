@@ -245,6 +245,9 @@ def replay(
             replays += 2
     if one.start < plan.origin.start:
         judged = replace(judged, evidence=(*judged.evidence, _began_earlier(one.start, plan.origin)))
+    if plan.origin.restored:
+        named = ", ".join(plan.origin.restored[:8])
+        judged = replace(judged, evidence=(*judged.evidence, f"set as in the record, and otherwise than here: {named}"))
     passed_by = (f"a nearer checkpoint was passed by: {words}" for words in plan.origin.passed_by[:MOST_PASSED_BY])
     judged = replace(judged, evidence=(*judged.evidence, *passed_by, *one.end.get("notes", ())))
     if judged.verdict in SHOWS:
@@ -572,7 +575,7 @@ def _unrecorded(
 def _of_older_prints(rings: Mapping[int, Ring]) -> Iterator[str]:
     """Why prints of another version may differ although nothing does."""
     if any(ring.header["v"] != RING_VERSION for ring in rings.values()):
-        yield "prints of an older chronicle hold the batch and weights of the step before, where a step is given a closure"
+        yield "batches in prints of an older chronicle cannot be compared"
 
 
 def _ends_of(origin: Origin) -> tuple[float | None, float | None]:

@@ -182,6 +182,8 @@ def _of_first(fields: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _all_seen(seen: int, modes: int, output: int, pull: int, own: int, version: int) -> SeenParts:
     found = SeenParts(seen) | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)
+    if version < 3:  # their checksums are made otherwise
+        found &= ~(SeenParts.BATCH | SeenParts.TARGETS | SeenParts.OUTPUT | SeenParts.PULL)
     found |= SeenParts.EACH_GENERATOR if seen & SeenParts.GENERATORS and version > 1 else 0
     return found | (SeenParts.OWN if own else 0) | (SeenParts.MODES if modes else 0)
 

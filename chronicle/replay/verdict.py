@@ -430,7 +430,8 @@ def judge_replay(
     if parts[0] in ("torch", *OTHERS):
         why = f"{PARTS[parts[0]][1]} {'stand' if parts[0] == 'torch' else 'stands'} elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
-    if one.own_moved and replays_agree is not False:
+    known = any(kind in ("environment", "arithmetic", "file", "data") for kind, _ in changed)
+    if one.own_moved and replays_agree is not False and not known:
         why = f"the generators that the script made for itself stand elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if one.set_anew and replays_agree is not False and parts[0] != "batch":

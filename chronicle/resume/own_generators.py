@@ -1,11 +1,13 @@
 """The random generators that a script makes for itself, and where they stand.
 
-A loop draws its noise, its times or its order from a `torch.Generator`, a `numpy.random.Generator` or a `random.Random` of its
-own. No global generator tells of it, so such objects are looked for once, when the first batch of a launch enters: in the
-variables of the script's own frames and modules, and in what these hold (some thousand objects). Where one was found in a
-variable or an attribute, what that holds now is read, because loops put a new generator there (one an epoch). Reading draws
-nothing, and leaves nothing behind: until Python 3.12 a frame keeps a table of its variables once somebody has asked for it, and
-hands the same one to a script that calls `locals()`. So such functions are passed by, and the table is emptied.
+A loop draws its noise, its times or its order from a `torch.Generator`, a `numpy.random.Generator` or a `random.Random` of
+its own. No global generator tells of it, so such objects are looked for once, when the first batch of a launch enters: in the
+variables of the script's own frames and modules, and in what these hold (some thousand objects). A loader's is left out: it
+draws a seed from it at each pass, so that it stands elsewhere in every resume, and what else it draws is in the batch. Where
+one was found in a variable or an attribute, what that holds now is read, because loops put a new generator there (one an
+epoch). Reading draws nothing, and leaves nothing behind: until Python 3.12 a frame keeps a table of its variables once
+somebody has asked for it, and hands the same one to a script that calls `locals()`. So such functions are passed by, and the
+table is emptied.
 """
 
 import functools
@@ -44,6 +46,9 @@ class Holder(NamedTuple):
 def find_generators(ours: str) -> list[Holder]:
     """Where the script holds generators now. `ours`: the directory of this program, whose frames are passed by."""
     kinds, passed, leaves = _kinds()
+    torch = sys.modules.get("torch")
+    loader = None if torch is None else torch.utils.data.DataLoader
+    of_loaders: set[int] = set()
     found: list[Holder] = []
     seen = {id(one) for one in passed}
     waiting = deque((holder, 0) for holder in _roots(ours))
@@ -53,11 +58,13 @@ def find_generators(ours: str) -> list[Holder]:
         if id(thing) in seen or issubclass(type(thing), leaves):
             continue
         seen.add(id(thing))
+        if loader is not None and issubclass(type(thing), loader):
+            of_loaders.add(id(object.__getattribute__(thing, "__dict__").get("generator")))
         if issubclass(type(thing), kinds):
             found.append(holder)
         elif depth < DEEPEST:
             waiting += [(inner, depth + 1) for inner in _inside(thing)]
-    return [holder for holder in found if _can_be_read(holder.one)]
+    return [holder for holder in found if id(holder.one) not in of_loaders and _can_be_read(holder.one)]
 
 
 def _kinds() -> tuple[tuple[Any, ...], list[Any], tuple[Any, ...]]:
