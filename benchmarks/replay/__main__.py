@@ -22,6 +22,7 @@ from benchmarks.replay import (
     ninth,
     searches,
     seventh,
+    sixteenth,
     sixth,
     tenth,
     thirteenth,
@@ -45,6 +46,7 @@ LISTS = {
     "thirteenth": thirteenth.causes,
     "fourteenth": fourteenth.causes,
     "fifteenth": fifteenth.causes,
+    "sixteenth": sixteenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 

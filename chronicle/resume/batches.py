@@ -33,6 +33,7 @@ __all__ = [
     "sample_batch",
     "tensors_of",
     "watch_loaders",
+    "weights_of_call",
     "yielded_lately",
 ]
 
@@ -67,7 +68,7 @@ class BatchWitness:
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
-        self.leaves: Callable[[Any, Any], None] = lambda output, weights: None  # what the model gives for it, by which weights
+        self.leaves: Callable[[Any, Any], None] = lambda output, module: None  # what this module gives for it
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.enters_first: Callable[[Any], None] = lambda batch: None  # the first part that is called for a batch handed over
         self.enters_beside: Callable[[Any], None] = lambda batch: None  # enters a part of a container without gradients
@@ -240,7 +241,7 @@ def _after_part(module: Any, args: Any, output: Any) -> None:
     if not sys.modules["torch"].is_grad_enabled():
         witness.leaves_beside(output)
     elif module.training:
-        witness.leaves(output, weights_of_call(module))
+        witness.leaves(output, module)
 
 
 def _part_output_hook() -> ModelHook:
@@ -277,7 +278,7 @@ _witnesses_of_outputs: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.
 def _after_forward(module: Any, args: Any, output: Any) -> None:
     witness = _witnesses.get(module) or _witnesses_of_outputs.get(module)
     if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
-        witness.leaves(output, weights_of_call(module))
+        witness.leaves(output, module)
 
 
 def weights_of_call(module: Any) -> tuple[int, int] | None:
@@ -311,7 +312,7 @@ def _output_hook() -> ModelHook:
 def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
     for witness in tuple(_witnesses.values()):
-        witness.leaves, witness.leaves_beside = lambda output, weights: None, lambda output: None
+        witness.leaves, witness.leaves_beside = lambda output, module: None, lambda output: None
         witness.lost(problem)
 
 

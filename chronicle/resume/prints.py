@@ -38,7 +38,7 @@ from typing import Any
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import LateFiles, stop_noting, write_facts
 from chronicle.replay.ring import RingWriter, SeenParts, ring_path
-from chronicle.resume.batches import keep_yielded, layers_of, readable, tensors_of
+from chronicle.resume.batches import keep_yielded, layers_of, readable, tensors_of, weights_of_call
 from chronicle.resume.checksums import (
     SetParts,
     checksum,
@@ -236,17 +236,17 @@ class StepPrints:
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
 
-    def _leaves(self, output: Any, weights: tuple[int, int] | None = None) -> None:
+    def _leaves(self, output: Any, module: Any) -> None:
         """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels.
 
-        `weights`: which module it is, and how often its weights were changed; None: others are in their place. Those that
-        changed since the first look of this step may tell of labels.
+        So does the output of weights that changed since the module was called first in this step: it is not looked at.
         """
         if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
             return
         if self._is_repeated or self._is_between or is_captured():
             return
         begun = self._clock()
+        weights = weights_of_call(module)
         own = weights is not None and self._versions.setdefault(*weights) == weights[1]
         for tensor in tensors_of(output, as_given=True)[:MOST_OUTPUTS]:
             layers = [layer for layer in layers_of(tensor) if layer.requires_grad and not layer.is_leaf]
