@@ -64,7 +64,7 @@ __all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
 
 OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
-SHARE = 0.006  # of the time may be spent on prints
+SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 50
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
