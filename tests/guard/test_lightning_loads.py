@@ -12,7 +12,9 @@ pytest.importorskip("lightning")
 import lightning.pytorch as pl
 
 from chronicle import ResumeRefused
+from chronicle.replay.ring import SeenParts, read_ring, ring_path
 from chronicle.resume.adapters.lightning import ChronicleCallback
+from chronicle.resume.prints import PRINTS_VARIABLE
 from rollback.api import verify
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.errors import Severity
@@ -58,6 +60,23 @@ class ByEpochs(Regression):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def test_prints_of_several_optimizers_are_numbered_as_lightning_counts(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints are, too: a replay from one of them compared the steps of another batch."""
+    monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(tmp_path / "launch"))
+    monkeypatch.setenv(PRINTS_VARIABLE, "every")
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, limit_train_batches=4, callbacks=[ChronicleCallback(run_dir)],
+    )  # fmt: skip
+    trainer.fit(Adversarial(), rows())
+    trainer.callbacks[0].session.prints.finish()
+    steps = read_ring(ring_path(tmp_path / "launch", 0)).steps()
+    assert sorted(steps) == [2, 4, 6, 8] and trainer.global_step == 8
+    assert all(SeenParts.OUTPUT | SeenParts.PULL in one.seen for one in steps.values())
 
 
 def test_scheduler_that_is_stepped_by_epochs_resumes(tmp_path: Path, run_dir: Path) -> None:
