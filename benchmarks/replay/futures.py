@@ -7,9 +7,10 @@ wrong in 15 batches, with SGD or Adam, with a loader that can skip or none; inpu
 the run goes on in three ways, each from the same files. The fixed ladder: the proposed command is taken, and again at each
 relapse, until the run comes to its end. After `--try 3` or `--try 4`: the way that was put first is taken, then the ladder.
 
-Lost are the steps from each checkpoint that was gone back to, to where the run stood. "In the run" counts those; "in all"
-counts also the steps of the forks. "Avoidable" leaves out what the ladder's first rollback throws away: no policy that takes
-the proposed checkpoint gets it back.
+Lost are the steps from each checkpoint that was gone back to, to where the run stood; where the run is not cured, also
+those since the last of these checkpoints. "In the run" counts those; "in all" counts also the steps of the forks.
+"Avoidable" leaves out what the ladder's first rollback throws away: no policy that takes the proposed checkpoint gets it
+back.
 """
 
 import json
@@ -102,7 +103,10 @@ TRIES = (3, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """A run taken on after its first proposal: what each rollback threw away, whether it came to its end, its last loss."""
+    """A run taken on after its first proposal: what each rollback threw away, whether it came to its end, its last loss.
+
+    Of a run that is not cured, the last of `lost` is what it did after its last rollback.
+    """
 
     lost: tuple[int, ...]
     cured: bool
@@ -206,15 +210,19 @@ def _of(command: str | None) -> Any:
 
 def _go_on(directory: Path, first: str | None) -> Lineage:
     lost: list[int] = []
-    command = first
+    command, launch, target = first, 0, 0
     while command is not None and len(lost) < MOST:
         words = [*_of(command)]
-        lost.append(_last(directory)[0] - int(words[words.index("--to") + 1].partition("@")[0]))
+        launch, step, _ = _last(directory)
+        target = int(words[words.index("--to") + 1].partition("@")[0])
+        lost.append(step - target)
         in_chronicle(directory, _environ(), "rollback", *words, *RUN, "--yes")
         _launch(directory)
         command = _proposed(directory)
-    step, loss = _last(directory)
-    return Lineage(lost=tuple(lost), cured=command is None and step == END and loss == loss, loss=loss)
+    newest, step, loss = _last(directory)
+    cured = command is None and newest > launch and step == END and loss == loss
+    rest = step - target if newest > launch and not cured else 0
+    return Lineage(lost=(*lost, rest) if rest else tuple(lost), cured=cured, loss=loss)
 
 
 def _launch(directory: Path) -> None:
@@ -227,12 +235,12 @@ def _proposed(directory: Path) -> str | None:
     return None if found is None or "--to" not in found["command"] else str(found["command"])
 
 
-def _last(directory: Path) -> tuple[int, float]:
-    """The last step of the newest launch, and the mean of its last 50 losses."""
+def _last(directory: Path) -> tuple[int, int, float]:
+    """The newest launch that took a step, its last step, and the mean of its last 50 losses."""
     newest = max((directory / "logs" / "small" / "launches").glob("*/metrics.jsonl"))
     points = list(read_metrics(newest))
     losses = [float(point.values["loss"]) for point in points[-50:]]
-    return points[-1].step, sum(losses) / len(losses)
+    return int(newest.parent.name), points[-1].step, sum(losses) / len(losses)
 
 
 def _restore(directory: Path, kept: Path) -> None:

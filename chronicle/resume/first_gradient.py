@@ -12,8 +12,10 @@ It is compared only where it must be equal:
 - nothing was random: no generator moved in the first launch between the save and this gradient, or the generators stood
   equally when the first micro-batch entered the model (one rank knows that of itself only, so this counts for a single one).
 
-Anything else is no finding. A launch that ended at its save has left no such gradient, and nothing is compared then. Different
-kernels, hardware and orders of summation change the last digits: only a difference that is larger than those is refused.
+Anything else is no finding. Where the first pass went wrong in this very step (an incident is on record), another gradient
+is what one hopes for, and is only noted. A launch that ended at its save has left no such gradient, and nothing is compared
+then. Different kernels, hardware and orders of summation change the last digits: only a difference that is larger than
+those is refused.
 
 An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
 
@@ -79,6 +81,8 @@ class FirstGradient:
         self._kept_in, self._directory = directory, directory if rank < NUM_RANKS else None
         self._num_ranks, self._models, self._averages = num_ranks, models, averages
         self.moved_otherwise: Callable[[str, int], None] = lambda words, after: None  # told of a step that is another one
+        # which incident the first step after this save belongs to, in words; "" for none
+        self.went_wrong: Callable[[Mapping[str, Any]], str] = lambda identity: ""
         self._moving: _Moving | None = None  # the step whose update is awaited
         self._rank = rank
         self._batches: list[str] = []  # since the last step
@@ -349,10 +353,12 @@ class FirstGradient:
         if _one_is_none(kept["rows"], own["rows"]):
             self._expected = None
         if kept["rows"] and own["rows"]:
-            num, may = len(own["batches"]), expected.accepts(NAME)
-            yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may)
+            num, may, identity = len(own["batches"]), expected.accepts(NAME), expected.memory.identity
+            yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may, identity=identity)
 
-    def _judge(self, kept: Rows, own: Rows, optimizer: Any, exact: bool, *, num_batches: int, may: bool) -> Iterator[Check]:
+    def _judge(
+        self, kept: Rows, own: Rows, optimizer: Any, exact: bool, *, num_batches: int, may: bool, identity: Mapping[str, Any]
+    ) -> Iterator[Check]:
         apart = difference(kept, own)
         if apart is None:
             return
@@ -366,7 +372,11 @@ class FirstGradient:
         where = f"{len(own)} parameters, {num_batches} micro-batches equal to those of the first pass"
         words = {"expected": "as after the save", "found": found, "where": where}
         cause = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
-        if not may and (apart > refused or (odd and exact)):
+        is_another = apart > refused or bool(odd and exact)
+        if is_another and (wrong := self.went_wrong(identity)):  # what went wrong then is no measure
+            self._expected = None
+            yield noted(NAME, "M6", **words, cause=f"{found}, and not held against it: this step of the first pass {wrong}")
+        elif is_another and not may:
             self._expected = None
             yield compared(NAME, "M6", False, **words, cause=f'{cause}; if that is intended, accept "{NAME}: why"')
         elif apart > said or odd:

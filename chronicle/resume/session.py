@@ -124,6 +124,7 @@ class GuardSession:
             lambda: self._observe().averages,
         )
         self.first_gradient.moved_otherwise = self._moved_otherwise
+        self.first_gradient.went_wrong = self._went_wrong
         self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
@@ -665,6 +666,14 @@ class GuardSession:
         step = self.start.start_step
         first = None if step is None else step + 1 + after
         self.envelope.log.tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self.step))
+
+    def _went_wrong(self, identity: Mapping[str, Any]) -> str:
+        """Which incident the first step after the save of this state belongs to, in words; "" for none."""
+        step = identity.get("step")
+        if not isinstance(step, int) or identity.get("run_id") != self.journal.run_id:
+            return ""
+        incident = self.journal.read().incident_at(identity.get("launch"), step + 1)
+        return "" if incident is None else f"belongs to an incident ({incident.kind} since step {incident.onset_step})"
 
     def _compare_gradient(self, optimizer: Any) -> Iterator[Check]:
         if not self._goes_on_everywhere:

@@ -43,6 +43,8 @@ VERIFIED_AT_MOST = 6
 RECENT_POINTS = 64  # over which the seconds per step are measured
 GUARD = "guard"  # the channel of the guard's own incidents
 SPOILT = frozenset((Kind.POISONED, Kind.REPLICAS))
+OF_THE_LOSS = frozenset((Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.NAN))
+SOON = 100  # logged points: trouble of the loss that calls for no rollback and is so near a breach led to it
 ONSETS = frozenset((EntryKind.PROPOSAL, EntryKind.INCIDENT))  # entries that name an onset
 
 
@@ -313,15 +315,34 @@ def is_breach(entry: Entry) -> bool:
 
 
 def breach_events(entries: Sequence[Entry], lineage: Lineage | None, *, after: Iterable[Event] = ()) -> list[Event]:
-    """The breaches that no rollback has answered yet, numbered behind the events `after`; each is a cluster of its own."""
+    """The breaches that no rollback has answered yet, numbered behind the events `after`.
+
+    One that follows trouble of the loss is of its cluster: its first wrong step is known, and it is not where it began. A
+    checkpoint between the two holds steps of that trouble. Any other one is a cluster of its own.
+    """
     matters = collect_matters(entry for entry in entries if is_breach(entry) or entry.kind == EntryKind.CLOSE)
     standing = answer_matters(matters, lineage) if lineage is not None else matters
     known = tuple(after)
     number = 1 + max((event.id for event in known), default=-1)
     cluster = 1 + max((event.cluster for event in known), default=-1)
-    return [
-        _event(matter.entry, number + place, cluster + place) for place, matter in enumerate(m for m in standing if m.open)
-    ]
+    found = []
+    for place, matter in enumerate(m for m in standing if m.open):
+        breach = _event(matter.entry, number + place, cluster + place)
+        found.append(replace(breach, cluster=_led_to(known, breach)))
+    return found
+
+
+def _led_to(known: Sequence[Event], breach: Event) -> int:
+    """The cluster of the trouble of the loss that came before a breach and has not recovered; its own where there is none."""
+    calling = {event.cluster for event in known if event.tier is Tier.PROPOSE}
+    first: Any = breach.onset_low_step
+    for event in reversed(known):
+        if event.kind not in OF_THE_LOSS or event.status is Status.RECOVERED or event.onset_step is None:
+            continue
+        before = first - event.onset_step
+        if before > 0 and (event.cluster in calling or before <= SOON * max(1.0, event.interval)):
+            return event.cluster
+    return breach.cluster
 
 
 def _event(entry: Entry, number: int, cluster: int) -> Event:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Any, Self
 
+LONE_ROWS = 2  # logged points
+
 
 class Kind(StrEnum):
     """The kinds of incidents, by the names used in the labelled curves; the last two are seen by the guard, in memory."""
@@ -86,6 +88,12 @@ class Event:
     interval: float = 1.0
     expected: float | None = None  # the LR that was promised where another one was logged
     evidence: tuple[str, ...] = ()
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether it was over after a point or two: one hard batch, which says nothing about the next."""
+        end, onset = self.recovered_row, self.onset_row
+        return end is not None and onset is not None and end - onset <= LONE_ROWS
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; enums as their names, tuples as lists."""

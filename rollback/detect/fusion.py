@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from rollback.channels import Role
 from rollback.detect.channel import Channel
-from rollback.detect.events import Event, Kind, Status, Tier
+from rollback.detect.events import LONE_ROWS, Event, Kind, Status, Tier
 from rollback.detect.excursion import EXPLODED_DECADES, ChannelEvent
 
 CLOSED_SHAPES = ("drop", "too-good")  # the loss is lower: never part of a series of spikes
@@ -22,7 +22,6 @@ JOIN_ROWS = 200  # channels that alarm this close together belong to one event
 SUDDEN_ROWS = 16  # so long before a sudden rise of the loss another channel's onset is its onset, too
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
-LONE_ROWS = 2
 ORDER = "the noise grew and the lower values stand: the order of the data changed"
 PROVISIONAL = "provisional: the log interval has just changed, and its noise is not known yet"
 MARKS = (ORDER, PROVISIONAL)  # sentences that come and go with what they say
@@ -223,7 +222,7 @@ class Fusion:
         """How many events of a cluster count, of those before a number where one is given."""
         end = len(self.events) if before is None else min(before, len(self.events))
         events = (self.events[number] for number in self.loss_events if number < end)
-        return sum(event.cluster == cluster and not _is_lone(event) and event.kind is not Kind.DATA_ORDER for event in events)
+        return sum(event.cluster == cluster and not event.is_lone and event.kind is not Kind.DATA_ORDER for event in events)
 
     def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
         """Build the event from its channel events as they are now."""
@@ -312,7 +311,7 @@ class Fusion:
         if leader.closed:
             return self._size_of(group.cluster, number) + 1 >= UNSTABLE_EVENTS
         earlier = self.events[number] if number < len(self.events) else None
-        return self._size_of(group.cluster) + (earlier is None or _is_lone(earlier)) >= UNSTABLE_EVENTS
+        return self._size_of(group.cluster) + (earlier is None or earlier.is_lone) >= UNSTABLE_EVENTS
 
     def _orders(self) -> list[Event]:
         """The events of this run that another order of the data explains, among the last ones."""
@@ -371,12 +370,6 @@ def _is_provisional(leader: ChannelEvent) -> bool:
 def _is_unusual(leader: ChannelEvent) -> bool:
     """Whether an event rose above what the run has drifted by itself."""
     return leader.crest > UNUSUAL * leader.wander * leader.sigma
-
-
-def _is_lone(event: Event) -> bool:
-    """Whether an event was over after a point or two: one hard batch, which says nothing about the next."""
-    end, onset = event.recovered_row, event.onset_row
-    return end is not None and onset is not None and end - onset <= LONE_ROWS
 
 
 def _channels_of(group: Group) -> tuple[str, ...]:

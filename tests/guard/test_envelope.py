@@ -315,6 +315,38 @@ def test_the_live_watch_proposes_on_a_breach_that_no_log_shows(
     assert not any("failed" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("onset", "tier", "status", "joins"),
+    [
+        (40, "propose", "diverging", True),
+        (40, "propose", "recovered", False),
+        (41, "propose", "diverging", False),  # the breach may have come first
+        (30, "notice", "partial", True),  # a spike shortly before
+        (-80, "notice", "partial", False),
+        (-80, "propose", "diverging", True),
+    ],
+)
+def test_a_breach_that_trouble_of_the_loss_led_to_is_of_its_cluster(
+    tmp_path: Path, onset: int, tier: str, status: str, joins: bool
+) -> None:
+    """A save between a spike and the weights that are no numbers holds steps of the spike: it is not proposed."""
+    from chronicle.journal.events import Incident
+    from chronicle.journal.writer import JournalWriter
+    from chronicle.watch.advice import breach_events
+    from rollback.detect import Event, Kind, Status, Tier
+
+    spike = Event(
+        id=3, kind=Kind.INSTANT_SPIKE, tier=Tier(tier), status=Status(status), onset_step=onset, onset_low_step=onset,
+        onset_row=None, onset_low_row=None, alarm_step=onset, alarm_row=0, cluster=2, channels=("loss",),
+    )  # fmt: skip
+    said = Incident(kind="weights-not-finite", tier="propose", onset_step=50, onset_low_step=41, channels=("guard",))
+    with JournalWriter(RunPaths(tmp_path / "logs" / "small")) as writer:
+        entry = writer.write(said, step=50, title="spoilt")
+    (breach,) = breach_events([entry], None, after=[spike])
+    assert (breach.cluster == spike.cluster) == joins
+    assert breach.id == 4
+
+
 def test_verify_names_a_spoilt_checkpoint() -> None:
     """F11, by the guard's word in the manifest: an error, and one that forbids a rollback."""
     from rollback.checkpoint.manifest import Manifest
