@@ -23,6 +23,7 @@ from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import Searched, Tried, events_of
 from chronicle.launch.code import CodeChange, commits_between, top_of
+from chronicle.replay.compared import compare_prints
 from chronicle.replay.fork import (
     AsRecorded,
     ForkChange,
@@ -36,7 +37,6 @@ from chronicle.replay.fork import (
     usable,
 )
 from chronicle.replay.ring import Ring, rings_of
-from chronicle.replay.verdict import compare_prints
 from chronicle.settings import Settings
 
 __all__ = ["Axis", "Bisect", "BisectAnswer", "BisectTrial", "TrialOutcome", "halve", "plan_bisect", "run_bisect"]

@@ -2,11 +2,10 @@
 
 A replay is planned from the journal and the prints: the launch whose step it is, and the nearest verified checkpoint that
 this launch saved, or began from. The recorded command is then started in a sandbox (`sandbox.py`, `inside.py`), stopped after
-the last step, and compared print by print (`verdict.py`). Where equal input gave another result, it is played a second time.
-What is missing for any of this is named, and nothing is started.
+the last step, and compared print by print (`played.py`). Where equal input gave another result, it is played a second time,
+and judged (`verdict.py`). What is missing for any of this is named, and nothing is started.
 """
 
-import json
 import os
 import time
 from collections import Counter
@@ -22,11 +21,11 @@ from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journa
 from chronicle.journal.events import EntryKind, Replayed
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import list_launch_numbers
+from chronicle.replay.compared import PARTS, RESULT, PrintComparison, compare_prints, own_generators_vary, prints_agree
 from chronicle.replay.facts import changed_facts, holds_data, new_files, new_sources, read_facts
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,
-    Forked,
     Origin,
     Say,
     begin_before,
@@ -36,36 +35,14 @@ from chronicle.replay.fork import (
     recorded_code_of,
 )
 from chronicle.replay.places import is_wide, made_since_start
+from chronicle.replay.played import Played, ReplayPlan, batches_of, first_operation, play_once, read_result
 from chronicle.replay.ring import VERSION as RING_VERSION
 from chronicle.replay.ring import Print, Ring, rings_of
-from chronicle.replay.verdict import (
-    PARTS,
-    RESULT,
-    PrintComparison,
-    ReplayPlace,
-    ReplayVerdict,
-    Ruling,
-    StateLoaded,
-    compare_prints,
-    judge_replay,
-    own_generators_vary,
-    prints_agree,
-    state_loaded,
-)
+from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.replay.watched import Then, answers_to_vary, unrecorded, variables_read
-from chronicle.resume.batch_record import read_batches
-from chronicle.resume.one_step import (
-    OPS_VARIABLE,
-    SHOW_VARIABLE,
-    first_difference,
-    read_operations,
-    read_shown,
-    tell_shown,
-)
 from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
-OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
 BEHIND, AHEAD = 120.0, 60.0  # seconds: of the clock at the launch's beginning, and what is counted since then
 MOST_PASSED_BY = 3
 LONGER = 20  # times as long as the first replay, and seconds, at most for one without what the launch made itself
@@ -75,17 +52,6 @@ _Prints = Mapping[int, Mapping[int, Print]]
 OF_FILES = ("file", "doubt")
 # with these the question is what entered the model
 SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPlan:
-    """What a replay will do."""
-
-    origin: Origin
-    step: int
-    until: int
-    rings: Mapping[int, Ring]
-    change: ForkChange = NOTHING_CHANGED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,20 +140,6 @@ def _next_print(rings: Mapping[int, Ring], step: int) -> int:
 # ---- the replay --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
-    """One replay that was played."""
-
-    prints: Mapping[int, Mapping[int, Print]]
-    begins: Mapping[int, Print]
-    start: int
-    facts: Mapping[str, Any] | None
-    end: Mapping[str, Any]
-    batches: Mapping[int, list[int]]
-    seen: Mapping[str, Any] | None  # what its processes took from outside
-    shown: Sequence[str]  # the batch of the step that was asked for, in words
-
-
 def replay(
     plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, ops: bool = False, say: Say = lambda line: None
 ) -> Replay:
@@ -200,8 +152,8 @@ def replay(
         plan = replace(plan, origin=_as_at_its_start(plan.origin))
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
     say(f"launch {plan.origin.launch} again from {plan.origin.words}, to step {plan.until}")
-    one = _play(plan, sandbox)
-    comparison = _compare(record, one, plan.until)
+    one = play_once(plan, sandbox)
+    comparison = one.compare(record, plan.until)
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
     known = facts is not None and one.facts is not None
     found = _changed(facts, one, comparison, plan)
@@ -234,13 +186,13 @@ def replay(
             judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
         if varied and is_result and judged.verdict is ReplayVerdict.HARDWARE:
             say(f"once more with other answers to what the script asks: {', '.join(varied)}")
-            most, replays = _play(replace(plan, origin=replace(plan.origin, answers="most")), sandbox), replays + 1
-            if not prints_agree(one.prints, most.prints, _common_steps(one, most)):
+            most, replays = play_once(replace(plan, origin=replace(plan.origin, answers="most")), sandbox), replays + 1
+            if not prints_agree(one.prints, most.prints, one.steps_with(most)):
                 why = f"what the script asks of the machine enters the step: {', '.join(varied)}"
                 judged = replace(judged, verdict=ReplayVerdict.RANDOM, why=why)
         if ops and judged.verdict is ReplayVerdict.RANDOM:
             as_it_is = replace(plan.origin, answers="")  # equal answers would hide what goes by them
-            where = _first_operation(as_it_is, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
+            where = first_operation(as_it_is, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
             judged = replace(judged, evidence=(*judged.evidence, where))
             replays += 2
     if one.start < plan.origin.start:
@@ -260,7 +212,7 @@ def replay(
 def _tell_input(
     plain: ReplayPlan,
     plan: ReplayPlan,
-    one: _Played,
+    one: Played,
     comparison: PrintComparison,
     record: _Prints,
     judge: Judge,
@@ -273,9 +225,9 @@ def _tell_input(
     beginning tells whether anything else differs, if it is near. `plain`: nothing is hidden or answered otherwise.
     """
     assert comparison.first is not None
-    steps, origin = _compared_steps(comparison), plan.origin
-    two = _play(plain, sandbox)
-    same, apart = prints_agree(one.prints, two.prints, steps), _first_apart(one, two, steps)
+    steps, origin = comparison.steps, plan.origin
+    two = play_once(plain, sandbox)
+    same, apart = one.agrees_with(two, steps)
     judged = judge(comparison, same, place=_place_of(origin))
     begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
     is_near = origin.start - begun <= max(FAR_STEPS, FAR * (plan.until - origin.start))
@@ -288,7 +240,7 @@ def _tell_input(
     three = _play_if_possible(replace(plan, origin=first), sandbox, say)
     if three is None:
         return judged, 2, apart
-    far = _compare(record, three, plan.until)
+    far = three.compare(record, plan.until)
     if far.first is None:
         what = ", ".join(PARTS[part][1] for part in comparison.first.parts)
         why = f"from {first.words} step {comparison.first.step} is as recorded, from {origin.words} it is not ({what}): "
@@ -301,14 +253,14 @@ def _tell_input(
         return found, 3, apart
     say(f"{far.first.words}: once more from {first.words}, by the real clock")
     answers = "most" if origin.answers else ""
-    last = _play(replace(plan, origin=replace(first, clock={}, answers=answers)), sandbox)
-    steps = _common_steps(three, last)
-    same, apart = prints_agree(three.prints, last.prints, steps), _first_apart(three, last, steps)
+    last = play_once(replace(plan, origin=replace(first, clock={}, answers=answers)), sandbox)
+    steps = three.steps_with(last)
+    same, apart = three.agrees_with(last, steps)
     return judge(far, same), 4, apart
 
 
 def _changed(
-    facts: Mapping[str, Any] | None, one: _Played, comparison: PrintComparison, plan: ReplayPlan
+    facts: Mapping[str, Any] | None, one: Played, comparison: PrintComparison, plan: ReplayPlan
 ) -> list[tuple[str, str]]:
     """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs, or the last.
 
@@ -337,7 +289,7 @@ def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
 
 
 def _tell_result(
-    plan: ReplayPlan, one: _Played, comparison: PrintComparison, record: _Prints, judge: Judge, sandbox: Path | None, say: Say
+    plan: ReplayPlan, one: Played, comparison: PrintComparison, record: _Prints, judge: Judge, sandbox: Path | None, say: Say
 ) -> tuple[Ruling, int, int]:
     """Equal input and another result: what replays from earlier places of the launch say. Ruling, replays, first step apart.
 
@@ -345,34 +297,33 @@ def _tell_result(
     the checkpoint lacks something. At last the launch's own beginning, where nothing can be lacking.
     """
     assert comparison.first is not None
-    steps, origin = _compared_steps(comparison), plan.origin
+    steps, origin = comparison.steps, plan.origin
     begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
     words = origin.words
     if comparison.begins_equal is False and origin.checkpoint is None:
         say("it began with other weights: another replay tells whether it always does")
-        other = _play(plan, sandbox)
-        return judge(comparison, not _begins_apart(one, other), place=_place_of(origin)), 2, steps[0]
+        other = play_once(plan, sandbox)
+        return judge(comparison, one.begins_as(other), place=_place_of(origin)), 2, steps[0]
     before, two = _before(origin, origin.start) if origin.start > begun else None, None
     if before is not None:
         say(f"once more from {before.words}")
         two = _play_if_possible(replace(plan, origin=before), sandbox, say)
     if two is not None:
-        earlier = _compare(record, two, plan.until)
+        earlier = two.compare(record, plan.until)
         own_first = one.start + 1 if two.start < one.start else None
-        if _is_same(earlier, comparison) and prints_agree(one.prints, two.prints, _common_steps(one, two), first=own_first):
+        if earlier.differs_where(comparison) and prints_agree(one.prints, two.prints, one.steps_with(two), first=own_first):
             varied = own_generators_vary(one.prints, two.prints, comparison.first.step)
             return judge(comparison, True, place=ReplayPlace(words=words, agreed=True, own_varied=varied)), 2, steps[-1]
-    again = _play(plan, sandbox)
-    steps = _common_steps(one, again)
-    same = prints_agree(one.prints, again.prints, steps)
-    replays, apart = 2 + (two is not None), _first_apart(one, again, steps)
-    if same is False and _is_reached(_compare(record, again, plan.until), comparison):
+    again = play_once(plan, sandbox)
+    steps = one.steps_with(again)
+    (same, apart), replays = one.agrees_with(again, steps), 2 + (two is not None)
+    if same is False and again.compare(record, plan.until).is_equal_where(comparison):
         return judge(comparison, same, place=ReplayPlace(by_clock=True)), replays, apart
     if not same or origin.start <= begun:
         return judge(comparison, same), replays, apart
     if before is None or two is None:
         return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False)), replays, apart
-    if _is_reached(earlier, comparison):
+    if earlier.is_equal_where(comparison):
         return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=before.words)), replays, apart
     first = _before(origin, begun + 1)
     if first is None or before.start <= begun:
@@ -387,8 +338,8 @@ def _tell_result(
             doubt = "its beginning could not be played with this command"
             return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False, doubt=doubt)), replays, apart
         three = found_first
-        far, replays = _compare(record, three, plan.until), replays + 1
-    if far.first is None or _is_reached(far, comparison):
+        far, replays = three.compare(record, plan.until), replays + 1
+    if far.first is None or far.is_equal_where(comparison):
         return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=first.words)), replays, apart
     found = partial(judge, far, load=_state_loaded(first, three), place=_place_of(first))
     if first.start > begun:
@@ -396,18 +347,19 @@ def _tell_result(
     if found(True).verdict is not ReplayVerdict.HARDWARE:
         return found(True), replays, apart
     say(f"once more from {first.words}, by the real clock")  # that it is repeatable was seen from elsewhere
-    last = _play(replace(plan, origin=replace(first, clock={})), sandbox)
-    steps = _common_steps(three, last)
-    return found(prints_agree(three.prints, last.prints, steps)), replays + 1, _first_apart(three, last, steps)
+    last = play_once(replace(plan, origin=replace(first, clock={})), sandbox)
+    steps = three.steps_with(last)
+    same, apart = three.agrees_with(last, steps)
+    return found(same), replays + 1, apart
 
 
-def _play_if_possible(plan: ReplayPlan, sandbox: Path | None, say: Say) -> _Played | None:
+def _play_if_possible(plan: ReplayPlan, sandbox: Path | None, say: Say) -> Played | None:
     """Play from another place of the launch; None where that cannot be: a command may name the checkpoint that it resumes from.
 
     Where something is hidden or answered otherwise, that may be why it fails, and the error is raised.
     """
     try:
-        return _play(plan, sandbox)
+        return play_once(plan, sandbox)
     except ChronicleError as problem:
         if plan.origin.limit is not None or plan.origin.answers:
             raise
@@ -456,29 +408,7 @@ def _began_earlier(start: int, origin: Origin) -> str:
     return f"{words}whole command after `--`){earlier}"
 
 
-def _compared_steps(comparison: PrintComparison) -> list[int]:
-    assert comparison.first is not None
-    return [step for step in comparison.steps if step <= comparison.first.step]
-
-
-def _common_steps(one: _Played, two: _Played) -> list[int]:
-    """The steps of which two replays have prints of all ranks: noise that seldom shows may show behind the first difference."""
-    rows = [set(rank) for played in (one, two) for rank in played.prints.values()]
-    return sorted(step for step in set.intersection(*rows) if step > max(one.start, two.start))
-
-
-def _is_same(one: PrintComparison, other: PrintComparison) -> bool:
-    return one.first is not None and other.first is not None and one.first.step == other.first.step
-
-
-def _is_reached(one: PrintComparison, other: PrintComparison) -> bool:
-    """Whether `one` is as recorded in the step that differs in `other`."""
-    assert other.first is not None
-    step = other.first.step
-    return step in one.steps and (one.first is None or one.first.step > step)
-
-
-def _state_loaded(origin: Origin, one: _Played) -> StateLoaded:
+def _state_loaded(origin: Origin, one: Played) -> StateLoaded:
     """What the guard found at the load. A checkpoint that the recorded launch loaded itself is what it began with."""
     number = origin.launch
     if origin.checkpoint is None or origin.identity.get("launch", origin.checkpoint.launch) != number:
@@ -486,82 +416,8 @@ def _state_loaded(origin: Origin, one: _Played) -> StateLoaded:
     return state_loaded(one.end["verdicts"])
 
 
-def _first_apart(one: _Played, two: _Played, steps: Sequence[int]) -> int:
-    """The first step in which two replays disagree."""
-    return next((step for step in steps if not prints_agree(one.prints, two.prints, [step])), steps[-1])
-
-
-def _first_operation(
-    origin: Origin, begin: int, step: int, ranks: Sequence[int], change: ForkChange, sandbox: Path | None, say: Say
-) -> str:
-    """The first module or gradient up to this step that two more launches do not agree on, in words."""
-    first = max(begin + 1, step - OPS_STEPS + 1)
-    say(f"two launches disagree at step {step}: two more, operation by operation from step {first} on")
-    origin = replace(origin, environ={**origin.environ, OPS_VARIABLE: f"{first}-{step}"})
-    found = []
-    for _ in range(2):
-        with play(origin, step, sandbox=sandbox, ranks=ranks, change=change) as forked:
-            found.append(read_operations(forked.directory / "launch"))
-    where = first_difference(*found)
-    if not where:
-        return f"no operation of steps {first} to {step} differs in two more launches"
-    return f"first that differs in two more launches: {where}"
-
-
-def _compare(record: Mapping[int, Mapping[int, Print]], one: _Played, until: int) -> PrintComparison:
-    return compare_prints(record, one.prints, start=one.start, until=until, begins=one.begins)
-
-
-def _play(plan: ReplayPlan, sandbox: Path | None) -> _Played:
-    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
-    # one step more, where the record has it: whether its generators stand elsewhere tells of the step before
-    until = plan.until + all(plan.until + 1 in ring.steps() for ring in plan.rings.values())
-    with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
-        return _read_result(forked, plan.step)
-
-
-def _read_result(forked: Forked, step: int | None) -> _Played:
-    """What a fork left. `step`: the one that was asked for; None: none in particular."""
-    result, end = forked.directory, forked.end
-    rings = rings_of(result / "launch")
-    begins = {rank: [one for one in ring.begins() if step is None or one.step < step] for rank, ring in rings.items()}
-    if rings and step is not None and not all(begins.values()):
-        first = min(one.step for ring in rings.values() for one in ring.begins())
-        raise ChronicleError(
-            f"the replay began with step {first + 1}, after the one that was asked for: the script took a checkpoint by itself",
-            "say where its checkpoints lie: --checkpoints DIR",
-        )
-    if not rings or not all(begins.values()):
-        log = result / "launch" / "supervisor.log"
-        lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
-        why = str(end["end"].get("because") or "it ended")
-        notes = "".join(f"; {words}" for words in end.get("notes", ()))
-        raise ChronicleError(f"the replay took no step that could be compared ({why}{notes}): {' / '.join(lines)[-600:]}")
-    prints = {rank: ring.steps() for rank, ring in rings.items()}
-    logged = {rank: steps[step].loss for rank, steps in prints.items() if step in steps}
-    starts = {rank: rows[-1] for rank, rows in begins.items()}
-    return _Played(
-        prints=prints,
-        begins=starts,
-        start=max(one.step for one in starts.values()),
-        facts=read_facts(result / "launch"),
-        end=end,
-        batches=_batches_of(result / "batches", end["launch"], 0),
-        seen=_json_of(result / "seen.json"),
-        shown=tell_shown(read_shown(result / "launch"), logged),
-    )
-
-
-def _json_of(path: Path) -> Mapping[str, Any] | None:
-    try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found
-
-
 def _unrecorded(
-    origin: Origin, facts: Mapping[str, Any] | None, one: _Played
+    origin: Origin, facts: Mapping[str, Any] | None, one: Played
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """What this replay took from outside, and what was otherwise in the record for all that is known; in words. And what the
     launch made itself: it is hidden in the next replay."""
@@ -604,20 +460,12 @@ def _times_of_steps(origin: Origin) -> dict[int, float]:
     return {point.step: point.time for point in points if point.time is not None}
 
 
-def _batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:
-    """By step: the digests of the micro-batches that a launch took, as `batches.py` recorded them."""
-    found: dict[int, list[int]] = {}
-    for digest, step in read_batches(directory, launch, rank):
-        found.setdefault(step, []).append(digest)
-    return found
-
-
-def _with_batches(judged: Ruling, plan: ReplayPlan, one: _Played, comparison: PrintComparison) -> Ruling:
+def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: PrintComparison) -> Ruling:
     """Which batch it was, from the record of all batches: one of another step, one taken twice, or one that is no other."""
     first = comparison.first
     assert first is not None
     rank = first.ranks[0]
-    record = _batches_of(plan.origin.settings.paths.batches_dir, plan.origin.launch, rank)
+    record = batches_of(plan.origin.settings.paths.batches_dir, plan.origin.launch, rank)
     mine = one.batches if rank == 0 else {}
     words: list[str] = []
     if any(first.step - 1 not in rows for rows in one.prints.values() if first.step > min(rows)):
@@ -662,14 +510,14 @@ def self_test(
     for which in ("first", "second"):
         say(f"self-test: {which} launch of {steps} steps")
         with play(origin, 0, sandbox=sandbox, purpose="self-test", steps=steps) as forked:
-            played.append(_read_result(forked, None))
+            played.append(read_result(forked, None))
     one, two = played
     if one.start != two.start or one.prints.keys() != two.prints.keys():
         return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="two launches began at other steps, or with other ranks")
     found = compare_prints(one.prints, two.prints, start=one.start, until=one.start + steps, begins=two.begins)
     if not found.steps:
         return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="no step of two launches could be compared")
-    if _begins_apart(one, two):
+    if not one.begins_as(two):
         why = "two launches begin with other weights: what they are made from is not seeded"
         return Ruling(verdict=ReplayVerdict.RANDOM, why=why)
     if found.first is None:
@@ -678,12 +526,8 @@ def self_test(
     why = f"two launches disagree at {found.first.words}"
     if not set(found.first.parts) <= set(RESULT):
         return Ruling(verdict=ReplayVerdict.RANDOM, why=f"{why}: what enters the step is not seeded")
-    where = _first_operation(origin, one.start, found.first.step, sorted(one.prints), NOTHING_CHANGED, sandbox, say)
+    where = first_operation(origin, one.start, found.first.step, sorted(one.prints), NOTHING_CHANGED, sandbox, say)
     return Ruling(verdict=ReplayVerdict.RANDOM, why=f"{why}, from equal input", evidence=(where,))
-
-
-def _begins_apart(one: _Played, two: _Played) -> bool:
-    return any(one.begins[rank].weights != two.begins[rank].weights for rank in one.begins)
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------

@@ -5,19 +5,9 @@ from typing import Any
 
 import pytest
 
+from chronicle.replay.compared import PrintComparison, compare_prints, own_generators_vary, prints_agree
 from chronicle.replay.ring import Print, SeenParts
-from chronicle.replay.verdict import (
-    PrintComparison,
-    ReplayPlace,
-    ReplayVerdict,
-    Ruling,
-    StateLoaded,
-    compare_prints,
-    judge_replay,
-    own_generators_vary,
-    prints_agree,
-    state_loaded,
-)
+from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 
 ALL = SeenParts(0)
 for each in SeenParts:

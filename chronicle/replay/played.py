@@ -1,0 +1,148 @@
+"""One play of recorded steps: a fork of the command that is stopped after the last one, what it left, and how it compares.
+
+Two plays of the same steps tell whether anything is repeatable; where they are not, two more find the first operation that
+gives another result (`one_step.py`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree
+from chronicle.replay.facts import read_facts
+from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, play
+from chronicle.replay.ring import Print, Ring, rings_of
+from chronicle.resume.batch_record import read_batches
+from chronicle.resume.one_step import (
+    OPS_VARIABLE,
+    SHOW_VARIABLE,
+    first_difference,
+    read_operations,
+    read_shown,
+    tell_shown,
+)
+
+__all__ = ["Played", "ReplayPlan", "batches_of", "first_operation", "play_once", "read_result"]
+
+OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay will do."""
+
+    origin: Origin
+    step: int
+    until: int
+    rings: Mapping[int, Ring]
+    change: ForkChange = NOTHING_CHANGED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One replay that was played."""
+
+    prints: Prints
+    begins: Mapping[int, Print]  # by rank: the weights that it began with
+    start: int
+    facts: Mapping[str, Any] | None
+    end: Mapping[str, Any]
+    batches: Mapping[int, list[int]]
+    seen: Mapping[str, Any] | None  # what its processes took from outside
+    shown: Sequence[str]  # the batch of the step that was asked for, in words
+
+    def compare(self, record: Prints, until: int) -> PrintComparison:
+        """With the record, up to this step."""
+        return compare_prints(record, self.prints, start=self.start, until=until, begins=self.begins)
+
+    def begins_as(self, other: "Played") -> bool:
+        """Whether both began with the same weights."""
+        return all(self.begins[rank].weights == other.begins[rank].weights for rank in self.begins)
+
+    def steps_with(self, other: "Played") -> tuple[int, ...]:
+        """Steps of which both have prints of all ranks: noise that seldom shows may show behind the first difference."""
+        rows = [set(rank) for played in (self, other) for rank in played.prints.values()]
+        return tuple(sorted(step for step in set.intersection(*rows) if step > max(self.start, other.start)))
+
+    def agrees_with(self, other: "Played", steps: Sequence[int]) -> tuple[bool | None, int]:
+        """Whether both are equal in these steps (None: nothing could be compared), and the first one in which they are not."""
+        last = steps[-1] if steps else self.start
+        apart = next((step for step in steps if not prints_agree(self.prints, other.prints, [step])), last)
+        return prints_agree(self.prints, other.prints, steps), apart
+
+
+def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
+    """Play the steps of a plan."""
+    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
+    # one step more, where the record has it: whether its generators stand elsewhere tells of the step before
+    until = plan.until + all(plan.until + 1 in ring.steps() for ring in plan.rings.values())
+    with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+        return read_result(forked, plan.step)
+
+
+def read_result(forked: Forked, step: int | None) -> Played:
+    """What a fork left. `step`: the one that was asked for; None: none in particular."""
+    result, end = forked.directory, forked.end
+    rings = rings_of(result / "launch")
+    begins = {rank: [one for one in ring.begins() if step is None or one.step < step] for rank, ring in rings.items()}
+    if rings and step is not None and not all(begins.values()):
+        first = min(one.step for ring in rings.values() for one in ring.begins())
+        raise ChronicleError(
+            f"the replay began with step {first + 1}, after the one that was asked for: the script took a checkpoint by itself",
+            "say where its checkpoints lie: --checkpoints DIR",
+        )
+    if not rings or not all(begins.values()):
+        log = result / "launch" / "supervisor.log"
+        lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
+        why = str(end["end"].get("because") or "it ended")
+        notes = "".join(f"; {words}" for words in end.get("notes", ()))
+        raise ChronicleError(f"the replay took no step that could be compared ({why}{notes}): {' / '.join(lines)[-600:]}")
+    prints = {rank: ring.steps() for rank, ring in rings.items()}
+    logged = {rank: steps[step].loss for rank, steps in prints.items() if step in steps}
+    starts = {rank: rows[-1] for rank, rows in begins.items()}
+    return Played(
+        prints=prints,
+        begins=starts,
+        start=max(one.step for one in starts.values()),
+        facts=read_facts(result / "launch"),
+        end=end,
+        batches=batches_of(result / "batches", end["launch"], 0),
+        seen=_json_of(result / "seen.json"),
+        shown=tell_shown(read_shown(result / "launch"), logged),
+    )
+
+
+def _json_of(path: Path) -> Mapping[str, Any] | None:
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:
+    """By step: the digests of the micro-batches that a launch took, as `batches.py` recorded them."""
+    found: dict[int, list[int]] = {}
+    for digest, step in read_batches(directory, launch, rank):
+        found.setdefault(step, []).append(digest)
+    return found
+
+
+def first_operation(
+    origin: Origin, begin: int, step: int, ranks: Sequence[int], change: ForkChange, sandbox: Path | None, say: Say
+) -> str:
+    """The first module or gradient up to this step that two more launches do not agree on, in words."""
+    first = max(begin + 1, step - OPS_STEPS + 1)
+    say(f"two launches disagree at step {step}: two more, operation by operation from step {first} on")
+    origin = replace(origin, environ={**origin.environ, OPS_VARIABLE: f"{first}-{step}"})
+    found = []
+    for _ in range(2):
+        with play(origin, step, sandbox=sandbox, ranks=ranks, change=change) as forked:
+            found.append(read_operations(forked.directory / "launch"))
+    where = first_difference(*found)
+    if not where:
+        return f"no operation of steps {first} to {step} differs in two more launches"
+    return f"first that differs in two more launches: {where}"
