@@ -264,9 +264,12 @@ def _was_in_trouble(step: int, events: Sequence[Event]) -> bool:
 
 
 def _counts(event: Event) -> bool:
-    """Whether an event counts for the onset: not one that recovered and was of a restart, of the data's order, or one point."""
-    harmless = event.is_lone or event.kind in (Kind.RESUME_BUMP, Kind.RESTART_REWIND, Kind.DATA_ORDER)
-    return event.onset_step is not None and not (harmless and event.status is Status.RECOVERED)
+    """Whether an event counts for the onset: not what another order of the data explains, nor a restart or one point that
+    recovered.
+    """
+    harmless = event.is_lone or event.kind in (Kind.RESUME_BUMP, Kind.RESTART_REWIND)
+    passed = event.kind is Kind.DATA_ORDER or (harmless and event.status is Status.RECOVERED)
+    return event.onset_step is not None and not passed
 
 
 def _onset(cluster: Sequence[Event]) -> tuple[int, int, float]:

@@ -109,11 +109,12 @@ def test_onset_is_that_of_the_cluster() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "kind", "target"),
-    [(2, Kind.INSTANT_SPIKE, 3_750), (3, Kind.INSTANT_SPIKE, 3_500), (90, Kind.DATA_ORDER, 3_750)],
+    [(2, Kind.INSTANT_SPIKE, 3_750), (3, Kind.INSTANT_SPIKE, 3_500), (90, Kind.DATA_ORDER, 3_750), (0, Kind.DATA_ORDER, 3_750)],
 )
 def test_one_hard_batch_before_it_is_not_where_a_divergence_began(rows: int, kind: Kind, target: int) -> None:
-    """Nor is another order of the data. A spike of three points is: it may be the first of the series."""
+    """Nor is another order of the data, recovered or not. A spike of three points is: it may be the first of the series."""
     spike = event(3_650, kind=kind, tier=Tier.NOTICE, status=Status.RECOVERED, recovered_row=3_650 + rows)
+    spike = spike if rows else replace(spike, status=Status.PARTIAL, recovered_row=None)
     proposal = propose([spike, event(3_870, id=1)], grid(0, 5_000))
     assert proposal is not None and proposal.target_step == target
     assert proposal.events == ((0, 1) if target < 3_750 else (1,))
