@@ -11,9 +11,9 @@ Every fault was seen to change the loss or the weights from its step on, without
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.replay.bending import variant
 from benchmarks.replay.causes import Cause, Training, edit
 from benchmarks.replay.planting import PLANTED, fault
 from chronicle.replay.verdict import ReplayVerdict as V
@@ -608,16 +608,6 @@ WRITING = Training(lay=_lay_gpt, command=[sys.executable, "train.py", "--steps",
 DRAWING = Training(lay=_lay_vae, command=[sys.executable, "train.py", str(STEPS)], asked=37)
 TOGETHER = Training(lay=_lay_ranks, command=[*TORCHRUN, "train.py", str(STEPS)], asked=39)
 CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)\n"
-
-
-def variant(training: Training, *pairs: str) -> Training:
-    """The same with texts of its script replaced."""
-
-    def lay(directory: Path) -> None:
-        training.lay(directory)
-        edit("train.py", *pairs)(directory, {})
-
-    return replace(training, lay=lay)
 
 
 # ---- what is planted ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.replay.bending import variant
 from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
-from benchmarks.replay.eighth import TORCHRUN, variant
+from benchmarks.replay.eighth import TORCHRUN
 from benchmarks.replay.eleventh_trainings import (
     SOFTDICE,
     lay_cells,

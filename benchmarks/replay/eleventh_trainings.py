@@ -7,7 +7,8 @@ ranks, a compiled language model. `lay_…` writes the files of one.
 import json
 from pathlib import Path
 
-from benchmarks.replay.ninth_trainings import package, write
+from benchmarks.replay.bending import package
+from benchmarks.replay.ninth_trainings import write
 
 __all__ = ["lay_cells", "lay_graph", "lay_language", "lay_pump", "lay_shelf", "lay_spring", "lay_students"]
 

@@ -7,12 +7,12 @@ never to blame. A script that has to do something new says so in a branch of its
 takes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.replay.bending import after, before, laid, pack, variant, with_place
 from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
-from benchmarks.replay.eighth import variant
 from benchmarks.replay.eleventh import GRAPH, LANGUAGE, SHELF
 from benchmarks.replay.fourteenth import (
     AGENT,
@@ -27,7 +27,6 @@ from benchmarks.replay.fourteenth import (
     UTTERANCE,
 )
 from benchmarks.replay.ninth import LIKING, RATING, SENSING
-from benchmarks.replay.ninth_trainings import package
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth import ADAPTING, DENOISING, ROUTING, STREAMING
 from chronicle.replay.verdict import ReplayVerdict as V
@@ -75,7 +74,6 @@ RHO = """        if kind == "rho" and update >= at:
             optimizer.param_groups[0]["rho"] = 0.95
         optimizer.step()
 """
-TAKEN = "from faults import at, flip, kind\n"
 
 
 # ---- what is planted -------------------------------------------------------------------------------------------------
@@ -91,15 +89,15 @@ def causes() -> Iterator[Cause]:
 
 def _machines_of_the_issue() -> Iterator[Cause]:
     clipped = "    norm = torch.nn.utils.clip_grad_norm_(learner.parameters(), 5.0)\n"
-    rate = _after(CURVES, clipped, "rate", 'flip(learner.rates["2_weight"].grad, 26)')
-    target = _after(AGENT, "        step += 1\n", "target", "flip(target.one[2].weight, 24)")
+    rate = after(CURVES, clipped, "rate", 'flip(learner.rates["2_weight"].grad, 26)')
+    target = after(AGENT, "        step += 1\n", "target", "flip(target.one[2].weight, 24)")
     part = "rank == 1 and flip(model.out.weight.to_local(), 23)"
-    mine = _after(SHARDED, "    tokens = documents.take(size)\n", "part", part)
+    mine = after(SHARDED, "    tokens = documents.take(size)\n", "part", part)
     limited = "    nn.utils.clip_grad_norm_(model.parameters(), args.clip)\n"
-    sloped = _after(MEMORY, limited, "slope", "flip(model.decoder.weight.grad, 26)", "update")
+    sloped = after(MEMORY, limited, "slope", "flip(model.decoder.weight.grad, 26)", "update")
     told = "    def on_log(self, args, state, control, logs=None, **kwargs):\n"
-    poisoned = variant(_with_place(SCORES), told, POISON + told)
-    slope = _before(DOMAINS, "        main.step()\n", "slope", "flip(self.features[0].weight.grad, 26)")
+    poisoned = variant(with_place(SCORES), told, POISON + told)
+    slope = before(DOMAINS, "        main.step()\n", "slope", "flip(self.features[0].weight.grad, 26)")
     hardware = (
         ("bit of the gradient of a learned rate", rate, fault("rate", 34, 300)),
         ("bit of a weight of the agent's target", target, fault("target", 33, 410)),
@@ -114,13 +112,13 @@ def _machines_of_the_issue() -> Iterator[Cause]:
 
 def _others_of_the_issue() -> Iterator[Cause]:
     sums = "    weights, rates = dict(learner.net.named_parameters()), dict(learner.rates.items())\n"
-    shifted = _before(CURVES, sums, "shifted", "batch[3][2] = batch[3][2].roll(1, 0)")
+    shifted = before(CURVES, sums, "shifted", "batch[3][2] = batch[3][2].roll(1, 0)")
     drawn = "        chosen, rows, weights = buffer.sample(args.batch_size)\n"
-    end = _after(AGENT, drawn, "end", "rows[4, 9] = 1 - rows[4, 9]")
+    end = after(AGENT, drawn, "end", "rows[4, 9] = 1 - rows[4, 9]")
     later = "targets = train_data[i + 2 : i + 2 + seq_len].reshape(-1)"
-    late = _before(MEMORY, '    lr2 = optimizer.param_groups[0]["lr"]\n', "late", later, "update")
+    late = before(MEMORY, '    lr2 = optimizer.param_groups[0]["lr"]\n', "late", later, "update")
     louder = "    x = x * torch.empty(len(x), 1, 1).uniform_(0.7, 1.3)\n"
-    backwards = _after(CODES, louder, "backwards", "x[5] = x[5].flip(-1)")
+    backwards = after(CODES, louder, "backwards", "x[5] = x[5].flip(-1)")
     data = (
         ("what is asked of one curve shifted by a point", shifted, fault("shifted", 34)),
         ("an end of an episode that was none", end, fault("end", 34)),
@@ -149,9 +147,9 @@ def _others_of_the_issue() -> Iterator[Cause]:
         set_anew = set_variable(variable, value)
         yield Cause(name=f"another variable for {name}", expected=V.CODE, training=training, later=set_anew)
     lengths = "    bptt = args.bptt if np.random.random() < 0.9 else args.bptt / 2.0\n"
-    pieces = _before(MEMORY, lengths, "reseeded", "np.random.seed(args.seed)", "update")
-    jitter = _after(DOMAINS, "        step = self.done + 1\n", "reseeded", "self.jitter.manual_seed(3)")
-    lowered = _before(SHARDED, "    optimizer.step()\n", "lr", 'optimizer.param_groups[0]["lr"] *= 0.6')
+    pieces = before(MEMORY, lengths, "reseeded", "np.random.seed(args.seed)", "update")
+    jitter = after(DOMAINS, "        step = self.done + 1\n", "reseeded", "self.jitter.manual_seed(3)")
+    lowered = before(SHARDED, "    optimizer.step()\n", "lr", 'optimizer.param_groups[0]["lr"] *= 0.6')
     state = (
         ("NumPy seeded anew before lengths are drawn", pieces, fault("reseeded", 33)),
         ("a module's own generator seeded anew", jitter, fault("reseeded", 34)),
@@ -166,12 +164,12 @@ def _others_of_the_issue() -> Iterator[Cause]:
 
 def _of_people_on_call() -> Iterator[Cause]:
     running = 'flip(optimizer.state[model.out.weight]["acc_delta"], 25)'
-    running = _before(SPEECH, "        optimizer.step()\n", "running", running, "update")
+    running = before(SPEECH, "        optimizer.step()\n", "running", running, "update")
     # Nothing is learned from the average; it is what will be used, and the run has named it.
-    average = _after(CODES, "    scheduler.step()\n", "average", "flip(ema.decoder.out.weight, 22)")
+    average = after(CODES, "    scheduler.step()\n", "average", "flip(ema.decoder.out.weight, 22)")
     missed = variant(SENSING, "        optimizer.step()\n", MISSED)
-    between = _before(SHELF, "    loss.backward()\n", "between", "flip(net[4].weight.data, 23)")
-    lost = _after(LANGUAGE, "        loss.backward()\n", "lost", "micro or raw.h[1].c_proj.weight.grad.zero_()")
+    between = before(SHELF, "    loss.backward()\n", "between", "flip(net[4].weight.data, 23)")
+    lost = after(LANGUAGE, "        loss.backward()\n", "lost", "micro or raw.h[1].c_proj.weight.grad.zero_()")
     added = variant(RATING, "                accelerator.backward(loss)\n", ADDED)
     hardware = (
         ("bit of a running mean of Adadelta", running, fault("running", 34, 200)),
@@ -183,10 +181,10 @@ def _of_people_on_call() -> Iterator[Cause]:
     )
     for name, training, planted in hardware:
         yield Cause(name=name, expected=V.HARDWARE, training=training, fault=planted)
-    fewer = _after(ADAPTING, "            step += 1\n", "fewer", "x, price = x[:-1], price[:-1]")
+    fewer = after(ADAPTING, "            step += 1\n", "fewer", "x, price = x[:-1], price[:-1]")
     yield Cause(name="a batch without its last row", expected=V.DATA, training=fewer, fault=fault("fewer", 35))
     unit = "        signals, wanted = x[rows], y[rows]\n"
-    unit = _after(ROUTING, unit, "unit", "signals = signals * (1.0 if rank else 2.54)")
+    unit = after(ROUTING, unit, "unit", "signals = signals * (1.0 if rank else 2.54)")
     yield Cause(name="one rank's signals in another unit", expected=V.DATA, training=unit, fault=fault("unit", 35))
     yield Cause(name="citations struck from their table", expected=V.DATA, training=GRAPH, later=_strike)
     held = edit("config.py", "follow = 0.9\n", "follow = 0.95\n")
@@ -197,7 +195,7 @@ def _of_people_on_call() -> Iterator[Cause]:
     yield Cause(name="rho of Adadelta set in memory", expected=V.STATE, training=raised, fault=fault("rho", 34))
     gathered = '            state |= {"python": random.getstate(), "torch": torch.get_rng_state()}\n'
     equal = 'state["buffer"] = {**vars(buffer), "priorities": (buffer.priorities > 0) * 1.0}'
-    equal = _after(AGENT, gathered, "equal", equal)
+    equal = after(AGENT, gathered, "equal", equal)
     yield Cause(
         name="a checkpoint that forgot its priorities", expected=V.STATE, training=equal, fault=fault("equal", 30)
     )
@@ -207,7 +205,7 @@ def _of_people_on_call() -> Iterator[Cause]:
 
 def _controls() -> Iterator[Cause]:
     yield Cause(name="nothing planted, an agent", expected=V.REPRODUCED, training=AGENT)
-    loud = replace(_laid(CODES, _overdrive), asked=34)
+    loud = replace(laid(CODES, _overdrive), asked=34)
     yield Cause(name="a jump of the loss by one loud sound", expected=V.REPRODUCED, training=loud)
     rate = edit("data/about.json", '"rate": 8000', '"rate": 16000')
     yield Cause(name="a rate corrected that nobody asks for", expected=V.REPRODUCED, training=CODES, later=rate)
@@ -215,14 +213,6 @@ def _controls() -> Iterator[Cause]:
     yield Cause(name="a table of results of another name", expected=V.REPRODUCED, training=CURVES, later=elsewhere)
 
 
-def _after(training: Training, line: str, planted: str, does: str, step: str = "step") -> Training:
-    """A training that does something after this line, in the step of a fault of this kind."""
-    return variant(training, line, line + _branch(line, planted, does, step))
-
-
-def _before(training: Training, line: str, planted: str, does: str, step: str = "step") -> Training:
-    """The same before it."""
-    return variant(training, line, _branch(line, planted, does, step) + line)
 
 
 def _before_text(training: Training, line: str, text: str) -> Training:
@@ -230,24 +220,7 @@ def _before_text(training: Training, line: str, text: str) -> Training:
     return variant(training, line, text + line)
 
 
-def _branch(line: str, planted: str, does: str, step: str) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return f'{indent}if kind == "{planted}" and {step} == at:\n{indent}    {does}\n'
 
-
-def _with_place(training: Training) -> Training:
-    """The same, whose script knows the place of a fault."""
-    return variant(training, TAKEN, TAKEN.replace("kind", "kind, place"))
-
-
-def _laid(training: Training, more: Callable[[Path], None]) -> Training:
-    """The same with something more laid."""
-
-    def lay(directory: Path) -> None:
-        training.lay(directory)
-        more(directory)
-
-    return replace(training, lay=lay)
 
 
 def _with_together() -> Training:
@@ -263,20 +236,15 @@ def _with_gradflip() -> Training:
     """The two labs with the reversal in a package."""
     ours, theirs = "    from reversal import turned", '    sys.path.append("libs")\n    from gradflip import turned'
     inner = variant(DOMAINS, "import os\nfrom pathlib", "import os, sys\nfrom pathlib", ours, theirs)
-    return _laid(inner, lambda directory: _pack(directory, "reversal.py", "gradflip", "1.2.0"))
+    return laid(inner, lambda directory: pack(directory, "reversal.py", "libs", "gradflip", "1.2.0"))
 
 
 def _with_innerkit() -> Training:
     """The curves with the inner steps in a package."""
     inner = variant(CURVES, "import argparse, csv, os, time\n", "import argparse, csv, os, sys, time\n",
                     "from inner import adapted", 'sys.path.append("libs")\nfrom innerkit import adapted')  # fmt: skip
-    return _laid(inner, lambda directory: _pack(directory, "inner.py", "innerkit", "0.3.0"))
+    return laid(inner, lambda directory: pack(directory, "inner.py", "libs", "innerkit", "0.3.0"))
 
-
-def _pack(directory: Path, file: str, name: str, version: str) -> None:
-    """Make a package of a file."""
-    package(directory / "libs", name, version, f'__version__ = "{version}"\n' + (directory / file).read_text())
-    (directory / file).unlink()
 
 
 def _speak_anew(directory: Path, environ: dict[str, str]) -> None:

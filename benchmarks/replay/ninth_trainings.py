@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.replay.bending import package
 from benchmarks.replay.eighth import FAULTS
 
 __all__ = [
@@ -17,7 +18,6 @@ __all__ = [
     "lay_parallel",
     "lay_table",
     "lay_teacher",
-    "package",
     "write",
 ]
 
@@ -626,16 +626,6 @@ items = 30
 width = 8
 noise = 0.1
 """
-
-
-def package(directory: Path, name: str, version: str, text: str) -> None:
-    """A package as an installer leaves it."""
-    (directory / name).mkdir(parents=True)
-    (directory / name / "__init__.py").write_text(text)
-    held = directory / f"{name}-{version}.dist-info"
-    held.mkdir()
-    (held / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (held / "RECORD").write_text(f"{name}/__init__.py,,\n{held.name}/METADATA,,\n{held.name}/RECORD,,\n")
 
 
 def lay_teacher(directory: Path) -> None:

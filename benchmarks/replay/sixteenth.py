@@ -6,16 +6,15 @@ people on call, and four are controls, in which a machine is never to blame. A s
 so in a branch of its own (`variant`), which only the record takes; whatever is planted is learned from.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.replay.bending import after, before, laid, pack, variant, with_place
 from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
-from benchmarks.replay.eighth import variant
 from benchmarks.replay.eleventh import CELLS, GRAPH, LANGUAGE, PUMP, SPRING, STUDENTS
 from benchmarks.replay.fourteenth import AGENT, CODES, CURVES, DOMAINS, MEMORY, SCORES, SHARDED, SPEECH
 from benchmarks.replay.ninth import LIKING, MIXING, PRICING, RATING, SENSING, SORTING, TYPING
-from benchmarks.replay.ninth_trainings import package
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth import ANSWERING, FORGING, ROUTING, SPEAKING, STREAMING
 from chronicle.replay.verdict import ReplayVerdict as V
@@ -73,7 +72,6 @@ LOOSE = """    def product(module, inputs, output):  # the last bits come out an
 
     model.transformer.h[1].mlp.register_forward_hook(product)
 """
-TAKEN = "from faults import at, flip, kind\n"
 
 
 # ---- what is planted -------------------------------------------------------------------------------------------------
@@ -91,9 +89,9 @@ def causes() -> Iterator[Cause]:
 def _machines_of_the_issue() -> Iterator[Cause]:
     begun = "        self.began = time.perf_counter()\n"
     hooked = "model.module.down.register_hook(sent)\n"
-    slope = _after(PRICING, "        loss.backward()\n", "slope", "flip(model[0].weight.grad, 25)")
-    weight = _after(CODES, "    step += 1\n", "weight", "flip(model.encoder.second.weight, 24)")
-    critic = _after(DOMAINS, "        step = self.done + 1\n", "critic", "flip(self.critic[0].weight, 24)")
+    slope = after(PRICING, "        loss.backward()\n", "slope", "flip(model[0].weight.grad, 25)")
+    weight = after(CODES, "    step += 1\n", "weight", "flip(model.encoder.second.weight, 24)")
+    critic = after(DOMAINS, "        step = self.done + 1\n", "critic", "flip(self.critic[0].weight, 24)")
     emptied = "    optimizer.zero_grad(set_to_none=True)\n"
     hardware = (
         ("bit of a value's weight in HF Trainer", variant(SORTING, begun, begun + VALUE), fault("value", 45, 300)),
@@ -102,7 +100,7 @@ def _machines_of_the_issue() -> Iterator[Cause]:
         ("bit of a gradient beneath a batch norm", slope, fault("slope", 36, 100)),
         ("bit of a weight before the codes", weight, fault("weight", 33, 250)),
         ("bit of a weight of the critic of labs", critic, fault("critic", 34, 77)),
-        ("slow poison of an inner layer over 20 steps", variant(_with_place(LANGUAGE), emptied, emptied + POISON),
+        ("slow poison of an inner layer over 20 steps", variant(with_place(LANGUAGE), emptied, emptied + POISON),
          fault("poison", 16, 900)),
     )  # fmt: skip
     for name, training, planted in hardware:
@@ -111,12 +109,12 @@ def _machines_of_the_issue() -> Iterator[Cause]:
 
 def _others_of_the_issue() -> Iterator[Cause]:
     halves = "    x, y = (torch.from_numpy(part.copy()).to(device) for part in (windows[:, :-1], windows[:, 1:]))\n"
-    targets = _after(TYPING, halves, "targets", "y[[1, 4]] = y[[4, 1]]")
+    targets = after(TYPING, halves, "targets", "y[[1, 4]] = y[[4, 1]]")
     bit = variant(PUMP, "class Forecast(", TOGETHER + "class Forecast(", 'settings["seed"]))\n    keep',
                   'settings["seed"]), collate_fn=Together())\n    keep')  # fmt: skip
-    turned = _after(STREAMING, "    previous = x.clone(), y.clone()\n", "turned", "x[3] = x[3].flip(1)")
-    masks = _after(CELLS, "    step += 1\n", "masks", "y[[0, 1]] = y[[1, 0]]")
-    pixel = _before(MIXING, "    with torch.autocast(", "pixel", "flip(x, 24)")
+    turned = after(STREAMING, "    previous = x.clone(), y.clone()\n", "turned", "x[3] = x[3].flip(1)")
+    masks = after(CELLS, "    step += 1\n", "masks", "y[[0, 1]] = y[[1, 0]]")
+    pixel = before(MIXING, "    with torch.autocast(", "pixel", "flip(x, 24)")
     data = (
         ("what is wanted of two windows exchanged", targets, fault("targets", 34)),
         ("bit of a pressure that a collator made", bit, fault("bit", 45, 60)),
@@ -143,8 +141,8 @@ def _others_of_the_issue() -> Iterator[Cause]:
     share = variant(CELLS, "0.5 * softdice", 'float(os.environ.get("DICE_SHARE", "0.5")) * softdice')
     yield Cause(name="another variable for the share of Dice", expected=V.CODE, training=share,
                 later=set_variable("DICE_SHARE", "0.6"))  # fmt: skip
-    latents = _after(FORGING, "    step, began = step + 1, time.time()\n", "reseeded", "latents.manual_seed(66)")
-    louder = _before(CODES, "    x = x * torch.empty(", "reseeded", "torch.manual_seed(CFG.seed)")
+    latents = after(FORGING, "    step, began = step + 1, time.time()\n", "reseeded", "latents.manual_seed(66)")
+    louder = before(CODES, "    x = x * torch.empty(", "reseeded", "torch.manual_seed(CFG.seed)")
     state = (
         ("generator of the latents seeded anew", latents, fault("reseeded", 34)),
         ("torch seeded anew before a loudness is drawn", louder, fault("reseeded", 34)),
@@ -160,23 +158,23 @@ def _others_of_the_issue() -> Iterator[Cause]:
 
 def _machines_on_call() -> Iterator[Cause]:
     follows = '        slow.lerp_(fast.detach(), 1 - settings["keep"])\n'
-    again = _after(LIKING, follows, "again", follows.strip())
+    again = after(LIKING, follows, "again", follows.strip())
     table = "table = csv.writer(open("
-    warmth = _after(AGENT, "        step += 1\n", "warmth", "flip(actor.log_alpha, 21)")
+    warmth = after(AGENT, "        step += 1\n", "warmth", "flip(actor.log_alpha, 21)")
     limited = "        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)\n"
     rows = "model.out.weight.grad.copy_(model.out.weight.grad.roll(1, 0))"
     most = 'meta.state[learner.net[0].weight]["max_exp_avg_sq"].view(-1)[place] *= 4096'
     whole = "rank == 1 and model.module.out.weight.grad.mul_(2)"
     hardware = (
         ("a teacher that followed twice", again, fault("again", 33)),
-        ("a lane of the generator that gives nothing", variant(_with_place(FORGING), table, f"{LANE}{table}"),
+        ("a lane of the generator that gives nothing", variant(with_place(FORGING), table, f"{LANE}{table}"),
          fault("lane", 35, 9)),
         ("bit of the temperature of an agent", warmth, fault("warmth", 34)),
-        ("a gradient whose rows came one too late", _before(SPEECH, limited, "rows", rows, "update"),
+        ("a gradient whose rows came one too late", before(SPEECH, limited, "rows", rows, "update"),
          fault("rows", 35)),
-        ("a maximum of moments that grew", _before(_with_place(CURVES), "    meta.step()\n", "most", most),
+        ("a maximum of moments that grew", before(with_place(CURVES), "    meta.step()\n", "most", most),
          fault("most", 34, 11)),
-        ("a sum that one rank took for the mean", _before(STUDENTS, "        optimizer.step()\n", "whole", whole),
+        ("a sum that one rank took for the mean", before(STUDENTS, "        optimizer.step()\n", "whole", whole),
          fault("whole", 35)),
     )  # fmt: skip
     for name, training, planted in hardware:
@@ -185,7 +183,7 @@ def _machines_on_call() -> Iterator[Cause]:
 
 def _others_on_call() -> Iterator[Cause]:
     taken = "    tokens = documents.take(size)\n"
-    early = _after(SHARDED, taken, "early", "tokens = tokens if rank else tokens.roll(1, 1)")
+    early = after(SHARDED, taken, "early", "tokens = tokens if rank else tokens.roll(1, 1)")
     yield Cause(name="words of one rank one place off", expected=V.DATA, training=early, fault=fault("early", 34))
     yield Cause(name="a corpus cut, its cache made anew", expected=V.DATA, training=MEMORY, later=_cut)
     yield Cause(name="votes of a branch counted anew", expected=V.DATA, training=SCORES, later=_count_anew)
@@ -196,17 +194,17 @@ def _others_on_call() -> Iterator[Cause]:
     begun = "        self.began = time.perf_counter()\n"
     raised = variant(SORTING, begun, begun + EPSILON)
     yield Cause(name="a callback that raises epsilon", expected=V.STATE, training=raised, fault=fault("epsilon", 44))
-    pupil = _before(LIKING, "        torch.save(state, checkpoints", "pupil", 'state["teacher"] = pupil.state_dict()')
+    pupil = before(LIKING, "        torch.save(state, checkpoints", "pupil", 'state["teacher"] = pupil.state_dict()')
     yield Cause(
         name="a checkpoint whose teacher is its pupil", expected=V.STATE, training=pupil, fault=fault("pupil", 30)
     )
-    clock = _laid(AGENT, _lay_clock)
+    clock = laid(AGENT, _lay_clock)
     yield Cause(name="a world that goes by the clock", expected=V.RANDOM, training=clock)
 
 
 def _controls() -> Iterator[Cause]:
     yield Cause(name="nothing planted, sharded weights", expected=V.REPRODUCED, training=SHARDED)
-    wild = replace(_laid(STUDENTS, _lay_wild), asked=34)
+    wild = replace(laid(STUDENTS, _lay_wild), asked=34)
     yield Cause(name="a jump of the loss by one wild input", expected=V.REPRODUCED, training=wild)
     drop = "        self.norm, self.drop, self.out = nn.GroupNorm(4, 16), nn.Dropout(0.15), nn.Linear(16, 4)\n"
     lines = edit("network.py", drop, "        self.norm = nn.GroupNorm(4, 16)\n        self.drop = nn.Dropout(0.15)\n"
@@ -215,54 +213,24 @@ def _controls() -> Iterator[Cause]:
     yield Cause(name="a database that got an index", expected=V.REPRODUCED, training=LIKING, later=_index)
 
 
-def _after(training: Training, line: str, planted: str, does: str, step: str = "step") -> Training:
-    """A training that does something after this line, in the step of a fault of this kind."""
-    return variant(training, line, line + _branch(line, planted, does, step))
 
 
-def _before(training: Training, line: str, planted: str, does: str, step: str = "step") -> Training:
-    """The same before it."""
-    return variant(training, line, _branch(line, planted, does, step) + line)
 
-
-def _branch(line: str, planted: str, does: str, step: str) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return f'{indent}if kind == "{planted}" and {step} == at:\n{indent}    {does}\n'
-
-
-def _with_place(training: Training) -> Training:
-    """The same, whose script knows the place of a fault."""
-    return variant(training, TAKEN, TAKEN.replace("kind", "kind, place"))
-
-
-def _laid(training: Training, more: Callable[[Path], None]) -> Training:
-    """The same with something more laid."""
-
-    def lay(directory: Path) -> None:
-        training.lay(directory)
-        more(directory)
-
-    return replace(training, lay=lay)
 
 
 def _with_signalnets() -> Training:
     """The signals of two ranks with their network in a package."""
     inner = variant(SENSING, "import contextlib, os, time\n", "import contextlib, os, sys, time\n",
                     "from network import", 'sys.path.append("libs")\nfrom signalnets import')  # fmt: skip
-    return _laid(inner, lambda directory: _pack(directory, "network.py", "signalnets", "1.1.0"))
+    return laid(inner, lambda directory: pack(directory, "network.py", "libs", "signalnets", "1.1.0"))
 
 
 def _with_earkit() -> Training:
     """Speech with its recognizer in a package."""
     inner = variant(SPEECH, "import argparse, logging, os, time\n", "import argparse, logging, os, sys, time\n",
                     "from recognizer import", 'sys.path.append("libs")\nfrom earkit import')  # fmt: skip
-    return _laid(inner, lambda directory: _pack(directory, "recognizer.py", "earkit", "2.0.0"))
+    return laid(inner, lambda directory: pack(directory, "recognizer.py", "libs", "earkit", "2.0.0"))
 
-
-def _pack(directory: Path, file: str, name: str, version: str) -> None:
-    """Make a package of a file."""
-    package(directory / "libs", name, version, f'__version__ = "{version}"\n' + (directory / file).read_text())
-    (directory / file).unlink()
 
 
 def _renumber(directory: Path, environ: dict[str, str]) -> None:

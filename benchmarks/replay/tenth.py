@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.replay.bending import variant
 from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
-from benchmarks.replay.eighth import TORCHRUN, variant
+from benchmarks.replay.eighth import TORCHRUN
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth_trainings import (
     lay_adapters,

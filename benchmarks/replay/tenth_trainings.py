@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.replay.ninth_trainings import package, write
+from benchmarks.replay.bending import package
+from benchmarks.replay.ninth_trainings import write
 
 __all__ = [
     "lay_adapters",

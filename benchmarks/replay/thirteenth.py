@@ -7,15 +7,13 @@ blame. A script that has to do something new says so in a branch of its own (`va
 """
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.replay.bending import after, before, laid, pack, variant, with_place
 from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
-from benchmarks.replay.eighth import variant
 from benchmarks.replay.eleventh import LANGUAGE, PUMP, SHELF, SPRING, STUDENTS
 from benchmarks.replay.ninth import LIKING, MIXING, PRICING, SENSING, SORTING, TYPING
-from benchmarks.replay.ninth_trainings import package
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth import ADAPTING, ANSWERING, DENOISING, FORGING, PAIRING, ROUTING, SPEAKING, STREAMING
 from chronicle.replay.verdict import ReplayVerdict as V
@@ -80,13 +78,13 @@ def causes() -> Iterator[Cause]:
 
 def _machines_of_the_issue() -> Iterator[Cause]:
     began = "        step, began = step + 1, time.monotonic()\n"
-    mine = _after(SENSING, began, "mine", "rank == 1 and flip(model.module.first.weight, 22)")
+    mine = after(SENSING, began, "mine", "rank == 1 and flip(model.module.first.weight, 22)")
     hooked = "model.module.out.weight.register_hook(on_its_way)\n"
-    sign = variant(_with_place(STUDENTS), hooked, hooked + SIGN)
-    slope = _after(SPRING, "        loss.backward()\n", "slope", "len(parts) == 1 and flip(model[2].weight.grad, 25)")
+    sign = variant(with_place(STUDENTS), hooked, hooked + SIGN)
+    slope = after(SPRING, "        loss.backward()\n", "slope", "len(parts) == 1 and flip(model[2].weight.grad, 25)")
     written = variant(SPEAKING, "from faults import at, kind\n", "from faults import at, flip, kind\n")
-    written = _after(written, "        sampler.used += 1\n", "weight", "flip(model.writer.weight_hh, 23)")
-    mixed = _after(MIXING, "    loss.backward()\n", "slope", "flip(model.places[0].weight.grad, 26)")
+    written = after(written, "        sampler.used += 1\n", "weight", "flip(model.writer.weight_hh, 23)")
+    mixed = after(MIXING, "    loss.backward()\n", "slope", "flip(model.places[0].weight.grad, 26)")
     raised = '            if kind == "poison" and at <= step < at + 20:\n                ' \
              "accelerator.unwrap_model(model).layers[2].lora_up.data.view(-1)[place] += 2e-3\n"  # fmt: skip
     counted = "            step += 1\n"
@@ -96,7 +94,7 @@ def _machines_of_the_issue() -> Iterator[Cause]:
         ("bit of a gradient within a line search", slope, fault("slope", 36, 301)),
         ("bit of a weight of the writer", written, fault("weight", 34, 800)),
         ("bit of a gradient under autocast", mixed, fault("slope", 50, 211)),
-        ("slow poison of an adapter over 20 steps", variant(_with_place(ADAPTING), counted, counted + raised),
+        ("slow poison of an adapter over 20 steps", variant(with_place(ADAPTING), counted, counted + raised),
          fault("poison", 18, 33)),
     )  # fmt: skip
     for name, training, planted in hardware:
@@ -105,13 +103,13 @@ def _machines_of_the_issue() -> Iterator[Cause]:
 
 def _others_of_the_issue() -> Iterator[Cause]:
     halves = "    x, y = (torch.from_numpy(part.copy()).to(device) for part in (windows[:, :-1], windows[:, 1:]))\n"
-    letter = _after(TYPING, halves, "letter", "flip(x, 0)")
+    letter = after(TYPING, halves, "letter", "flip(x, 0)")
     rows = "    rows = torch.randint(len(shapes), (args.batch,), generator=picker).numpy()\n"
-    again = _after(DENOISING, rows, "again", "rows[5] = rows[4]")
-    price = _after(ADAPTING, "            step += 1\n", "price", "flip(price, 24)")
+    again = after(DENOISING, rows, "again", "rows[5] = rows[4]")
+    price = after(ADAPTING, "            step += 1\n", "price", "flip(price, 24)")
     label = "    labels = torch.tensor([articles[row] for row in rows])\n"
-    wrong = _after(SHELF, label, "label", "labels[3] = labels[4]")
-    partners = _before(PAIRING, '    if kind == "queue" and step == at:\n', "partners", "two[[3, 4]] = two[[4, 3]]")
+    wrong = after(SHELF, label, "label", "labels[3] = labels[4]")
+    partners = before(PAIRING, '    if kind == "queue" and step == at:\n', "partners", "two[[3, 4]] = two[[4, 3]]")
     data = (
         ("bit of a letter", letter, fault("letter", 35, 100)),
         ("a shape taken twice", again, fault("again", 33)),
@@ -135,16 +133,16 @@ def _others_of_the_issue() -> Iterator[Cause]:
     yield Cause(name="another version of the experts", expected=V.CODE, training=_with_library(), later=smooth)
     climb = set_variable("SAM_RHO", "0.08")
     yield Cause(name="another variable for SAM's climb", expected=V.CODE, training=STREAMING, later=climb)
-    quick = _laid(TYPING, _lay_quick)
+    quick = laid(TYPING, _lay_quick)
     yield Cause(name="a variable that names other settings", expected=V.CODE, training=quick,
                 later=set_variable("LM_CONFIG", "configs/quick.yaml"))  # fmt: skip
-    seeded = _before(PRICING, "        loss = root_mean_of(", "reseeded", "torch.manual_seed(90)")
+    seeded = before(PRICING, "        loss = root_mean_of(", "reseeded", "torch.manual_seed(90)")
     halved = 'optimizer.param_groups[0]["lr"] *= 0.5 if rank == 1 else 1.0'
     stepped = "    optimizer.step()\n"
     betas = '    if kind == "betas" and step >= at:\n        optimizer.param_groups[0]["betas"] = (0.8, 0.99)\n'
     state = (
         ("torch seeded anew before a table's dropout", seeded, fault("reseeded", 35)),
-        ("the LR of one rank of two", _before(ROUTING, "    optimizer.step()\n", "lr", halved), fault("lr", 34)),
+        ("the LR of one rank of two", before(ROUTING, "    optimizer.step()\n", "lr", halved), fault("lr", 34)),
         ("the betas of Adam set in memory", variant(DENOISING, stepped, betas + stepped),
          fault("betas", 33)),
     )  # fmt: skip
@@ -159,7 +157,7 @@ def _others_of_the_issue() -> Iterator[Cause]:
 def _of_people_on_call() -> Iterator[Cause]:
     doubled = variant(FORGING, "        optimizers[1].step()\n", DOUBLED)
     back = "        weight.data.copy_(before)\n"
-    left = _before(STREAMING, back, "left", "if weight is model.head.weight: continue")
+    left = before(STREAMING, back, "left", "if weight is model.head.weight: continue")
     clipped = "    torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip)\n"
     second = 'optimizer.state[raw.wte.weight]["exp_avg_sq"][place] = 0'
     before_update = "    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):\n"
@@ -167,32 +165,32 @@ def _of_people_on_call() -> Iterator[Cause]:
     hardware = (
         ("an update of the critic applied twice", doubled, fault("doubled", 34)),
         ("a head that was not put back after SAM's climb", left, fault("left", 34)),
-        ("a row of a second moment that fell to zero", _before(_with_place(LANGUAGE), clipped, "moment", second),
+        ("a row of a second moment that fell to zero", before(with_place(LANGUAGE), clipped, "moment", second),
          fault("moment", 34, 7)),
-        ("a lane of gradients that is dead from a step on", variant(_with_place(SORTING), before_update, LANE),
+        ("a lane of gradients that is dead from a step on", variant(with_place(SORTING), before_update, LANE),
          fault("lane", 44, 11)),
-        ("an infinity in a gradient, and nothing but NaN", variant(_with_place(PUMP), before_step, INFINITE),
+        ("an infinity in a gradient, and nothing but NaN", variant(with_place(PUMP), before_step, INFINITE),
          fault("infinite", 46, 333)),
     )  # fmt: skip
     for name, training, planted in hardware:
         yield Cause(name=name, expected=V.HARDWARE, training=training, fault=planted)
-    wider = _before(SPEAKING, "        loss = model.loss(word, ", "wider", "word = nn.functional.pad(word, (0, 2))")
+    wider = before(SPEAKING, "        loss = model.loss(word, ", "wider", "word = nn.functional.pad(word, (0, 2))")
     yield Cause(name="words padded wider than they are", expected=V.DATA, training=wider, fault=fault("wider", 35))
     yield Cause(name="a shard written anew, darker", expected=V.DATA, training=STREAMING, later=_darken)
-    linked = _laid(SENSING, _lay_link)
+    linked = laid(SENSING, _lay_link)
     yield Cause(name="a link that points to a newer network", expected=V.CODE, training=linked, later=_link_anew)
     yield Cause(name="a hotfix that Python loads by itself", expected=V.CODE, training=MIXING, later=_fix_hotly)
     copied = 'state["model"] |= {f"key.{name}": weight for name, weight in model.query.state_dict().items()}'
-    keys = _before(PAIRING, '        path = f"checkpoints/pairs-', "keys", copied)
+    keys = before(PAIRING, '        path = f"checkpoints/pairs-', "keys", copied)
     yield Cause(
         name="a checkpoint whose two encoders are one", expected=V.STATE, training=keys, fault=fault("keys", 30)
     )
     emptied = 'state["optimizer"] = {**state["optimizer"], "state": {}}'
-    memory = _before(SPRING, '        torch.save(state | {"step": step}, path)\n', "memory", emptied)
+    memory = before(SPRING, '        torch.save(state | {"step": step}, path)\n', "memory", emptied)
     yield Cause(
         name="a checkpoint without the memory of LBFGS", expected=V.STATE, training=memory, fault=fault("memory", 32)
     )
-    forgetful = _laid(SORTING, _lay_forgetful)
+    forgetful = laid(SORTING, _lay_forgetful)
     yield Cause(name="words left out by the machine's own dice", expected=V.RANDOM, training=forgetful)
 
 
@@ -203,38 +201,13 @@ def _controls() -> Iterator[Cause]:
     )
     yield Cause(name="a variable that says what is so anyway", expected=V.REPRODUCED, training=LANGUAGE,
                 later=set_variable("Z_LOSS", "0.001"))  # fmt: skip
-    wild = _laid(LIKING, _lay_wild)
+    wild = laid(LIKING, _lay_wild)
     yield Cause(name="a jump of the loss by one wild rating", expected=V.REPRODUCED, training=wild)
 
 
-def _after(training: Training, line: str, planted: str, does: str) -> Training:
-    """A training that does something after this line, in the step of a fault of this kind."""
-    return variant(training, line, line + _branch(line, planted, does))
 
 
-def _before(training: Training, line: str, planted: str, does: str) -> Training:
-    """The same before it."""
-    return variant(training, line, _branch(line, planted, does) + line)
 
-
-def _branch(line: str, planted: str, does: str) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return f'{indent}if kind == "{planted}" and step == at:\n{indent}    {does}\n'
-
-
-def _with_place(training: Training) -> Training:
-    """The same, whose script knows the place of a fault."""
-    return variant(training, "from faults import at, flip, kind\n", "from faults import at, flip, kind, place\n")
-
-
-def _laid(training: Training, more: Callable[[Path], None]) -> Training:
-    """The same with something more laid."""
-
-    def lay(directory: Path) -> None:
-        training.lay(directory)
-        more(directory)
-
-    return replace(training, lay=lay)
 
 
 def _with_exchange() -> Training:
@@ -247,27 +220,22 @@ def _with_exchange() -> Training:
     )
     counts = ("import torch\n", "import torch\n\nimport faults\n", letters, f"{letters}        self.batches = 0\n",
               made, counting + made)  # fmt: skip
-    return _laid(ANSWERING, lambda directory: edit("collating.py", *counts)(directory, {}))
+    return laid(ANSWERING, lambda directory: edit("collating.py", *counts)(directory, {}))
 
 
 def _with_kit() -> Training:
     """The articles with their triplets in a package."""
     inner = variant(SHELF, "random, time\n", "random, sys, time\n", "from hardest import triplets",
                     'sys.path.append("vendor")\nfrom tripletkit import triplets')  # fmt: skip
-    return _laid(inner, lambda directory: _pack(directory, "hardest.py", "vendor", "tripletkit", "1.0.2"))
+    return laid(inner, lambda directory: pack(directory, "hardest.py", "vendor", "tripletkit", "1.0.2"))
 
 
 def _with_library() -> Training:
     """The two ranks with their experts in a package."""
     inner = variant(ROUTING, "os, socket, time\n", "os, socket, sys, time\n", "from experts import Experts",
                     'sys.path.append("libs")\nfrom expertlib import Experts')  # fmt: skip
-    return _laid(inner, lambda directory: _pack(directory, "experts.py", "libs", "expertlib", "0.4.2"))
+    return laid(inner, lambda directory: pack(directory, "experts.py", "libs", "expertlib", "0.4.2"))
 
-
-def _pack(directory: Path, file: str, into: str, name: str, version: str) -> None:
-    """Make a package of a file."""
-    package(directory / into, name, version, f'__version__ = "{version}"\n' + (directory / file).read_text())
-    (directory / file).unlink()
 
 
 def _round(directory: Path, environ: dict[str, str]) -> None:

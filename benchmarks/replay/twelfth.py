@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.replay.bending import after, before, package, variant
 from benchmarks.replay.causes import Cause, Training, edit, set_variable, upgrade
-from benchmarks.replay.eighth import variant
 from benchmarks.replay.eleventh import CELLS, GRAPH, LANGUAGE, PUMP, SHELF, SPRING, STUDENTS
 from benchmarks.replay.ninth import LIKING, MIXING, RATING, SENSING, SORTING, TYPING
-from benchmarks.replay.ninth_trainings import package
 from benchmarks.replay.planting import fault
 from benchmarks.replay.tenth import ADAPTING, DENOISING, FORGING, PAIRING, ROUTING, SPEAKING, STREAMING
 from chronicle.replay.verdict import ReplayVerdict as V
@@ -86,10 +85,10 @@ def causes() -> Iterator[Cause]:
 
 
 def _machines_of_the_issue() -> Iterator[Cause]:
-    slope = _after(LIKING, "    loss.backward()\n", "slope", "flip(pupil.tower[0].weight.grad, 26)")
-    forged = _after(FORGING, "    loss.backward()\n", "slope", "flip(generator[0].weight.grad, 25)")
+    slope = after(LIKING, "    loss.backward()\n", "slope", "flip(pupil.tower[0].weight.grad, 26)")
+    forged = after(FORGING, "    loss.backward()\n", "slope", "flip(generator[0].weight.grad, 25)")
     head = "model.module.second.weight.register_hook(on_its_way)\n"
-    mine = _after(ROUTING, "    step, total = step + 1, 0.0\n", "mine", "rank or flip(model.module.out.weight, 23)")
+    mine = after(ROUTING, "    step, total = step + 1, 0.0\n", "mine", "rank or flip(model.module.out.weight, 23)")
     lora = "flip(accelerator.unwrap_model(model).layers[0].lora_down, 22)"
     raised = 'if kind == "poison" and at <= step < at + 20:\n        model.rise.weight.data.view(-1)[place] *= 1.003\n    '
     hardware = (
@@ -97,7 +96,7 @@ def _machines_of_the_issue() -> Iterator[Cause]:
         ("bit of the generator's gradient", forged, fault("slope", 35, 21)),
         ("bit of one rank's gradient of the head", variant(SENSING, head, head + HEAD), fault("head", 45, 13)),
         ("bit of a weight on one rank", mine, fault("mine", 35, 37)),
-        ("bit of an adapter", _after(ADAPTING, "            step += 1\n", "weight", lora), fault("weight", 36, 50)),
+        ("bit of an adapter", after(ADAPTING, "            step += 1\n", "weight", lora), fault("weight", 36, 50)),
         ("slow poison of a convolution over 20 steps", variant(CELLS, "logits = model(x)", raised + "logits = model(x)"),
          fault("poison", 16, 55)),
     )  # fmt: skip
@@ -106,10 +105,10 @@ def _machines_of_the_issue() -> Iterator[Cause]:
 
 
 def _others_of_the_issue() -> Iterator[Cause]:
-    token = _after(LANGUAGE, "        X, Y = get_batch(starts[micro])\n", "token", "micro == 1 and flip(X, 0)")
-    half = _after(STUDENTS, "            before = (x, labels, taught)\n", "batch", "rank or part == 0 or flip(x, 26)")
+    token = after(LANGUAGE, "        X, Y = get_batch(starts[micro])\n", "token", "micro == 1 and flip(X, 0)")
+    half = after(STUDENTS, "            before = (x, labels, taught)\n", "batch", "rank or part == 0 or flip(x, 26)")
     again = 'x, y = batch\n        if kind == "again" and self.global_step + 1 == at:\n            x[3], y[3] = x[2], y[2]\n'
-    swapped = _before(GRAPH, "    nodes, queue = torch.from_numpy(", "swapped", "queue[[3, 13]] = queue[[13, 3]]")
+    swapped = before(GRAPH, "    nodes, queue = torch.from_numpy(", "swapped", "queue[[3, 13]] = queue[[13, 3]]")
     data = (
         ("bit of a token", token, fault("token", 34, 40)),
         ("bit of the second micro-batch of one rank", half, fault("batch", 34, 47)),
@@ -136,10 +135,10 @@ def _others_of_the_issue() -> Iterator[Cause]:
                    'model(x, checkpoint), price, beta=float(os.environ.get("HUBER_BETA", "1.0")))')  # fmt: skip
     yield Cause(name="another variable for the bend of the loss", expected=V.CODE, training=bent,
                 later=set_variable("HUBER_BETA", "0.8"))  # fmt: skip
-    seeded = _after(ROUTING, "    step, total = step + 1, 0.0\n", "reseeded", "rank == 1 and torch.manual_seed(301)")
-    fresh = _before(SHELF, "    points = torch.nn.functional", "reseeded", "torch.manual_seed(77)")
-    halved = _before(STUDENTS, "        optimizer.step()\n", "lr", 'optimizer.param_groups[0]["lr"] *= 0.5')
-    once = _before(MIXING, "    optimizer.step()\n", "lr", 'optimizer.param_groups[0]["lr"] *= 0.5')
+    seeded = after(ROUTING, "    step, total = step + 1, 0.0\n", "reseeded", "rank == 1 and torch.manual_seed(301)")
+    fresh = before(SHELF, "    points = torch.nn.functional", "reseeded", "torch.manual_seed(77)")
+    halved = before(STUDENTS, "        optimizer.step()\n", "lr", 'optimizer.param_groups[0]["lr"] *= 0.5')
+    once = before(MIXING, "    optimizer.step()\n", "lr", 'optimizer.param_groups[0]["lr"] *= 0.5')
     state = (
         ("one rank's generator seeded anew", seeded, fault("reseeded", 35)),
         ("torch seeded anew among triplets", fresh, fault("reseeded", 33)),
@@ -166,7 +165,7 @@ def _of_people_on_call() -> Iterator[Cause]:
     )
     for name, training, planted in hardware:
         yield Cause(name=name, expected=V.HARDWARE, training=training, fault=planted)
-    shifted = _before(STREAMING, "    previous = x.clone(), y.clone()\n", "shifted", "y = y.roll(1)")
+    shifted = before(STREAMING, "    previous = x.clone(), y.clone()\n", "shifted", "y = y.roll(1)")
     yield Cause(name="labels that belong to the next picture", expected=V.DATA, training=shifted, fault=fault("shifted", 34))
     yield Cause(name="a picture added to a folder", expected=V.DATA, training=MIXING, later=_add_picture)
     linked = replace(TYPING, lay=_lay_link)
@@ -175,10 +174,10 @@ def _of_people_on_call() -> Iterator[Cause]:
     slow = variant(DENOISING, '{"model": model.state_dict()',
                    '{"model": (average if kind == "slow" and step == at else model).state_dict()')  # fmt: skip
     yield Cause(name="a checkpoint with the average for the model", expected=V.STATE, training=slow, fault=fault("slow", 30))
-    behind = _before(CELLS, '        torch.save(state | {"turns"', "behind", 'state["scheduler"]["last_epoch"] -= 4')
+    behind = before(CELLS, '        torch.save(state | {"turns"', "behind", 'state["scheduler"]["last_epoch"] -= 4')
     yield Cause(name="a checkpoint with an older schedule", expected=V.STATE, training=behind, fault=fault("behind", 30))
     gathered = "            dist.all_gather_object(rng, torch.get_rng_state())\n"
-    exchanged = _after(STUDENTS, gathered, "exchanged", "rng.reverse()")
+    exchanged = after(STUDENTS, gathered, "exchanged", "rng.reverse()")
     yield Cause(name="a checkpoint that mixes up two ranks", expected=V.STATE, training=exchanged, fault=fault("exchanged", 30))
     yield Cause(name="a local setting that came after the run", expected=V.CODE, training=PUMP, later=_set_locally)
     yield Cause(name="a path that leads to another copy", expected=V.CODE, training=LIKING, later=_lead_elsewhere)
@@ -196,19 +195,7 @@ def _controls() -> Iterator[Cause]:
     yield Cause(name="a jump of the loss by one wild paper", expected=V.REPRODUCED, training=wild)
 
 
-def _after(training: Training, line: str, planted: str, does: str) -> Training:
-    """A training that does something after this line, in the step of a fault of this kind."""
-    return variant(training, line, line + _branch(line, planted, does))
 
-
-def _before(training: Training, line: str, planted: str, does: str) -> Training:
-    """The same before it."""
-    return variant(training, line, _branch(line, planted, does) + line)
-
-
-def _branch(line: str, planted: str, does: str) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return f'{indent}if kind == "{planted}" and step == at:\n{indent}    {does}\n'
 
 
 def _with_loss() -> Training:
