@@ -668,9 +668,12 @@ class GuardSession:
         self.envelope.log.tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self.step))
 
     def _went_wrong(self, identity: Mapping[str, Any]) -> str:
-        """Which incident the first step after the save of this state belongs to, in words; "" for none."""
+        """Which incident the first step after the save of this state belongs to, in words; "" for none.
+
+        The gradient of that step lies in this run's directory, so the launch is one of this journal.
+        """
         step = identity.get("step")
-        if not isinstance(step, int) or identity.get("run_id") != self.journal.run_id:
+        if not isinstance(step, int):
             return ""
         incident = self.journal.read().incident_at(identity.get("launch"), step + 1)
         return "" if incident is None else f"belongs to an incident ({incident.kind} since step {incident.onset_step})"

@@ -126,15 +126,18 @@ def test_a_step_that_went_wrong_is_no_measure(tmp_path: Path, run_dir: Path, ste
             again.train(1)
 
 
-@pytest.mark.parametrize(("recovered", "measure"), [(None, True), (9, False)])
+@pytest.mark.parametrize(
+    ("tier", "recovered", "measure"), [("notice", None, True), ("notice", 9, False), ("propose", 6, True), ("propose", None, False)]
+)
 def test_a_spike_is_over_at_its_peak_or_where_it_recovered(
-    tmp_path: Path, run_dir: Path, recovered: int | None, measure: bool
+    tmp_path: Path, run_dir: Path, tier: str, recovered: int | None, measure: bool
 ) -> None:
+    """One that calls for a rollback is not over before it recovered."""
     first = Loop(run_dir)
     first.train(6).save(tmp_path / "step.pt")
     first.noise = lambda labels: (labels + 1) % 5
     first.train(2)
-    facts = {"kind": "instant-spike", "tier": "notice", "onset_step": 4, "peak_step": 5}
+    facts = {"kind": "instant-spike", "tier": tier, "onset_step": 4, "peak_step": 5}
     with JournalWriter(RunPaths(run_dir)) as writer:
         opened = writer.write(Incident(**facts), step=4, title="a spike")
         writer.write(Incident(**facts, recovered_step=recovered), step=4, title="a spike", refs=(opened.id,))
