@@ -127,7 +127,8 @@ def test_a_step_that_went_wrong_is_no_measure(tmp_path: Path, run_dir: Path, ste
 
 
 @pytest.mark.parametrize(
-    ("tier", "recovered", "measure"), [("notice", None, True), ("notice", 9, False), ("propose", 6, True), ("propose", None, False)]
+    ("tier", "recovered", "measure"),
+    [("notice", None, True), ("notice", 9, False), ("propose", 6, True), ("propose", None, False)],
 )
 def test_a_spike_is_over_at_its_peak_or_where_it_recovered(
     tmp_path: Path, run_dir: Path, tier: str, recovered: int | None, measure: bool
