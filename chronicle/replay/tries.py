@@ -99,8 +99,8 @@ class WayTried:
 
     def versus(self, better: "WayTried") -> Versus:
         """Whether it is worse than the other, from the differences at the same steps; equivalence by two one-sided tests."""
-        if self.trouble or better.trouble:
-            return Versus.WORSE if self.trouble and not better.trouble else Versus.UNTOLD
+        if bool(self.trouble) != bool(better.trouble):
+            return Versus.WORSE if self.trouble else Versus.UNTOLD
         pairs = list(zip(self.blocks, better.blocks, strict=False))
         if len(pairs) < 2 or len(self.blocks) != len(better.blocks):
             return Versus.UNTOLD
@@ -326,7 +326,7 @@ def order(found: Iterable[WayTried]) -> list[WayTried]:
     asked = list(found)
     ranked = sorted(asked, key=lambda one: (bool(one.trouble), one.loss if one.loss is not None else math.inf))
     best = ranked[0]
-    level = [one for one in asked if one is best or one.versus(best) is not Versus.WORSE] if not best.trouble else []
+    level = [one for one in asked if one is best or (one.blocks and one.versus(best) is not Versus.WORSE)]
     return [*level, *(one for one in ranked if one not in level)]
 
 
@@ -334,7 +334,9 @@ def answer_of(ranked: Sequence[WayTried]) -> str:
     """One sentence: the best way, which are equivalent to it, and which are not told apart from it."""
     best = ranked[0]
     if best.trouble:
-        return f"none of {len(ranked)} ways goes well: {best.way.words}: {best.trouble}"
+        worse = [one.way.words for one in ranked[1:] if one.versus(best) is Versus.WORSE]
+        nearest = f"{best.way.words}: {_result(best)}" + (f"; worse: {', '.join(worse)}" if worse else "")
+        return f"none of {len(ranked)} ways goes well: {nearest}"
     parts = [f"{best.way.words} goes best: {_result(best)}"]
     for kind in (Versus.EQUIVALENT, Versus.UNTOLD):
         named = [one.way.words for one in ranked[1:] if one.versus(best) is kind]

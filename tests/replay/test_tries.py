@@ -101,6 +101,18 @@ def test_trouble_comes_last_and_what_is_not_worse_keeps_the_order_of_the_questio
     assert answer_of(order(asked[:1] + asked[2:3])).startswith("none of 2 ways goes well")
 
 
+def test_where_none_goes_well_the_nearest_is_named_and_what_is_shown_to_be_worse() -> None:
+    shift = "level-shift from step 3"
+    asked = [
+        tried("first", 2.2, trouble=shift), tried("noisy", 2.1, spread=0.9, trouble=shift),
+        tried("ended", None, trouble="it ended"), tried("second", 2.0, trouble=shift),
+    ]  # fmt: skip
+    ranked = order(asked)
+    assert [one.way.words for one in ranked] == ["noisy", "second", "first", "ended"], "without evidence as it was asked"
+    assert answer_of(ranked[1:]) == "none of 3 ways goes well: second: loss 2, level-shift from step 3; worse: first"
+    assert answer_of(ranked[3:]) == "none of 1 ways goes well: ended: it ended"
+
+
 def ways(
     monkeypatch: pytest.MonkeyPatch, policy: CandidateCheckpoint, beta2: float | None = 0.999
 ) -> tuple[list[str], list[str]]:
