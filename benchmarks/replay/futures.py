@@ -97,7 +97,7 @@ for x, y in itertools.islice(batches, step, None):
 '''
 RUN = ["--run", "small", "--logs", "logs", "--checkpoints", "checkpoints"]
 KINDS = ("lr", "spike", "burst", "labels", "heavy", "beta2", "moment", "slow")
-END, MOST = 520, 5
+END, MOST = 700, 5
 TRIES = (3, 4)
 
 

@@ -2,11 +2,12 @@
 
 Each way is a checkpoint and the options of a rollback: as asked, other data, half the LR further back, twice as far back, a
 lower β2, half the LR, on without one. What cannot be done here is named, and is not counted. All go to the same step, beyond
-where the run came, so that they have seen as many tokens. The losses of the last half of the tried steps are compared in pairs,
-step by step: a way is equivalent to the best one (within the margin by which the detector calls an event recovered), worse, or
-not told apart. A way whose loss is not a number, which ends the fork, that the detector still warns of, or that ends by itself
-comes last. Every fork is an entry in the journal: type the same again, and those that are done are not played again. The answer
-is a line of the plan.
+where the run came, so that they have seen as many tokens. The losses of the last half of the tried steps are compared in
+pairs, step by step: a way is equivalent to the best one (within the margin by which the detector calls an event recovered),
+worse, or not told apart. A way whose loss is not a number, which ends the fork, that the detector still warns of at the end,
+or that ends by itself comes last. Where it rose so far that a rollback would have been proposed, and came back, that is said:
+a launch that takes this way waits as long before it proposes one (`watch/foreseen.py`). Every fork is an entry in the
+journal: type the same again, and those that are done are not played again. The answer is a line of the plan.
 """
 
 import hashlib
@@ -87,6 +88,7 @@ class WayTried:
     blocks: tuple[float, ...] = ()
     noise: float | None = None  # of one loss, without its drift
     trouble: str = ""
+    rises: tuple[tuple[int, int], ...] = ()  # (onset, recovered): a rollback would have been proposed, and they came back
     last_step: int | None = None
     seconds: float = 0.0
     known: bool = field(default=False, compare=False)  # from the journal: it was tried before
@@ -260,6 +262,7 @@ def _known(way: Way, known: dict[str, Tried]) -> WayTried | None:
         return None
     return WayTried(
         way=way, loss=event.loss, blocks=tuple(event.blocks), noise=event.noise, last_step=event.last_step,
+        rises=tuple((int(onset), int(back)) for onset, back in event.rises),
         trouble=event.why if event.verdict == "bad" else "", seconds=event.seconds or 0.0, known=True,
     )  # fmt: skip
 
@@ -267,7 +270,7 @@ def _known(way: Way, known: dict[str, Tried]) -> WayTried | None:
 def _record(settings: Settings, one: WayTried, digest: str, number: int) -> None:
     event = Tried(search=digest, change=one.way.command, verdict="bad" if one.trouble else "good", why=one.trouble,
                   start=one.way.begin[0], last_step=one.last_step, loss=one.loss, blocks=one.blocks, noise=one.noise,
-                  seconds=round(one.seconds, 1))  # fmt: skip
+                  rises=one.rises, seconds=round(one.seconds, 1))  # fmt: skip
     with JournalWriter(settings.paths) as writer:
         writer.write(event, launch=number, step=one.last_step, title=f"try: {one.way.words}: {_result(one)}")
 
@@ -298,15 +301,23 @@ def _weighed(way: Way, forked: Forked, until: int, after: int, seconds: float) -
     turns = [(later - one) ** 2 for one, later in pairwise(values)]
     return WayTried(
         way=way, loss=fmean(values) if values else None, blocks=_blocks(losses, until, after), trouble=trouble,
-        noise=math.sqrt(fmean(turns) / 2) if turns else None, last_step=forked.last_step, seconds=seconds,
+        noise=math.sqrt(fmean(turns) / 2) if turns else None, rises=() if trouble else _rises(forked),
+        last_step=forked.last_step, seconds=seconds,
     )  # fmt: skip
 
 
 def _still_warned(forked: Forked) -> str:
     """What the detector warns of at the end. A rise that came back is none: the loss tells what it cost."""
     events = [event for event in forked.end.get("events", ()) if event["tier"] != Tier.NOTICE.value]
-    lasting = (one for one in events if one["tier"] == Tier.PROPOSE.value or one["status"] != Status.RECOVERED.value)
+    lasting = (one for one in events if one["status"] != Status.RECOVERED.value)
     return next((f"{event['kind']} from step {event['onset_step'] or event['alarm_step']}" for event in lasting), "")
+
+
+def _rises(forked: Forked) -> tuple[tuple[int, int], ...]:
+    """Where a rollback would have been proposed on the way, and the loss came back by itself: (onset, recovered)."""
+    called = (one for one in forked.end.get("events", ()) if one["tier"] == Tier.PROPOSE.value)
+    back = ((one["onset_step"] or one["alarm_step"], one.get("recovered_step")) for one in called)
+    return tuple((onset, step) for onset, step in back if step is not None)
 
 
 def _blocks(losses: Sequence[tuple[int, float]], until: int, after: int) -> tuple[float, ...]:
@@ -352,4 +363,5 @@ def _versus_first(one: WayTried, ranked: Sequence[WayTried]) -> str:
 def _result(one: WayTried) -> str:
     if one.loss is None:
         return one.trouble
-    return f"loss {one.loss:.4g}" + (f", {one.trouble}" if one.trouble else "")
+    rises = "".join(f", after a rise from step {onset} that came back by step {back}" for onset, back in one.rises[:2])
+    return f"loss {one.loss:.4g}{rises}" + (f", {one.trouble}" if one.trouble else "")

@@ -162,12 +162,21 @@ def test_a_fork_that_comes_to_the_end_of_the_training_is_compared_there() -> Non
     assert short.trouble == "it came to the training's end after 5 steps: too few to tell"
 
 
-def test_a_rise_that_came_back_is_no_trouble_unless_a_rollback_was_proposed_for_it() -> None:
-    event = {"kind": "instant-spike", "onset_step": 3, "alarm_step": 4, "tier": "warn", "status": "recovered"}
+def test_a_rise_that_came_back_is_no_trouble_and_is_named_where_a_rollback_would_have_been_proposed() -> None:
+    event = {"kind": "instant-spike", "onset_step": 3, "alarm_step": 4, "tier": "warn"} | {
+        "status": "recovered", "recovered_step": 9,
+    }  # fmt: skip
     said = "instant-spike from step 3"
-    for changed, trouble in (({}, ""), ({"status": "open"}, said), ({"tier": "propose"}, said)):
+    for changed, trouble, rises in (
+        ({}, "", ()), ({"status": "open", "recovered_step": None}, said, ()), ({"tier": "propose"}, "", ((3, 9),)),
+        ({"tier": "propose", "status": "diverging"}, said, ()),
+    ):  # fmt: skip
         fork = forked([1.0] * 40, events=[{**event, **changed}])
-        assert tries._weighed(tried("x", None).way, fork, 40, 20, 0.0).trouble == trouble
+        found = tries._weighed(tried("x", None).way, fork, 40, 20, 0.0)
+        assert (found.trouble, found.rises) == (trouble, rises)
+    assert answer_of([replace(tried("x", 2.0), rises=((3, 9),))]) == (
+        "x goes best: loss 2, after a rise from step 3 that came back by step 9"
+    )
 
 
 @pytest.mark.parametrize(("loss", "ends"), [(2.5, False), (math.inf, True), (math.nan, True)])

@@ -1,0 +1,91 @@
+"""What a try saw of the way that a launch goes: a rise of the loss that came back by itself (`rollback --try`).
+
+The launch takes the same steps from the same checkpoint with the same options, so it will meet the same rise. A rollback is not
+proposed for it until the step by which the try had come back, and a little longer. Then it is, unless the loss came back here,
+too. A loss that is no number, spoilt weights, and a rise that begins elsewhere are never waited for.
+"""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chronicle.journal.entries import Entry
+from chronicle.journal.events import RollbackReceipt, Tried, UndoReceipt, events_of
+from rollback.detect import Event, Kind
+
+__all__ = ["Foreseen", "foreseen_rises"]
+
+NEAR = 20  # steps between the two onsets
+LONGER = 0.25  # of the rise, beyond the step by which it came back
+RISES = frozenset((Kind.INSTANT_SPIKE, Kind.LEVEL_SHIFT, Kind.GRADUAL_DIVERGENCE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """One rise that a try of this way saw: the step it began with, and the step by which it had come back."""
+
+    onset: int
+    back: int
+
+    @property
+    def until(self) -> int:
+        """The step up to which it is waited for."""
+        return self.back + max(NEAR, round(LONGER * (self.back - self.onset)))
+
+    def is_it(self, event: Event) -> bool:
+        """Whether an event is this rise."""
+        return event.kind in RISES and event.onset_step is not None and abs(event.onset_step - self.onset) <= NEAR
+
+    @property
+    def words(self) -> str:
+        """What a person reads instead of a proposal."""
+        return (
+            f"the try of this way rose at step {self.onset}, too, and came back by step {self.back}: "
+            f"no rollback is proposed before step {self.until}"
+        )
+
+
+def foreseen_rises(entries: Sequence[Entry], launch: int) -> tuple[Foreseen, ...]:
+    """The rises of the newest try of the way that the last rollback before this launch took; none where it was not tried."""
+    undone = {ref for entry in entries if entry.kind == UndoReceipt.KIND for ref in entry.refs}
+    taken: RollbackReceipt | None = None
+    trials: list[Tried] = []
+    for entry in entries:
+        if entry.kind == RollbackReceipt.KIND and entry.id not in undone:
+            taken = RollbackReceipt.of(entry)
+        elif entry.launch is not None and entry.launch >= launch:
+            break
+    if taken is None:
+        return ()
+    trials = [trial for _, trial in events_of(entries, Tried) if _way_of(trial.change) == _way_taken(taken)]
+    rises: Iterable[Any] = trials[-1].rises if trials and trials[-1].verdict == "good" else ()
+    return tuple(Foreseen(onset=int(onset), back=int(back)) for onset, back in rises)
+
+
+def _way_taken(receipt: RollbackReceipt) -> tuple[Any, ...]:
+    ratio = receipt.asked_ratio
+    sets = tuple(sorted((str(name), float(value)) for name, value in receipt.sets.items()))
+    return receipt.step, 1.0 if ratio is None else ratio, receipt.skip_batches or 0, receipt.reshuffle, sets
+
+
+def _way_of(command: str) -> tuple[Any, ...] | None:
+    """The same of what a try would have typed; None where it holds an option that no receipt tells of."""
+    words = shlex.split(command)[2:]
+    step, ratio, skip, reshuffle, sets = None, 1.0, 0, False, list[tuple[str, float]]()
+    while words:
+        name = words.pop(0)
+        if name == "--reshuffle":
+            reshuffle = True
+        elif name == "--to":
+            step = int(words.pop(0).partition("@")[0])
+        elif name == "--lr-scale":
+            ratio = float(words.pop(0))
+        elif name == "--skip-batches":
+            skip = int(words.pop(0))
+        elif name == "--set":
+            key, _, value = words.pop(0).partition("=")
+            sets.append((key, float(value)))
+        else:
+            return None
+    return step, ratio, skip, reshuffle, tuple(sorted(sets))
