@@ -1,12 +1,12 @@
 """What a try saw of the way that a launch goes: a rise of the loss that came back by itself (`rollback --try`).
 
 The launch takes the same steps from the same checkpoint with the same options, so it will meet the same rise. A rollback is not
-proposed for it until the step by which the try had come back, and a little longer. Then it is, unless the loss came back here,
-too. A loss that is no number, spoilt weights, and a rise that begins elsewhere are never waited for.
+proposed for it up to the step to which the try went: there the detector had called it recovered. Then it is, unless it has come
+back here, too. A loss that is no number, spoilt weights, and a rise that begins elsewhere are never waited for.
 """
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +17,19 @@ from rollback.detect import Event, Kind
 __all__ = ["Foreseen", "foreseen_rises"]
 
 NEAR = 20  # steps between the two onsets
-LONGER = 0.25  # of the rise, beyond the step by which it came back
 RISES = frozenset((Kind.INSTANT_SPIKE, Kind.LEVEL_SHIFT, Kind.GRADUAL_DIVERGENCE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """One rise that a try of this way saw: the step it began with, and the step by which it had come back."""
+    """One rise that a try of this way saw: the step it began with, the step by which it had come back.
+
+    `until`: the step to which the try went, and up to which the rise is waited for: a recovery is told some points late.
+    """
 
     onset: int
     back: int
-
-    @property
-    def until(self) -> int:
-        """The step up to which it is waited for."""
-        return self.back + max(NEAR, round(LONGER * (self.back - self.onset)))
+    until: int
 
     def is_it(self, event: Event) -> bool:
         """Whether an event is this rise."""
@@ -42,7 +40,7 @@ class Foreseen:
         """What a person reads instead of a proposal."""
         return (
             f"the try of this way rose at step {self.onset}, too, and came back by step {self.back}: "
-            f"no rollback is proposed before step {self.until}"
+            f"no rollback is proposed for it before step {self.until}"
         )
 
 
@@ -59,8 +57,9 @@ def foreseen_rises(entries: Sequence[Entry], launch: int) -> tuple[Foreseen, ...
     if taken is None:
         return ()
     trials = [trial for _, trial in events_of(entries, Tried) if _way_of(trial.change) == _way_taken(taken)]
-    rises: Iterable[Any] = trials[-1].rises if trials and trials[-1].verdict == "good" else ()
-    return tuple(Foreseen(onset=int(onset), back=int(back)) for onset, back in rises)
+    if not trials or trials[-1].verdict != "good" or trials[-1].last_step is None:
+        return ()
+    return tuple(Foreseen(onset=int(onset), back=int(back), until=trials[-1].last_step) for onset, back in trials[-1].rises)
 
 
 def _way_taken(receipt: RollbackReceipt) -> tuple[Any, ...]:
