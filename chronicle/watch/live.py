@@ -206,16 +206,12 @@ class LiveWatch:
         return True
 
     def _release(self) -> list[Event]:
-        """The rises that were waited for long enough: proposed now, where they did not come back."""
-        due = [number for number, rise in self._held.items() if self._step > rise.until]
-        found = []
-        for number in due:
-            del self._held[number]
-            event = self.detector.events[number]
-            if event.status is not Status.RECOVERED:
-                self._hooks.call(event)
-                self._propose(event)
-                found.append(event)
+        """The rises that were waited for long enough and did not come back: proposed now."""
+        found = [self.detector.events[number] for number, rise in self._held.items() if self._step > rise.until]
+        for event in found:
+            del self._held[event.id]
+            self._hooks.call(event)
+            self._propose(event)
         return found
 
     def _propose(self, event: Event) -> None:

@@ -94,12 +94,12 @@ def test_a_rise_that_a_try_saw_come_back_is_waited_for(
     stage.writer.append("launch.end", launch=1, data={"last_step": 520})
     onset = first.data["onset_step"]
     trial = {"search": "one", "change": f"chronicle rollback {change}", "verdict": "good", "rises": [[onset, 470]]}
-    stage.writer.append("trial", launch=1, step=620, data={**trial, "last_step": 620})
+    stage.writer.append("trial", launch=1, step=660, data={**trial, "last_step": 660})
     stage.writer.append("rollback.receipt", step=300, launch=1, data={"step": 300, "lr_ratio": 1.0, "sets": sets})
     tiers, began = [], 0
     with stage.start(2, 300) as log:
         live = watch(stage, 2)
-        for step in range(301, 701, 20):
+        for step in range(301, 741, 20):
             stage.train(log, step, step + 19, diverges_at=400, back_at=back_at)
             tiers += [event.tier for event in live.poll()]
             began = began or (step + 19) * (Tier.PROPOSE in tiers)
@@ -108,7 +108,7 @@ def test_a_rise_that_a_try_saw_come_back_is_waited_for(
     waited = change != "--to 300 --lr-scale 0.5" and "--warmup" not in change
     assert (sum("came back by step 470" in line for line in stage.said) == 1) is waited
     if proposes:
-        assert (began > 620) is waited
+        assert (began > 660) is waited
 
 
 @pytest.mark.parametrize(
