@@ -108,7 +108,7 @@ def test_a_rise_that_a_try_saw_come_back_is_waited_for(
     waited = change != "--to 300 --lr-scale 0.5" and "--warmup" not in change
     assert (sum("came back by step 470" in line for line in stage.said) == 1) is waited
     if proposes:
-        assert (began > 660) is waited
+        assert (began == 680) is waited, "in the first look after the step to which the try went"
 
 
 @pytest.mark.parametrize(
