@@ -167,18 +167,15 @@ def _play(directory: Path, planted: str) -> dict[Any, Any] | None:
     _launch(directory)
     if _proposed(directory) is None:
         return None
-    kept = directory.parent / f"{directory.name}-kept"
-    shutil.copytree(directory, kept)
-    try:
-        return _compared(directory, kept)
-    finally:
-        shutil.rmtree(kept)
+    with tempfile.TemporaryDirectory() as name:
+        return _compared(directory, Path(name))
 
 
 def _compared(directory: Path, kept: Path) -> dict[Any, Any]:
     one: dict[Any, Any] = {}
     firsts: dict[Any, str | None] = {"ladder": None}
     words = []
+    shutil.copytree(directory, kept / "proposed")
     for count in TRIES:
         asked = ["rollback", "--try", str(count), *RUN, "--json"]
         said = in_chronicle(directory, _environ(), *asked, check=False)
@@ -188,11 +185,12 @@ def _compared(directory: Path, kept: Path) -> dict[Any, Any]:
         firsts[count] = None if rows[0]["trouble"] else rows[0]["command"]
         words.append(f"try {count}: " + (rows[0]["change"] if firsts[count] else "none goes well"))
     proposed = _proposed(directory)
+    shutil.copytree(directory, kept / "tried")  # what a try saw is in the journal of a launch that takes its way
     taken: dict[str | None, Lineage] = {}
     for key, first in firsts.items():
         first = first or proposed
         if _of(first) not in taken:
-            _restore(directory, kept)
+            _restore(directory, kept / ("proposed" if key == "ladder" else "tried"))
             taken[_of(first)] = _go_on(directory, first)
         one[key] = taken[_of(first)]
     ladder = f"{one['ladder'].words} by `{' '.join(_of(proposed))}`"
