@@ -174,6 +174,7 @@ def _play(directory: Path, planted: str) -> dict[Any, Any] | None:
 def _compared(directory: Path, kept: Path) -> dict[Any, Any]:
     one: dict[Any, Any] = {}
     firsts: dict[Any, str | None] = {"ladder": None}
+    rises: dict[Any, bool] = {}
     words = []
     shutil.copytree(directory, kept / "proposed")
     for count in TRIES:
@@ -183,16 +184,17 @@ def _compared(directory: Path, kept: Path) -> dict[Any, Any]:
         rows = json.loads(said)["rows"]
         one["forks", count] = sum((row["last_step"] or row["begin"]) - row["begin"] for row in rows)
         firsts[count] = None if rows[0]["trouble"] else rows[0]["command"]
+        rises |= {count: "after a rise" in rows[0]["verdict"]}
         words.append(f"try {count}: " + (rows[0]["change"] if firsts[count] else "none goes well"))
     proposed = _proposed(directory)
     shutil.copytree(directory, kept / "tried")  # what a try saw is in the journal of a launch that takes its way
-    taken: dict[str | None, Lineage] = {}
+    taken: dict[Any, Lineage] = {}
     for key, first in firsts.items():
-        first = first or proposed
-        if _of(first) not in taken:
+        first, waits = first or proposed, rises.get(key, False)
+        if (_of(first), waits) not in taken:
             _restore(directory, kept / ("proposed" if key == "ladder" else "tried"))
-            taken[_of(first)] = _go_on(directory, first)
-        one[key] = taken[_of(first)]
+            taken[_of(first), waits] = _go_on(directory, first)
+        one[key] = taken[_of(first), waits]
     ladder = f"{one['ladder'].words} by `{' '.join(_of(proposed))}`"
     one["words"] = f"ladder {ladder}; " + "; ".join(
         f"{text}, {one[count].words}, forks {one['forks', count]}" for count, text in zip(TRIES, words, strict=True)
