@@ -264,11 +264,12 @@ def _was_in_trouble(step: int, events: Sequence[Event]) -> bool:
 
 
 def _counts(event: Event) -> bool:
-    """Whether an event counts for the onset: not what another order of the data explains, nor a restart or one point that
-    recovered.
+    """Whether an event counts for the onset: what calls for a rollback itself, and else not what another order of the data
+    explains, nor a restart or one point that recovered.
     """
     harmless = event.is_lone or event.kind in (Kind.RESUME_BUMP, Kind.RESTART_REWIND)
-    passed = event.kind is Kind.DATA_ORDER or (harmless and event.status is Status.RECOVERED)
+    by_order = event.kind is Kind.DATA_ORDER and event.tier is not Tier.PROPOSE
+    passed = by_order or (harmless and event.status is Status.RECOVERED)
     return event.onset_step is not None and not passed
 
 

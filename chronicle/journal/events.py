@@ -745,6 +745,7 @@ class Tried(JournalEvent, kind=EntryKind.TRIAL):
     loss: float | None = None
     blocks: tuple[Any, ...] = ()  # of a try: means of neighbouring losses, of the same steps in every way
     noise: float | None = None  # of a try: of one loss
+    state: str = ""  # of a try: id of the checkpoint that it began from
     rises: tuple[Any, ...] = ()  # of a try: (onset, recovered) where a rollback would have been proposed
     seconds: float | None = None
 

@@ -270,7 +270,7 @@ def _known(way: Way, known: dict[str, Tried]) -> WayTried | None:
 def _record(settings: Settings, one: WayTried, digest: str, number: int) -> None:
     event = Tried(search=digest, change=one.way.command, verdict="bad" if one.trouble else "good", why=one.trouble,
                   start=one.way.begin[0], last_step=one.last_step, loss=one.loss, blocks=one.blocks, noise=one.noise,
-                  rises=one.rises, seconds=round(one.seconds, 1))  # fmt: skip
+                  rises=one.rises, state=str(one.way.begin[2].get("id") or ""), seconds=round(one.seconds, 1))  # fmt: skip
     with JournalWriter(settings.paths) as writer:
         writer.write(event, launch=number, step=one.last_step, title=f"try: {one.way.words}: {_result(one)}")
 

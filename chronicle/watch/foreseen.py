@@ -17,6 +17,7 @@ from rollback.detect import Event, Kind
 __all__ = ["Foreseen", "foreseen_rises"]
 
 NEAR = 20  # steps between the two onsets
+TRY = "chronicle rollback --to "
 RISES = frozenset((Kind.INSTANT_SPIKE, Kind.LEVEL_SHIFT, Kind.GRADUAL_DIVERGENCE))
 
 
@@ -48,43 +49,48 @@ def foreseen_rises(entries: Sequence[Entry], launch: int) -> tuple[Foreseen, ...
     """The rises of the newest try of the way that the last rollback before this launch took; none where it was not tried."""
     undone = {ref for entry in entries if entry.kind == UndoReceipt.KIND for ref in entry.refs}
     taken: RollbackReceipt | None = None
-    trials: list[Tried] = []
     for entry in entries:
         if entry.kind == RollbackReceipt.KIND and entry.id not in undone:
             taken = RollbackReceipt.of(entry)
         elif entry.launch is not None and entry.launch >= launch:
             break
-    if taken is None:
-        return ()
-    trials = [trial for _, trial in events_of(entries, Tried) if _way_of(trial.change) == _way_taken(taken)]
+    way = None if taken is None else _way_taken(taken)
+    trials = [trial for _, trial in events_of(entries, Tried) if way is not None and _way_of(trial) == way]
     if not trials or trials[-1].verdict != "good" or trials[-1].last_step is None:
         return ()
     return tuple(Foreseen(onset=int(onset), back=int(back), until=trials[-1].last_step) for onset, back in trials[-1].rises)
 
 
-def _way_taken(receipt: RollbackReceipt) -> tuple[Any, ...]:
-    ratio = receipt.asked_ratio
-    sets = tuple(sorted((str(name), float(value)) for name, value in receipt.sets.items()))
-    return receipt.step, 1.0 if ratio is None else ratio, receipt.skip_batches or 0, receipt.reshuffle, sets
+def _way_taken(receipt: RollbackReceipt) -> tuple[Any, ...] | None:
+    """The state that a rollback went to, and what it changed; None where that is more than a try can do."""
+    ratio, state = receipt.asked_ratio, str(receipt.identity.get("id") or "")
+    if not state or receipt.warmup_steps:
+        return None
+    sets = tuple(sorted((str(name), _number(value)) for name, value in receipt.sets.items()))
+    return state, receipt.step, 1.0 if ratio is None else ratio, receipt.skip_batches or 0, receipt.reshuffle, sets
 
 
-def _way_of(command: str) -> tuple[Any, ...] | None:
-    """The same of what a try would have typed; None where it holds an option that no receipt tells of."""
-    words = shlex.split(command)[2:]
-    step, ratio, skip, reshuffle, sets = None, 1.0, 0, False, list[tuple[str, float]]()
+def _way_of(trial: Tried) -> tuple[Any, ...] | None:
+    """The same of a try; None of a bisect's trial, and of an option that no receipt tells of."""
+    if not trial.change.startswith(TRY):
+        return None
+    step, *words = shlex.split(trial.change.removeprefix(TRY))
+    ratio, skip, reshuffle, sets = 1.0, 0, False, list[tuple[str, str]]()
     while words:
         name = words.pop(0)
         if name == "--reshuffle":
             reshuffle = True
-        elif name == "--to":
-            step = int(words.pop(0).partition("@")[0])
         elif name == "--lr-scale":
             ratio = float(words.pop(0))
         elif name == "--skip-batches":
             skip = int(words.pop(0))
         elif name == "--set":
             key, _, value = words.pop(0).partition("=")
-            sets.append((key, float(value)))
+            sets.append((key, str(float(value))))
         else:
             return None
-    return step, ratio, skip, reshuffle, tuple(sorted(sets))
+    return trial.state, int(step.partition("@")[0]), ratio, skip, reshuffle, tuple(sorted(sets))
+
+
+def _number(value: Any) -> str:
+    return str(float(value)) if isinstance(value, int | float) else str(value)

@@ -120,6 +120,11 @@ def test_one_hard_batch_before_it_is_not_where_a_divergence_began(rows: int, kin
     assert proposal.events == ((0, 1) if target < 3_750 else (1,))
 
 
+def test_what_was_told_as_a_divergence_is_still_one_when_the_order_of_the_data_explains_it() -> None:
+    proposal = propose([event(3_870, kind=Kind.DATA_ORDER, status=Status.OPEN)], grid(0, 5_000))
+    assert proposal is not None and proposal.target_step == 3_750
+
+
 def test_relapses_climb_the_ladder_to_stop() -> None:
     """Every relapse in the region climbs one rung and goes one checkpoint further back; the last rung has no command."""
     past: tuple[PastRollback, ...] = ()

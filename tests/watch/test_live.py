@@ -94,8 +94,9 @@ def test_a_rise_that_a_try_saw_come_back_is_waited_for(
     stage.writer.append("launch.end", launch=1, data={"last_step": 520})
     onset = first.data["onset_step"]
     trial = {"search": "one", "change": f"chronicle rollback {change}", "verdict": "good", "rises": [[onset, 470]]}
-    stage.writer.append("trial", launch=1, step=660, data={**trial, "last_step": 660})
-    stage.writer.append("rollback.receipt", step=300, launch=1, data={"step": 300, "lr_ratio": 1.0, "sets": sets})
+    stage.writer.append("trial", launch=1, step=660, data={**trial, "last_step": 660, "state": "A"})
+    taken = {"step": 300, "lr_ratio": 1.0, "sets": sets, "identity": {"id": "A"}}
+    stage.writer.append("rollback.receipt", step=300, launch=1, data=taken)
     tiers, began = [], 0
     with stage.start(2, 300) as log:
         live = watch(stage, 2)
@@ -126,13 +127,21 @@ def test_only_a_rise_at_the_same_place_is_the_one_that_was_seen(kind: str, onset
 
 def test_a_rollback_that_was_undone_waits_for_nothing(stage: Stage) -> None:
     trial: dict[str, object] = {"search": "one", "change": "chronicle rollback --to 300", "verdict": "good", "last_step": 600}
-    trial["rises"] = [[400, 500]]
+    trial |= {"rises": [[400, 500]], "state": "A"}
     stage.writer.append("trial", launch=1, data=trial)
-    done = stage.writer.append("rollback.receipt", step=300, launch=1, data={"step": 300})
+    stage.writer.append("trial", launch=1, data={"search": "two", "change": "LR x0.5 'of a bisect", "verdict": "good"})
+    done = stage.writer.append("rollback.receipt", step=300, launch=1, data={"step": 300, "identity": {"id": "A"}})
     assert foreseen_rises(read_journal(stage.paths).entries, 2) == (Foreseen(onset=400, back=500, until=600),)
     stage.writer.append("trial", launch=1, data={**trial, "verdict": "bad"})
     assert foreseen_rises(read_journal(stage.paths).entries, 2) == (), "the newest try counts"
     stage.writer.append("trial", launch=1, data=trial)
+    facts: dict[str, object]
+    for facts in ({"identity": {"id": "B"}}, {"identity": {}}, {"warmup_steps": 9}, {"sets": {"x": "y"}}):
+        data = {"step": 300, "identity": {"id": "A"}, **facts}
+        another = stage.writer.append("rollback.receipt", step=300, launch=1, data=data)
+        assert foreseen_rises(read_journal(stage.paths).entries, 2) == (), "another state, or more than was tried"
+        stage.writer.append("undo.receipt", step=300, data={}, refs=(another.id,))
+    assert foreseen_rises(read_journal(stage.paths).entries, 2)
     stage.writer.append("undo.receipt", step=300, data={}, refs=(done.id,))
     assert foreseen_rises(read_journal(stage.paths).entries, 2) == ()
 
