@@ -182,16 +182,17 @@ def compose_plan(
     config: ConfigFile | None = None,
     evidence: Evidence | None = None,
     newest_copies: Sequence[Checkpoint] = (),
+    torn: Mapping[str, int] | None = None,
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
     """Make the plan of `request` from values that were read before. Pure.
 
-    `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of
-    each symbolic link in the root. `honours` lists the options that the run supports at run time
-    (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `evidence` what else is known
-    of that launch, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused` when the plan would not do what was
-    asked.
+    `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of each
+    symbolic link in the root. `honours` lists the options that the run supports at run time (`request.HONOURED`), `config` is
+    the DeepSpeed config of the next launch where it is known, `evidence` what else is known of that launch, `newest_copies`
+    are the `last.ckpt` of the root, `torn` files of later steps that cannot be read. Raises `PlanRefused` when the plan would
+    not do what was asked.
     """
     refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
@@ -200,6 +201,8 @@ def compose_plan(
     copies = _copies(request, checkpoint, newest_copies, edited=bool(lr.edits))
     others = [c for c in checkpoints if c.path.name not in copies]
     later = [] if request.keep_later else _later(checkpoint, others)
+    if not request.keep_later:
+        later += [Later(name=name, step=step) for name, step in (torn or {}).items()]
     return Plan(
         request=request,
         run=run,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies
+from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies, list_torn
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk import RemoteView
@@ -85,6 +85,8 @@ def plan_from_disk(
     _refuse_parts(request, chosen, state)
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
+    is_loose = known is not None and known.by_content and RemoteView.opened is None
+    torn = list_torn(root, listed, chosen) if is_loose and not request.keep_later else {}
     plan = compose_plan(
         request,
         chosen,
@@ -101,10 +103,14 @@ def plan_from_disk(
         config=config,
         evidence=evidence,
         newest_copies=list_newest_copies(root) if chosen.single_file else (),
+        torn=torn,
         cost=cost,
         remarks=remarks,
     )
-    if known is not None and known.by_content and RemoteView.opened is None:
+    if torn:
+        ended = "a launch that is ended while it saves leaves such a file"
+        plan = replace(plan, notes=(*plan.notes, f"moved although it cannot be read: {', '.join(sorted(torn))} ({ended})"))
+    if is_loose:
         plan = replace(plan, notes=(*plan.notes, *_left_elsewhere(root, plan)))
     if not plan.config_edits:
         return plan

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from chronicle.cli.main import run
 from rollback.checkpoint.layout import parts_beside, stamp_of
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state
+from rollback.checkpoint.listing import list_checkpoints, list_torn, open_checkpoint, read_state
 from rollback.checks.verify import verify_checkpoint
 from rollback.errors import Severity
 
@@ -54,6 +54,43 @@ def adm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
+
+
+def test_files_of_later_steps_that_were_cut_are_moved_too_and_come_back(
+    pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launch that is ended in the middle of a save leaves one; a script that takes the newest file would fail on it."""
+    whole = (pairs / "optim_30.pt").read_bytes()
+    (pairs / "optim_40.pt").write_bytes(whole[: len(whole) // 2])
+    (pairs / "model_40.pt").write_bytes(b"")
+    (pairs / "optim_5.pt").write_bytes(b"")
+    (pairs / "optim_40.txt").write_text("a note")
+    (pairs / "other_40.pt").write_bytes(b"")
+    before = {path.name: path.read_bytes() for path in pairs.iterdir()}
+    options = ["--checkpoints", "saved", "--run", "small"]
+    assert run(["rollback", "--to", "20", "--yes", *options]) == 0
+    assert "moved although it cannot be read: model_40.pt, optim_40.pt" in capsys.readouterr().out
+    stay = {"optim_10.pt", "model_10.pt", "sched_10.pt", "optim_20.pt", "model_20.pt", "sched_20.pt"}
+    assert names(pairs) == {*stay, "optim_5.pt", "optim_40.txt", "other_40.pt"}
+    assert run(["undo", "--yes", *options]) == 0
+    assert {path.name: path.read_bytes() for path in pairs.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "step"), [("ckpt-step={}.pt", 40), ("epoch={}-run7.pt", 21), ("{:06d}.pt", 40)], ids=["step", "epoch", "padded"]
+)
+def test_a_number_that_counts_no_steps_is_that_of_the_next_step(tmp_path: Path, pattern: str, step: int) -> None:
+    root = tmp_path / "saved"
+    numbers = (1, 2, 4) if "epoch" in pattern else (10, 20, 40)
+    for number, steps in zip(numbers[:2], (10, 20), strict=True):
+        save(root, steps, pattern.replace("{}", str(number)).replace("{:06d}", f"{number:06d}"), (), None)
+    torn = pattern.replace("{}", str(numbers[2])).replace("{:06d}", f"{numbers[2]:06d}")
+    (root / torn).write_bytes(b"PK\x03\x04")
+    listed = list_checkpoints(root)
+    target = next(one for one in listed if one.step == 20)
+    assert list_torn(root, listed, target) == {torn: step}
+    newest = next(one for one in listed if one.step == 10)
+    assert list(list_torn(root, listed, newest)) == [torn]
 
 
 @pytest.mark.parametrize(
