@@ -78,6 +78,12 @@ class Way:
         """What to type to take it."""
         return f"chronicle rollback --to {self.begin[0]} {' '.join(self.options)}".rstrip()
 
+    @property
+    def lr_scale(self) -> float:
+        """The factor of its LR, 1 where it is not changed by one."""
+        named = self.options.index("--lr-scale") + 1 if "--lr-scale" in self.options else 0
+        return float(self.options[named]) if named else 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayTried:
@@ -100,7 +106,10 @@ class WayTried:
         return max(config.equivalence * (self.noise or 0.0), config.level_fraction * abs(self.loss or 0.0))
 
     def versus(self, better: "WayTried") -> Versus:
-        """Whether it is worse than the other, from the differences at the same steps; equivalence by two one-sided tests."""
+        """Whether it is worse than the other, from the differences at the same steps; equivalence by two one-sided tests.
+
+        A lower LR lowers the loss at once, and tells nothing of the state or the data: with it the other one is no better.
+        """
         if bool(self.trouble) != bool(better.trouble):
             return Versus.WORSE if self.trouble else Versus.UNTOLD
         pairs = list(zip(self.blocks, better.blocks, strict=False))
@@ -111,7 +120,8 @@ class WayTried:
         if abs(mean) + doubt < better.margin:
             return Versus.EQUIVALENT
         above = len(apart) >= ALL_ABOVE and min(apart) > 0  # also where it explodes, with an error as large as itself
-        return Versus.WORSE if mean > doubt or above else Versus.UNTOLD
+        is_higher = (mean > doubt or above) and better.way.lr_scale >= self.way.lr_scale
+        return Versus.WORSE if is_higher else Versus.UNTOLD
 
 
 def try_ways(

@@ -88,6 +88,20 @@ def test_worse_equivalent_and_not_told_apart_are_three_answers() -> None:
     assert short.versus(short) is Versus.UNTOLD
 
 
+def test_a_lower_loss_by_a_lower_lr_is_no_evidence_against_the_way_that_was_asked_for() -> None:
+    """Half the LR lowers the noise of the loss within a few steps, and the end may be higher."""
+    half = tried("half", 1.9)
+    half = replace(half, way=replace(half.way, options=("--lr-scale", "0.5")))
+    asked, ill = tried("asked", 2.0), tried("asked", 2.0, trouble="nan from step 3")
+    assert asked.versus(half) is Versus.UNTOLD and half.versus(asked) is not Versus.WORSE
+    assert [one.way.words for one in order([asked, half])] == ["asked", "half"]
+    assert [one.way.words for one in order([ill, half])] == ["half", "asked"], "but where it does not go well"
+    higher = replace(half, blocks=tuple(block + 0.5 for block in half.blocks), loss=2.4)
+    assert higher.versus(asked) is Versus.WORSE
+    quarter = replace(tried("quarter", 2.0), way=replace(half.way, options=("--lr-scale", "0.25")))
+    assert quarter.versus(half) is Versus.WORSE, "of two lower ones the higher LR may win"
+
+
 def test_trouble_comes_last_and_what_is_not_worse_keeps_the_order_of_the_question() -> None:
     asked = [
         tried("spikes", 1.0, trouble="spike from step 12"), tried("first", 2.01), tried("ended", None, trouble="it ended"),
