@@ -72,6 +72,7 @@ class Way:
     begin: AsRecorded
     options: tuple[str, ...] = ()
     impossible: str = ""  # why it cannot be gone here, where that is known beforehand
+    within: int | None = None  # onset of the incident that it begins in: the detector sees no rise there
 
     @property
     def command(self) -> str:
@@ -242,7 +243,9 @@ def _ways(
         yield Way(words=f"{back} with β2 {LOWER_BETA2} instead of {beta2:g}", begin=target, options=lower)
     yield Way(words=f"{back} with half the LR", begin=target, options=half, impossible=policy.lr_elsewhere)
     if newest[0] != step:
-        yield Way(words=f"on from step {newest[0]} as it is", begin=newest)
+        begun = [p.onset_step for entry, p in events_of(entries, Proposed) if entry.launch == origin.launch]
+        within = max((one for one in begun if one is not None and one <= newest[0]), default=None)
+        yield Way(words=f"on from step {newest[0]} as it is", begin=newest, within=within)
     if SKIP in honours and RESHUFFLE in honours:
         yield Way(words=f"{back} with the data in another order", begin=target, options=("--reshuffle",))
     yield Way(words=f"{back}, nothing changed", begin=target)
@@ -307,6 +310,8 @@ def _weighed(way: Way, forked: Forked, until: int, after: int, seconds: float) -
         losses, trouble = [], f"it ended at step {forked.last_step} ({forked.warned or forked.why_ended})"
     elif way.begin[0] > after:  # it missed some of the compared steps: where nothing was seen, nothing is warned of
         losses, trouble = [], f"it came to the training's end after {until - way.begin[0]} steps: too few to tell"
+    elif way.within is not None and not trouble:
+        trouble = f"it begins in the incident (since step {way.within}): whether that is over is not told"
     values = [loss for _, loss in losses]
     turns = [(later - one) ** 2 for one, later in pairwise(values)]
     return WayTried(

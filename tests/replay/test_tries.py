@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks.replay.causes import digests
+from chronicle.journal import JournalWriter
+from chronicle.journal.events import Proposed
 from chronicle.metrics.log import MetricsWriter
+from chronicle.paths import RunPaths
 from chronicle.replay import tries
 from chronicle.replay.fork import Forked
 from chronicle.replay.inside import Played, Spec
@@ -134,7 +137,7 @@ def ways(
     monkeypatch.setattr(tries, "collect_candidates", lambda roots, before, entries: (policy,))
     monkeypatch.setattr(tries, "_beta2", lambda one: beta2)
     listed: Any = [(step, None, {}) for step in (20, 40, 60, 80)]
-    origin: Any = SimpleNamespace(roots=())
+    origin: Any = SimpleNamespace(roots=(), launch=1)
     said: list[str] = []
     found = tries._first(tries._ways(origin, listed, 60, (), [], 95), 5, said.append)
     return [way.command for way in found], said
@@ -158,6 +161,21 @@ def test_the_ways_follow_the_ladder_and_what_cannot_be_done_is_said_and_not_coun
     ]
 
 
+@pytest.mark.parametrize(("launch", "onset", "within"), [(1, 70, 70), (1, 85, None), (2, 70, None)])
+def test_going_on_within_the_incident_is_told_from_going_on_after_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: int, onset: int, within: int | None
+) -> None:
+    monkeypatch.setattr(tries, "collect_candidates", lambda roots, before, entries: (CandidateCheckpoint(step=60),))
+    monkeypatch.setattr(tries, "_beta2", lambda one: None)
+    with JournalWriter(RunPaths(tmp_path / "logs" / "small")) as writer:
+        entry = writer.write(Proposed(onset_step=onset), launch=launch, step=60, title="roll back to 60")
+    listed: Any = [(step, None, {}) for step in (20, 60, 80)]
+    origin: Any = SimpleNamespace(roots=(), launch=1)
+    found = {way.words: way.within for way in tries._ways(origin, listed, 60, (), [entry], 95)}
+    assert found["on from step 80 as it is"] == within
+    assert found["back to step 60"] is None
+
+
 def forked(losses: Sequence[float], *, code: int = 143, events: Sequence[dict[str, Any]] = ()) -> Forked:
     """A fork that logged these losses from step 1 on."""
     rows = tuple(enumerate(losses, start=1))
@@ -172,6 +190,9 @@ def test_a_fork_that_comes_to_the_end_of_the_training_is_compared_there() -> Non
     assert whole.loss == ended.loss == 1.5 and len(whole.blocks) == len(ended.blocks) == 8 and not ended.trouble
     assert killed.trouble.startswith("it ended at step 30") and killed.loss is None
     late = replace(way, begin=(20, *way.begin[1:]))
+    inside = tries._weighed(replace(way, within=7), forked([2.0, 1.0] * 20), 40, 20, 0.0)
+    assert inside.trouble == "it begins in the incident (since step 7): whether that is over is not told"
+    assert inside.loss == 1.5, "it is compared with the others all the same"
     short = tries._weighed(late, replace(forked([1.0] * 25, code=0), losses=((21, 1.0), (25, 1.0))), 40, 20, 0.0)
     assert short.trouble == "it came to the training's end after 5 steps: too few to tell"
 
