@@ -213,9 +213,10 @@ def list_torn(root: Path | str, checkpoints: Iterable[Checkpoint], target: Check
         mine, its = own.get(_NUMBER.sub("#", entry.name)), _numbers_in(entry.name)
         if entry.kind is not FileType.FILE or entry.name in known or mine is None or its == mine:
             continue
-        if all(a >= b for a, b in zip(its, mine, strict=True)) and not _can_be_read(Path(root) / entry.name):
-            number, before = next((a, b) for a, b in zip(its, mine, strict=True) if a > b)
-            found[entry.name] = number if before == target.step else target.step + 1
+        counts = target.step in mine  # then the other numbers (a rank, a loss) say nothing of when
+        number = its[mine.index(target.step)] if counts else target.step + all(a >= b for a, b in zip(its, mine, strict=True))
+        if number > target.step and not _can_be_read(Path(root) / entry.name):
+            found[entry.name] = number
     return found
 
 

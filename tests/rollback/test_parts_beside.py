@@ -76,6 +76,15 @@ def test_files_of_later_steps_that_were_cut_are_moved_too_and_come_back(
     assert {path.name: path.read_bytes() for path in pairs.iterdir()} == before
 
 
+def test_a_rank_or_a_loss_in_a_name_says_nothing_of_when(tmp_path: Path) -> None:
+    save(tmp_path, 20, "step{}-rank0-loss9.pt", (), None)
+    (target,) = list_checkpoints(tmp_path)
+    for name in ("step20-rank1-loss9.pt", "step10-rank7-loss9.pt", "step30-rank0-loss2.pt"):
+        (tmp_path / name).write_bytes(b"")
+    assert target.step == 20
+    assert list_torn(tmp_path, [target], target) == {"step30-rank0-loss2.pt": 30}
+
+
 @pytest.mark.parametrize(
     ("pattern", "step"), [("ckpt-step={}.pt", 40), ("epoch={}-run7.pt", 21), ("{:06d}.pt", 40)], ids=["step", "epoch", "padded"]
 )
@@ -89,6 +98,10 @@ def test_a_number_that_counts_no_steps_is_that_of_the_next_step(tmp_path: Path, 
     listed = list_checkpoints(root)
     target = next(one for one in listed if one.step == 20)
     assert list_torn(root, listed, target) == {torn: step}
+    if "epoch" not in pattern:
+        beside = torn.replace(".pt", "-rank1.pt")
+        (root / beside).write_bytes(b"PK\x03\x04")
+        assert list_torn(root, listed, target) == {torn: step}, "another name"
     newest = next(one for one in listed if one.step == 10)
     assert list(list_torn(root, listed, newest)) == [torn]
 
