@@ -46,7 +46,7 @@ from rollback.transaction.cleanup import (
     refuse_mount_points,
 )
 
-__all__ = ["Latest", "PassedOver", "Why", "find_latest", "find_remnants", "pointers_to", "rolled_back_in_store", "set_aside"]
+__all__ = ["Latest", "PassedOver", "Why", "find_latest", "pointers_to", "rolled_back_in_store", "set_aside"]
 
 
 class Why(Enum):
@@ -189,25 +189,6 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 # --- half-written newer ones
-
-
-def find_remnants(root: Path, newest: Checkpoint) -> tuple[str, ...]:
-    """Names below `root` that are called like `newest` with a higher number, and that no reader takes for a checkpoint.
-
-    A save that was killed early leaves an empty directory or a cut file; loaders choose by name and take it.
-    """
-    number = re.compile(r"\d+")
-    known = {one.path.name for one in list_checkpoints(root, include_abandoned=False)}
-    mine = number.findall(newest.path.name)
-    if not mine:
-        return ()
-    alike = re.compile(r"(\d+)".join(re.escape(part) for part in number.split(newest.path.name)))
-    found = []
-    for name in sorted(os.listdir(root)):
-        match = alike.fullmatch(name)
-        if match is not None and name not in known and tuple(map(int, match.groups())) > tuple(map(int, mine)):
-            found.append(name)
-    return tuple(found)
 
 
 def set_aside(root: Path, names: Sequence[str], newest: Checkpoint | None, writer: JournalWriter, *, why: str) -> Entry | None:

@@ -30,6 +30,7 @@ from chronicle.journal.events import Quarantined
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import directories_with_checkpoints, list_checkpoints, list_root_strays
+from rollback.checks.remnants import remnant_findings
 from rollback.checks.verify import (
     passes,
     root_stray_findings,
@@ -101,7 +102,7 @@ def verify_checkpoints(
     found, stamps = _verified(chosen, full)
     talk = _remember(found, stamps, full, run, logs, checkpoints)
     if root is not None:
-        beside_them = root_stray_findings(list_root_strays(root)) + _retention(found)
+        beside_them = remnant_findings(root, chosen) + root_stray_findings(list_root_strays(root)) + _retention(found)
         if beside_them:
             found.append((str(root), None, beside_them))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE

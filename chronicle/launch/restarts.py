@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -40,7 +40,7 @@ from chronicle.journal.events import (
     events_of,
 )
 from chronicle.journal.place import anchors_of
-from chronicle.latest import Latest, PassedOver, Why, find_latest, find_remnants, set_aside
+from chronicle.latest import Latest, PassedOver, Why, find_latest, set_aside
 from chronicle.launch.admission import close_lost_launches, find_alive_elsewhere, hold_admission, list_launches
 from chronicle.launch.keeper import Killed
 from chronicle.launch.nodes import Node, Peers, Rounds, shared_number
@@ -49,6 +49,8 @@ from chronicle.launch.slurm import ask_job, job_of, start_of
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.checks.remnants import find_remnants
 from rollback.disk.durable import is_mount_point, write_atomic
 from rollback.errors import RollbackError
 
@@ -470,7 +472,8 @@ def _clear_the_way(
         why = "a save that was cut, and none was completed"
         _move(settings, root, [one.checkpoint for one in cut], (), None, why, say)
         return None
-    _move(settings, root, [one.checkpoint for one in cut], find_remnants(root, newest), newest, "saves that were cut", say)
+    remnants = find_remnants(root, list_checkpoints(root, include_abandoned=False), newest)
+    _move(settings, root, [one.checkpoint for one in cut], remnants, newest, "saves that were cut", say)
     return HandedOver(str(newest.path), newest.step)
 
 
@@ -485,7 +488,7 @@ def _shown(one: PassedOver) -> str:
 
 
 def _move(
-    settings: Settings, root: Path, cut: Sequence[Checkpoint], remnants: Sequence[str], newest: Checkpoint | None, why: str,
+    settings: Settings, root: Path, cut: Sequence[Checkpoint], remnants: Collection[str], newest: Checkpoint | None, why: str,
     say: Callable[[str], None],
 ) -> None:  # fmt: skip
     names = sorted({os.path.relpath(one.path, root).split(os.sep)[0] for one in cut} | set(remnants))

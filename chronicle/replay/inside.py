@@ -20,7 +20,7 @@ from chronicle.errors import ChronicleError
 from chronicle.integrations.exports import canonical_rows
 from chronicle.journal import compute_lineage, read_journal
 from chronicle.journal.events import EntryKind
-from chronicle.latest import find_remnants, pointers_to
+from chronicle.latest import pointers_to
 from chronicle.launch.code import CodeChange, lay_code
 from chronicle.launch.launching import LaunchRequest, launch
 from chronicle.launch.live_metrics import last_point
@@ -35,6 +35,7 @@ from chronicle.replay.watched import watched
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import is_copy_of_newest, list_checkpoints
+from rollback.checks.remnants import find_remnants
 from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import point_elsewhere
 
@@ -204,10 +205,10 @@ def rewind(root: Path, spec: Spec) -> list[str]:
     others = [one for one in listed if one is not kept]
     if is_wide(root, Path(spec.cwd)) and any(map(identity_of, listed)):
         others = [one for one in others if identity_of(one)]  # a script's other files are no checkpoints of this run
-    steps = {one.path.name: spec.saved.get(str(one.path), one.step) for one in others}  # a name may count something else
+    steps = {n: spec.saved.get(str(one.path), one.step) for one in others for n in one.names}  # a name may count something else
     gone = {name for name, step in steps.items() if step is None or step >= spec.start or not spec.checkpoint}
     if kept is not None:
-        gone |= set(find_remnants(root, kept))
+        gone |= find_remnants(root, listed, kept).keys()
         if spec.rollback:
             _copy_up(kept.path)
     elif spec.checkpoint and root == Path(spec.roots[0]):

@@ -52,7 +52,6 @@ __all__ = [
     "list_elsewhere",
     "list_newest_copies",
     "list_root_strays",
-    "list_torn",
     "open_checkpoint",
     "read_identity",
     "read_state",
@@ -64,7 +63,6 @@ _ABANDONED_DIR = "abandoned"
 IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer (`chronicle.resume.adapters.torch`)
 IDENTITY_CALLBACK = "ChronicleCallback"  # start of the callback's name (`chronicle.resume.adapters.lightning`)
 IDENTITY_FIELDS = {"id": str, "run_id": str, "run": str, "launch": int, "step": int}
-_NUMBER = re.compile(r"\d+")
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
 
 
@@ -197,39 +195,6 @@ def list_root_strays(root: Path | str) -> tuple[str, ...]:
     root = Path(root)
     names = [entry.name for entry in _entries_of(root)]
     return tuple(name for name in names if is_leftover(name) or is_checkpoint_copy(name))
-
-
-def list_torn(root: Path | str, checkpoints: Iterable[Checkpoint], target: Checkpoint) -> dict[str, int]:
-    """Files of later steps in `root` that cannot be read, with their step.
-
-    A launch that is ended while it saves leaves such a file, and a script that takes the newest one fails on it. They are named
-    as the files of `target` are, but for a number that is higher. One that counts something else (epochs) is of the next step.
-    """
-    assert target.step is not None
-    known = {name for one in checkpoints if one.abandoned is None for name in one.names}
-    own = {_NUMBER.sub("#", name): _numbers_in(name) for name in target.names if name.endswith(target.path.suffix)}
-    found = {}
-    for entry in _entries_of(Path(root)):
-        mine, its = own.get(_NUMBER.sub("#", entry.name)), _numbers_in(entry.name)
-        if entry.kind is not FileType.FILE or entry.name in known or mine is None or its == mine:
-            continue
-        counts = target.step in mine  # then the other numbers (a rank, a loss) say nothing of when
-        number = its[mine.index(target.step)] if counts else target.step + all(a >= b for a, b in zip(its, mine, strict=True))
-        if number > target.step and not _can_be_read(Path(root) / entry.name):
-            found[entry.name] = number
-    return found
-
-
-def _numbers_in(name: str) -> list[int]:
-    return [int(number) for number in _NUMBER.findall(name)]
-
-
-def _can_be_read(path: Path) -> bool:
-    try:
-        read_state_file(path)
-    except RollbackError:
-        return False
-    return True
 
 
 def is_checkpoint_copy(name: str) -> bool:

@@ -182,7 +182,7 @@ def compose_plan(
     config: ConfigFile | None = None,
     evidence: Evidence | None = None,
     newest_copies: Sequence[Checkpoint] = (),
-    torn: Mapping[str, int] | None = None,
+    remnants: Mapping[str, int] | None = None,
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
@@ -191,8 +191,8 @@ def compose_plan(
     `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of each
     symbolic link in the root. `honours` lists the options that the run supports at run time (`request.HONOURED`), `config` is
     the DeepSpeed config of the next launch where it is known, `evidence` what else is known of that launch, `newest_copies`
-    are the `last.ckpt` of the root, `torn` files of later steps that cannot be read. Raises `PlanRefused` when the plan would
-    not do what was asked.
+    are the `last.ckpt` of the root, `remnants` what later saves that were cut have left, with its step.
+    Raises `PlanRefused` when the plan would not do what was asked.
     """
     refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
@@ -202,7 +202,7 @@ def compose_plan(
     others = [c for c in checkpoints if c.path.name not in copies]
     later = [] if request.keep_later else _later(checkpoint, others)
     if not request.keep_later:
-        later += [Later(name=name, step=step) for name, step in (torn or {}).items()]
+        later += [Later(name=name, step=step) for name, step in (remnants or {}).items()]
     return Plan(
         request=request,
         run=run,
@@ -227,7 +227,7 @@ def compose_plan(
         has_manifest=has_manifest,
         config_edits=lr.config_edits,
         copies=copies,
-        notes=(*state.notes, *lr.notes, *_notes(request, checkpoint, checkpoints), *remarks),
+        notes=(*state.notes, *lr.notes, *_notes(request, checkpoint, checkpoints, remnants or {}), *remarks),
         cost=cost or Cost(),
     )
 
@@ -286,9 +286,13 @@ def _link_edits(entry: str, later: Sequence[Later], links: Mapping[str, str]) ->
             yield PointerEdit(path=path, before=text, after=str(after), is_link=True)
 
 
-def _notes(request: RollbackRequest, target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
+def _notes(
+    request: RollbackRequest, target: Checkpoint, checkpoints: Sequence[Checkpoint], remnants: Collection[str]
+) -> tuple[str, ...]:
     notes = []
-    unknown = [c.path.name for c in checkpoints if c.abandoned is None and c.step is None]
+    unknown = [c.path.name for c in checkpoints if c.abandoned is None and c.step is None and c.path.name not in remnants]
+    if remnants:
+        notes.append(f"moved although no whole checkpoint: {', '.join(sorted(remnants))} (a save that was cut leaves such)")
     if unknown:
         notes.append(f"not moved, because their step is unknown: {', '.join(unknown)}")
     beside = [c.path.name for c in checkpoints if c.step == target.step and c.abandoned is None and c.path != target.path]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies, list_torn
+from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
+from rollback.checks.remnants import find_remnants, unreadable_beside
 from rollback.disk import RemoteView
 from rollback.disk.content import crc32_after, read_pointer, sha256_of, sha256_unchanged
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
@@ -85,8 +86,9 @@ def plan_from_disk(
     _refuse_parts(request, chosen, state)
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
-    is_loose = known is not None and known.by_content and RemoteView.opened is None
-    torn = list_torn(root, listed, chosen) if is_loose and not request.keep_later else {}
+    is_here = RemoteView.opened is None  # in a store nothing is moved
+    is_loose = known is not None and known.by_content and is_here
+    remnants = find_remnants(root, listed, chosen) if is_here and not request.keep_later else {}
     plan = compose_plan(
         request,
         chosen,
@@ -103,15 +105,12 @@ def plan_from_disk(
         config=config,
         evidence=evidence,
         newest_copies=list_newest_copies(root) if chosen.single_file else (),
-        torn=torn,
+        remnants=remnants,
         cost=cost,
         remarks=remarks,
     )
-    if torn:
-        ended = "a launch that is ended while it saves leaves such a file"
-        plan = replace(plan, notes=(*plan.notes, f"moved although it cannot be read: {', '.join(sorted(torn))} ({ended})"))
     if is_loose:
-        plan = replace(plan, notes=(*plan.notes, *_left_elsewhere(root, plan)))
+        plan = replace(plan, notes=(*plan.notes, *_left_elsewhere(root, plan), *_left_unreadable(root, listed, plan)))
     if not plan.config_edits:
         return plan
     configs = [edit.file for edit in plan.config_edits]
@@ -126,6 +125,14 @@ def _left_elsewhere(root: Path, plan: Plan) -> Iterator[str]:
             f"not moved: `{os.path.relpath(folder, root)}` holds files of the later steps too ({shown}); if the script takes "
             f"the newest there by itself, move them away: {folder}"
         )
+
+
+def _left_unreadable(root: Path, listed: Sequence[Checkpoint], plan: Plan) -> Iterator[str]:
+    """Files of no known step that cannot be read: a script with one name for its newest state (`ckpt.pt`) fails on it."""
+    moved = {later.name for later in plan.abandon} | set(plan.copies)
+    names = sorted(name for name in unreadable_beside(root, listed) if name not in moved)
+    if names:
+        yield f"cannot be read, and stays, as its step is unknown: {', '.join(names)}; if the script loads it, move it away"
 
 
 def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: CheckpointState) -> None:
@@ -198,10 +205,18 @@ def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]])
 
 
 def newer_checkpoints(receipt: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the checkpoints that were saved after the rollback with this receipt, earliest step first."""
-    found = list_checkpoints(Path(receipt["root"]), include_abandoned=False)
-    newer = [c for c in found if c.path.name not in receipt["remaining"]]
-    return tuple(c.path.name for c in sorted(newer, key=lambda c: (c.step is None, c.step or 0, c.path.name)))
+    """Names of what was saved after the rollback with this receipt, earliest step first, saves that were cut last.
+
+    They make room for the checkpoints that an undo brings back. Nothing may be left under the name of one of these.
+    """
+    root = Path(receipt["root"])
+    found = list_checkpoints(root, include_abandoned=False)
+    whole = sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path.name))
+    names = [name for c in whole if c.path.name not in receipt["remaining"] for name in c.names]
+    target = next((c for c in found if c.path.name == receipt["entry"]), None)
+    names += sorted(find_remnants(root, found, target)) if target is not None else []
+    names += [name for name in receipt["abandoned"] if os.path.lexists(root / name)]
+    return tuple(name for name in dict.fromkeys(names) if name not in receipt["remaining"])
 
 
 def read_inputs(folder: Path, files: Sequence[str]) -> tuple[InputFile, ...]:

@@ -177,7 +177,7 @@ def test_a_mount_point_is_named_before_the_first_launch_and_where_a_cut_save_lie
     newest = SimpleNamespace(path=root / "step-4.pt", step=4)
     over = PassedOver(SimpleNamespace(path=root / "step-8.pt", step=8), "half of it is missing", Why.UNSOUND)
     monkeypatch.setattr(restarts, "find_latest", lambda *_, **__: Latest(newest, True, (over,)))
-    monkeypatch.setattr(restarts, "find_remnants", lambda *_: [])
+    monkeypatch.setattr(restarts, "find_remnants", lambda *_: {})
     monkeypatch.setattr(restarts, "is_mount_point", lambda path: Path(path) == root)
     settings = load_settings(tmp_path, {}, run="demo", checkpoints=root)
     with JournalWriter(settings.paths) as writer:

@@ -1,0 +1,160 @@
+"""Remnants: what a save that was cut leaves under the name of a checkpoint.
+
+A launch that is ended while it saves leaves half of a file, an empty directory, or a directory without its last files. It is no
+checkpoint of a known step, so no list has it; but a script that takes the newest name takes it, and fails on it or begins with
+half of the state. `find_remnants` names those that are later than one checkpoint: a rollback to it moves them away with the
+later checkpoints, and a restart sets them aside. `remnant_findings` names all of them for `verify --all`.
+
+Alike are names that differ in their numbers alone; ranks and shards do not count. A directory is alike only if it is empty or
+holds a file that the checkpoint has too, for `20` and `2024` may be anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rollback.checkpoint.layout import (
+    RANKED,
+    TORCH_ENDINGS,
+    Checkpoint,
+    DirectoryEntry,
+    FileType,
+    is_leftover,
+    scan_entries,
+)
+from rollback.checks.files import damage, examine_file
+from rollback.checks.verify import passes, verify_checkpoint
+from rollback.errors import Finding, RollbackError, Severity
+from rollback.files.state_file import read_state_file
+
+__all__ = ["find_remnants", "remnant_findings", "unreadable_beside"]
+
+_TORCH = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
+_SAVED_ALONE = (".pt", ".pth", ".ckpt")  # endings under which nothing else is kept than what torch saved
+_ONE_LEVEL, _TWO_LEVELS = 1, 2
+
+
+class _Name(NamedTuple):
+    """A name and the numbers in it: `step20-rank1.pt` is `step#-&.pt` and [20]."""
+
+    form: str
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str) -> _Name:
+        plain = RANKED.sub("&", name)
+        plain = plain if re.search(r"\d", plain) else name  # `ep` may stand for epochs, too
+        return cls(re.sub(r"\d+", "#", plain), tuple(int(number) for number in re.findall(r"\d+", plain)))
+
+
+def find_remnants(root: Path, listed: Iterable[Checkpoint], than: Checkpoint) -> dict[str, int]:
+    """Names in `root` that are no checkpoint and are called as `than` and its parts are, with a higher number; and their step.
+
+    `listed` are the checkpoints of `root`. Where the name of `than` has its step, the number is a step, and everything later
+    is named. Where it counts something else (saves, epochs), the step is the next one after `than`, and only what is cut is
+    named: the other numbers may be ranks. Reads files of which this has to be known. Raises `RollbackError` where `root`
+    cannot be listed.
+    """
+    present = [one for one in listed if one.abandoned is None]
+    known = {name for one in present if one.step is not None for name in one.names}
+    unknown = {one.path.name: one for one in present if one.step is None}
+    own = {name.form: name.numbers for name in map(_Name.of, than.names)}
+    begun = than.step or 0
+    found = {}
+    for entry in scan_entries(root, levels=_ONE_LEVEL):
+        name = _Name.of(entry.name)
+        mine = own.get(name.form)
+        if mine is None or entry.name in known or entry.kind not in (FileType.FILE, FileType.DIRECTORY):
+            continue
+        counted = [its for its, number in zip(name.numbers, mine, strict=True) if number == than.step]
+        higher = name.numbers != mine and all(its >= number for its, number in zip(name.numbers, mine, strict=True))
+        step = max(counted) if counted else begun + higher
+        if step > begun and _is_of_the_series(root, entry, than):
+            one = unknown.get(entry.name)
+            if counted or (_is_cut(root, entry) if one is None else not passes(verify_checkpoint(one))):
+                found[entry.name] = step
+    return found
+
+
+def remnant_findings(root: Path, listed: Sequence[Checkpoint]) -> list[Finding]:
+    """F2 and F3 for the remnants in `root`, and a warning for other torch files there that cannot be read."""
+    present = [one for one in listed if one.abandoned is None]
+    known = {name for one in present for name in one.names}
+    forms = {_Name.of(name).form: one for one in present for name in one.names}
+    found = []
+    for entry in scan_entries(root, levels=_ONE_LEVEL) if root.is_dir() else ():
+        one = forms.get(_Name.of(entry.name).form)
+        if one is None or entry.name in known or not re.search(r"\d", entry.name) or not _is_of_the_series(root, entry, one):
+            continue
+        if (reason := _what_is_cut(root, entry)) is not None:
+            check, words = reason
+            words = f"{words}; a save that was cut leaves this, and a loader that takes the newest name takes it"
+            finding = damage(entry.name, words, "move it elsewhere; a rollback to an earlier step moves it, too")
+            found.append(finding._replace(check=check))
+    named = {finding.path for finding in found}
+    return found + [
+        damage(name, words, "move it elsewhere, or restore it")._replace(severity=Severity.WARN)
+        for name, words in unreadable_beside(root, listed).items()
+        if name not in named
+    ]
+
+
+def unreadable_beside(root: Path, listed: Sequence[Checkpoint]) -> dict[str, str]:
+    """Torch files in `root` that are no checkpoints and cannot be read, and why: by an ending that its checkpoints have."""
+    present = [one for one in listed if one.abandoned is None]
+    known = {name for one in present for name in one.names}
+    endings = {*_SAVED_ALONE, *(one.path.suffix for one in present if one.single_file)}
+    found = {}
+    for entry in scan_entries(root, levels=_ONE_LEVEL) if root.is_dir() else ():
+        if entry.kind is FileType.FILE and entry.name not in known and Path(entry.name).suffix in endings:
+            problems, _ = ([], None) if is_leftover(entry.name) else examine_file(root / entry.name, entry.name, full=False)
+            if problems:
+                found[entry.name] = problems[0].message
+    return found
+
+
+def _is_of_the_series(root: Path, entry: DirectoryEntry, one: Checkpoint) -> bool:
+    """Whether an entry that is named as a checkpoint may be of the same writer."""
+    if one.single_file:
+        return entry.kind is FileType.FILE
+    if entry.kind is not FileType.DIRECTORY:
+        return False
+    held = {inner.path for inner in _files_of(root / entry.name)}
+    return not held or not held.isdisjoint(file.path for file in one.files)
+
+
+def _is_cut(root: Path, entry: DirectoryEntry) -> bool:
+    return _what_is_cut(root, entry) is not None
+
+
+def _what_is_cut(root: Path, entry: DirectoryEntry) -> tuple[str, str] | None:
+    """(check, what is wrong) with an entry that no format takes for a checkpoint; None for a file that can be read."""
+    if entry.kind is FileType.FILE:
+        words = _damage_of(root / entry.name)
+        return None if words is None else ("F3", words)
+    files = _files_of(root / entry.name)
+    if not files:
+        return "F2", "the directory is empty"
+    for inner in files:
+        if (words := _damage_of(root / entry.name / inner.path)) is not None:
+            return "F3", f"`{inner.path}`: {words}"
+    return "F2", f"no training state is in it ({', '.join(inner.path for inner in files[:3])})"
+
+
+def _damage_of(path: Path) -> str | None:
+    """Why a file cannot be read; None where it can."""
+    if _TORCH.fullmatch(path.name):
+        try:
+            read_state_file(path)
+        except RollbackError as problem:
+            return problem.message.replace(f"`{path}`: ", "")
+        return None
+    problems, _ = examine_file(path, path.name, full=False)
+    return problems[0].message if problems else None
+
+
+def _files_of(path: Path) -> list[DirectoryEntry]:
+    return [entry for entry in scan_entries(path, levels=_TWO_LEVELS) if entry.kind is not FileType.DIRECTORY]
