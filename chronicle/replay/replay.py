@@ -109,9 +109,14 @@ def _launch_of(
             holders[number] = rings
     if not holders:
         where = f"launch {launch}" if launch is not None else f"run {settings.run}"
+        numbers = [launch] if launch is not None else list_launch_numbers(settings.paths)
+        newest = max((last for n in numbers if (last := _last_print(settings.paths.launch_dir(n))) is not None), default=None)
         raise Refusal(
-            f"{where} has no prints of step {step} or after it, so there is nothing to compare a replay with",
-            "step prints are made by guarded launches under `chronicle run` (docs/replay.md)",
+            f"{where} has no prints of step {step} or after it, so there is nothing to compare a replay with"
+            + ("" if newest is None else f"; the last step that all its ranks printed is {newest}"),
+            "step prints are made by guarded launches under `chronicle run` (docs/replay.md)"
+            if newest is None
+            else "where steps are short not every one is printed; `CHRONICLE_PRINTS=every` prints every step of a launch",
         )
     owner = compute_lineage(entries).owner(step)
     if launch is None and owner in holders:
@@ -124,9 +129,19 @@ def _launch_of(
     return next(iter(holders.items()))
 
 
+def _last_print(launch_dir: Path) -> int | None:
+    """The last step that all ranks of a launch printed; None without prints."""
+    rings = rings_of(launch_dir)
+    return max(_printed_by_all(rings), default=None) if rings else None
+
+
+def _printed_by_all(rings: Mapping[int, Ring]) -> set[int]:
+    return set.intersection(*(set(ring.steps()) for ring in rings.values()))
+
+
 def _next_print_or_none(rings: Mapping[int, Ring], step: int) -> int | None:
     """The first printed step of all ranks that is not before `step`, where prints before it or a beginning are there, too."""
-    common = set.intersection(*(set(ring.steps()) for ring in rings.values()))
+    common = _printed_by_all(rings)
     begins = min((one.step for ring in rings.values() for one in ring.begins()), default=min(common, default=0))
     return min((one for one in common if one >= step), default=None) if begins < step else None
 

@@ -11,8 +11,8 @@ A print (`chronicle/replay/ring.py` lists its fields) is put together while a st
 
 Samples are small: 32 elements of 8 tensors, others at every step, so that in the course of many steps all are looked at. What
 lies on an accelerator is copied to the host without waiting, and read at a later step. There is no collective. Where a print of
-every step would cost more than `SHARE` of the time, only every n-th step has one, at the latest every `MOST_STEPS`; a replay
-prints every step. `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
+every step would cost more than `SHARE` of the time, only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`; a
+replay prints every step. `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
 
 The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
 process runs, versions of packages, the environment and how the arithmetic was set.
@@ -65,7 +65,7 @@ __all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
 OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.004  # of the time may be spent on prints
-MOST_STEPS = 50
+MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_BESIDE = 64  # tensors that enter or leave parts without gradients, in one step
@@ -162,6 +162,7 @@ class StepPrints:
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
         self._steps = 0  # since a print was timed
+        self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
         self._models: Sequence[Any] = ()
@@ -321,6 +322,7 @@ class StepPrints:
             self._set_clock(step)
         self._close(self._now)
         self._steps += 1
+        self._taken, self._apart = step, max(1, step - self._taken)
         # Lightning's batch comes before a step whose closure makes the gradient; a step whose end is heard may have both
         self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
         self._has_entered = False
@@ -463,10 +465,14 @@ class StepPrints:
         self._waiting.append(now)
         self._settle()
         self._spent += self._clock() - begun
-        self._pace()
+        self._pace(now.step)
 
-    def _pace(self) -> None:
-        """How many steps have no print after this one."""
+    def _pace(self, step: int) -> None:
+        """How many steps have no print after this one.
+
+        All ranks print the steps whose numbers are multiples of the distance that they keep, so they have those of the
+        largest one in common without asking each other.
+        """
         self._num_printed += 1
         now = self._clock()
         if self._num_printed <= FIRST_STEPS or not self._since:
@@ -474,7 +480,9 @@ class StepPrints:
             return
         per_step = (now - self._since) / max(1, self._steps)
         if self._mode != "every" and per_step > 0:
-            self._skip = min(MOST_STEPS, max(0, math.ceil(self._spent / (SHARE * per_step)) - 1))
+            least = max(1, math.ceil(self._spent / (SHARE * per_step)))
+            distance = min(MOST_STEPS, 1 << (least - 1).bit_length())
+            self._skip = distance - step // self._apart % distance - 1
         self._since, self._spent, self._steps = now, 0.0, 0
 
     def _settle(self, *, everything: bool = False) -> None:

@@ -500,3 +500,22 @@ def test_raw_deepspeed_warms_up_and_refuses_the_data(
     told = train_with_deepspeed(run_dir, root, stage, 2, load=True)
     told += train_with_deepspeed(run_dir, root, stage, 4, load=True)
     assert told == pytest.approx([scheduled(5 + k) * min(1.0, (k + 1) / 4) for k in range(6)], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_a_deepspeed_script_that_always_loads_may_begin(run_dir: Path, root: Path) -> None:
+    """Nothing was saved, so nothing is lost; where something was, a load that would find nothing is refused."""
+    from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
+
+    prepare_environment()
+    import deepspeed
+
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    assert len(train_with_deepspeed(run_dir, root, 0, 2, load=True)) == 2
+    with pytest.raises(ResumeRefused, match="nothing was loaded"):
+        train_with_deepspeed(run_dir, root / "elsewhere", 0, 2, load=True)
+    (root / "latest").unlink()
+    with pytest.raises(ResumeRefused, match="pointer"):
+        train_with_deepspeed(run_dir, root, 0, 2, load=True)

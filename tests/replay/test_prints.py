@@ -74,6 +74,31 @@ class Loop:
         return read_ring(ring_path(self.launch_dir, 0))
 
 
+class Ticks:
+    """A clock of which each look takes as long as a part of a print, and each step as long as it is told."""
+
+    def __init__(self, loop: Loop, a_step: float) -> None:
+        self.now, loop.run.session.prints._clock = 1.0, self
+        loop.before = lambda step: setattr(self, "now", self.now + a_step)
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+def test_ranks_whose_steps_take_other_times_have_printed_steps_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank finds its own distance; where these were any number, 2 of 45 steps of two ranks were common ones."""
+    printed = []
+    for number, a_step in enumerate((1.6e-3, 0.7e-3, 0.2e-3)):
+        loop = Loop(tmp_path / str(number), monkeypatch, prints="")
+        Ticks(loop, a_step)
+        printed.append({step for step in loop.train(100).ring().steps() if step > 16})
+    assert all(later < earlier for earlier, later in zip(printed, printed[1:], strict=False)) and len(printed[-1]) > 2
+    assert set.intersection(*printed) == printed[-1]
+
+
 def first_difference(one: Ring, other: Ring) -> tuple[int, list[str]]:
     """The first step whose prints differ, and in which fields."""
     ours, theirs = one.steps(), other.steps()

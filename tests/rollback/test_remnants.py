@@ -1,4 +1,4 @@
-"""What a save that was cut leaves: named by `verify --all`, moved by a rollback to an earlier step, brought back by its undo."""
+"""What a save that was cut leaves: `verify --all` names it, a rollback to an earlier step moves it, its undo brings it back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A DeepSpeed engine without Accelerate under guard: its `save_checkpoint`, `load_checkpoint` and `step` are wrapped."""
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,9 @@ def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) ->
 
 
 def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    def begin(load_dir: Any, tag: Any) -> Path:
+    def begin(load_dir: Any, tag: Any) -> Path | None:
+        if tag is None and not _holds_a_save(Path(load_dir)):
+            return None  # a script that always loads, at its first launch; a run that has saved is refused at its first step
         directory, checks = _resolve(Path(load_dir), tag)
         session.before_load(directory, checks)
         return directory
@@ -105,6 +108,11 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
         return result
 
     return load_checkpoint
+
+
+def _holds_a_save(load_dir: Path) -> bool:
+    """Whether there is anything that DeepSpeed saved, or says that it did."""
+    return os.path.lexists(load_dir / "latest") or any(load_dir.glob("*/*_states.pt"))
 
 
 def _resolve(load_dir: Path, tag: Any) -> tuple[Path, list[Check]]:
