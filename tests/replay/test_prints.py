@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_ranks_whose_steps_take_other_times_have_printed_steps_in_common(
         loop = Loop(tmp_path / str(number), monkeypatch, prints="")
         Ticks(loop, a_step)
         printed.append({step for step in loop.train(100).ring().steps() if step > 16})
-    assert all(later < earlier for earlier, later in zip(printed, printed[1:], strict=False)) and len(printed[-1]) > 2
+    assert all(later < earlier for earlier, later in pairwise(printed)) and len(printed[-1]) > 2
     assert set.intersection(*printed) == printed[-1]
 
 
