@@ -85,6 +85,11 @@ class Way:
         named = self.options.index("--lr-scale") + 1 if "--lr-scale" in self.options else 0
         return float(self.options[named]) if named else 1.0
 
+    def is_lower_for_longer(self, other: "Way") -> bool:
+        """Whether it trains at a lower LR than the other way, or from an earlier step on at the same lowered one."""
+        mine, its = (self.lr_scale, self.begin[0]), (other.lr_scale, other.begin[0])
+        return mine < its and self.lr_scale < 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayTried:
@@ -109,7 +114,8 @@ class WayTried:
     def versus(self, better: "WayTried") -> Versus:
         """Whether it is worse than the other, from the differences at the same steps; equivalence by two one-sided tests.
 
-        A lower LR lowers the loss at once, and tells nothing of the state or the data: with it the other one is no better.
+        A lower LR lowers the loss at once, and tells nothing of the state or the data: with it, or with it for longer, the
+        other one is no better.
         """
         if bool(self.trouble) != bool(better.trouble):
             return Versus.WORSE if self.trouble else Versus.UNTOLD
@@ -121,8 +127,9 @@ class WayTried:
         if abs(mean) + doubt < better.margin:
             return Versus.EQUIVALENT
         above = len(apart) >= ALL_ABOVE and min(apart) > 0  # also where it explodes, with an error as large as itself
-        is_higher = (mean > doubt or above) and better.way.lr_scale >= self.way.lr_scale
-        return Versus.WORSE if is_higher else Versus.UNTOLD
+        if not (mean > doubt or above) or better.way.is_lower_for_longer(self.way):
+            return Versus.UNTOLD
+        return Versus.WORSE
 
 
 def try_ways(

@@ -103,6 +103,12 @@ def test_a_lower_loss_by_a_lower_lr_is_no_evidence_against_the_way_that_was_aske
     assert higher.versus(asked) is Versus.WORSE
     quarter = replace(tried("quarter", 2.0), way=replace(half.way, options=("--lr-scale", "0.25")))
     assert quarter.versus(half) is Versus.WORSE, "of two lower ones the higher LR may win"
+    before: Any = (5, None, {})
+    longer = replace(tried("longer", 1.8), way=replace(half.way, words="longer", begin=before))
+    assert half.versus(longer) is Versus.UNTOLD and longer.versus(replace(half, blocks=asked.blocks)) is not Versus.WORSE
+    assert [one.way.words for one in order([half, longer])] == ["half", "longer"], "half the LR for 5 steps more"
+    further = replace(tried("further", 1.8), way=replace(asked.way, words="further", begin=before))
+    assert asked.versus(further) is Versus.WORSE, "at the same LR as ever an earlier state may be the better one"
 
 
 def test_trouble_comes_last_and_what_is_not_worse_keeps_the_order_of_the_question() -> None:
