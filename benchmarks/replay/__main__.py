@@ -21,6 +21,7 @@ from benchmarks.replay import (
     kills,
     ninth,
     searches,
+    seventeenth,
     seventh,
     sixteenth,
     sixth,
@@ -47,6 +48,7 @@ LISTS = {
     "fourteenth": fourteenth.causes,
     "fifteenth": fifteenth.causes,
     "sixteenth": sixteenth.causes,
+    "seventeenth": seventeenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 

@@ -110,6 +110,7 @@ def test_where_a_later_launch_left_half_of_a_save_an_undo_makes_room(
     assert run(["rollback", "--to", "10", "--yes", *options]) == 0
     for name in ("step-20", "step-40"):
         (root / name).mkdir()
+    (root / "step-20" / "notes.txt").write_text("nothing that was saved, and in the way all the same")
     assert run(["undo", "--yes", *options]) == 0
     assert "move aside  step-20" in capsys.readouterr().out
     assert _picture(root) == before
@@ -168,6 +169,7 @@ def test_a_number_that_is_a_rank_is_no_later_step(root: Path) -> None:
         ("epoch=2-run7.pt", ["epoch=4-run7.pt", "epoch=1-run8.pt"], {0: 21}),
         ("epoch=19-step=20.ckpt", ["epoch=20-step=21.ckpt", "epoch=9-step=10.ckpt"], {}),  # its step is in its name
         ("epoch=20-step=20.pt", ["epoch=25-step=25.pt", "epoch=20-step=25.pt"], {0: 25, 1: 25}),
+        ("epoch2-rank0.pt", ["epoch2-rank1.pt", "epoch4-rank1.pt"], {1: 21}),
         ("000020.pt", ["000040.pt", "40.pt"], {0: 40, 1: 40}),
         ("model_ep2.pt", ["model_ep4.pt"], {0: 21}),
     ],
