@@ -455,7 +455,9 @@ def test_lightning_warms_up_and_refuses_the_data(
     assert lrs(told) == pytest.approx([scheduled(8 + k) * min(1.0, (k + 1) / 4) for k in range(8)], rel=1e-9)
 
 
-def train_with_deepspeed(run_dir: Path, root: Path, stage: int, num_steps: int, load: bool) -> list[float]:
+def train_with_deepspeed(
+    run_dir: Path, root: Path, stage: int, num_steps: int, load: bool, source: Path | None = None, **parts: bool
+) -> list[float]:
     import deepspeed
 
     model = Weight(torch.float32)
@@ -469,7 +471,7 @@ def train_with_deepspeed(run_dir: Path, root: Path, stage: int, num_steps: int, 
     chronicle.guard(engine, run_dir=run_dir)
     assert bool(steppers_of((engine.optimizer,))) is (stage == 0)  # as Lightning and the Trainer would meet it
     if load:
-        engine.load_checkpoint(str(root))
+        engine.load_checkpoint(str(source or root), **parts)
     used = []
     for _ in range(num_steps):
         before = model.now()
@@ -519,3 +521,24 @@ def test_a_deepspeed_script_that_always_loads_may_begin(run_dir: Path, root: Pat
     (root / "latest").unlink()
     with pytest.raises(ResumeRefused, match="pointer"):
         train_with_deepspeed(run_dir, root, 0, 2, load=True)
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+@pytest.mark.parametrize("parts", [{"load_module_only": True}, {"load_optimizer_states": False}], ids=["module", "no optimizer"])
+def test_deepspeed_begins_a_training_with_the_weights_of_another_run(
+    run_dir: Path, root: Path, tmp_path: Path, parts: dict[str, bool]
+) -> None:
+    """The script says so by an argument. In a run that has saved it would be half of a resume."""
+    from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
+
+    prepare_environment()
+    import deepspeed
+
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    train_with_deepspeed(run_dir, root, 0, 3, load=False)
+    other = tmp_path / "logs" / "tuned"
+    assert len(train_with_deepspeed(other, tmp_path / "tuned", 0, 2, load=True, source=root, **parts)) == 2
+    with pytest.raises(ResumeRefused, match="nothing was loaded"):
+        train_with_deepspeed(run_dir, root, 0, 2, load=True, **parts)

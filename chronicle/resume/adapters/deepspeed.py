@@ -1,6 +1,7 @@
 """A DeepSpeed engine without Accelerate under guard: its `save_checkpoint`, `load_checkpoint` and `step` are wrapped."""
 
 import functools
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -82,9 +83,10 @@ def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) ->
 
 
 def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    def begin(load_dir: Any, tag: Any) -> Path | None:
-        if tag is None and not _holds_a_save(Path(load_dir)):
-            return None  # a script that always loads, at its first launch; a run that has saved is refused at its first step
+    def begin(load_dir: Any, tag: Any, weights_alone: bool) -> Path | None:
+        # what is no resume is not compared as one; in a run that has saved, a first step without its state is refused
+        if (weights_alone and not session.has_begun) or (tag is None and not _holds_a_save(Path(load_dir))):
+            return None
         directory, checks = _resolve(Path(load_dir), tag)
         session.before_load(directory, checks)
         return directory
@@ -98,7 +100,7 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
 
     @functools.wraps(original)
     def load_checkpoint(load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
-        directory = begins(load_dir, tag)
+        directory = begins(load_dir, tag, _asks_for_weights_alone(original, load_dir, tag, *args, **kwargs))
         try:
             result = original(load_dir, tag, *args, **kwargs)
         except BaseException as problem:
@@ -108,6 +110,15 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
         return result
 
     return load_checkpoint
+
+
+def _asks_for_weights_alone(load: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether the script tells DeepSpeed to leave the optimizer's state out: it begins a training with these weights."""
+    try:
+        given = inspect.signature(load).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return False  # DeepSpeed says what is wrong
+    return bool(given.get("load_module_only", False)) or not given.get("load_optimizer_states", True)
 
 
 def _holds_a_save(load_dir: Path) -> bool:
