@@ -80,8 +80,9 @@ def verify_checkpoints(
 ) -> CommandResult:
     """Verify one checkpoint or all of them (exit 5 on findings).
 
-    It checks for stray and missing files, checksums, and whether steps and LRs agree. The verdict on a run's own
-    checkpoints is recorded in its journal, and is valid until one of their files changes.
+    It checks for stray and missing files, checksums, and whether steps and LRs agree. With --all it also names what a
+    save that was cut left among the checkpoints. The verdict on a run's own checkpoints is recorded in its journal, and
+    is valid until one of their files changes.
 
     Example: chronicle verify --all
     """

@@ -240,11 +240,19 @@ def _stays_apart(record: Prints, replay: Prints, step: int) -> bool:
 
 
 def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
-    """Whether on some rank the model gave the same in a step, and the gradient that came back is another. None: not seen."""
+    """Whether the models gave the same in a step, and the gradient that came back on some rank is another. None: not seen.
+
+    Where one rank's model gave something else, no label is to blame: it comes in later. The others may meet that in their own
+    gradient, for a loss may gather what all ranks' models gave.
+    """
     wanted = SeenParts.OUTPUT | SeenParts.PULL
-    found = [one.pull != other.pull and one.output == other.output if wanted in one.seen & other.seen else None
-             for one, other in pairs]  # fmt: skip
-    return True if any(found) else None if None in found else False
+    seen = [(one, other) if wanted in one.seen & other.seen else None for one, other in pairs]
+    known = [pair for pair in seen if pair is not None]
+    if any(one.output != other.output for one, other in known):
+        return False
+    if any(one.pull != other.pull for one, other in known):
+        return True
+    return None if None in seen else False
 
 
 def _which_are_drawn(record: Prints, replay: Prints, step: int) -> str:

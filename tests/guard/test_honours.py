@@ -525,7 +525,7 @@ def test_a_deepspeed_script_that_always_loads_may_begin(run_dir: Path, root: Pat
 
 @pytest.mark.slow
 @pytest.mark.sample
-@pytest.mark.parametrize("parts", [{"load_module_only": True}, {"load_optimizer_states": False}], ids=["module", "no optimizer"])
+@pytest.mark.parametrize("parts", [{"load_module_only": True}, {"load_optimizer_states": False}], ids=["module", "part"])
 def test_deepspeed_begins_a_training_with_the_weights_of_another_run(
     run_dir: Path, root: Path, tmp_path: Path, parts: dict[str, bool]
 ) -> None:

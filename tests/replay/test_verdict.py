@@ -144,6 +144,9 @@ def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_b
     unsure = judged(one(1, pull=8), clean, unrecorded=["`orders.json`: opened at step 7, and not in the replay"])
     assert unsure.verdict is ReplayVerdict.NOT_TOLD and "orders.json" in unsure.why
     assert judged(one(1, output=8, pull=8), clean).verdict is ReplayVerdict.HARDWARE  # before any label comes in
+    gathered = one(1, output=8, pull=8)
+    gathered[0][7] = replace(gathered[0][7], pull=8)
+    assert judged(gathered, clean).verdict is ReplayVerdict.HARDWARE, "the loss of rank 0 is of what both ranks' models gave"
     doubtful = judged(one(), clean, unrecorded=["what came from a server"])
     assert doubtful.verdict is ReplayVerdict.NOT_TOLD and "labels" not in doubtful.why  # they are known to be equal
     assert judged(one(1, pull=8), clean, one(0, pull=9)).verdict is ReplayVerdict.RANDOM
