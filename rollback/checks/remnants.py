@@ -5,8 +5,8 @@ checkpoint of a known step, so no list has it; but a script that takes the newes
 half of the state. `find_remnants` names those that are later than one checkpoint: a rollback to it moves them away with the
 later checkpoints, and a restart sets them aside. `remnant_findings` names all of them for `verify --all`.
 
-Alike are names that differ in their numbers alone; ranks and shards do not count. A directory is alike only if it is empty or
-holds a file that the checkpoint has too, for `20` and `2024` may be anything.
+Alike are names that differ in their numbers alone; ranks and shards do not count. A directory is alike only if nothing was
+written into it, or a state file that the checkpoint has too: `20` and `2024` may be anything, `epoch_4` a folder of pictures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollback.checkpoint.layout import (
     scan_entries,
 )
 from rollback.checks.files import damage, examine_file
-from rollback.checks.verify import passes, verify_checkpoint
+from rollback.checks.verify import STATE_SUFFIXES, passes, verify_checkpoint
 from rollback.errors import Finding, RollbackError, Severity
 from rollback.files.state_file import read_state_file
 
@@ -34,6 +34,7 @@ __all__ = ["find_remnants", "remnant_findings", "unreadable_beside"]
 
 _TORCH = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
 _SAVED_ALONE = (".pt", ".pth", ".ckpt")  # endings under which nothing else is kept than what torch saved
+_OF_STATE = (*STATE_SUFFIXES, ".json", ".yaml", ".metadata")  # pictures and notes are no part of a save
 _ONE_LEVEL, _TWO_LEVELS = 1, 2
 
 
@@ -122,8 +123,14 @@ def _is_of_the_series(root: Path, entry: DirectoryEntry, one: Checkpoint) -> boo
         return entry.kind is FileType.FILE
     if entry.kind is not FileType.DIRECTORY:
         return False
-    held = {inner.path for inner in _files_of(root / entry.name)}
-    return not held or not held.isdisjoint(file.path for file in one.files)
+    held = [inner for inner in _files_of(root / entry.name) if not _is_unfinished(inner.name)]
+    own = {file.path for file in one.files}
+    return not held or any(inner.path in own and inner.name.endswith(_OF_STATE) for inner in held)
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether a writer gives this name to what it has not written to its end."""
+    return is_leftover(name) or (name.startswith(".") and not name.endswith(_OF_STATE))
 
 
 def _is_cut(root: Path, entry: DirectoryEntry) -> bool:

@@ -135,8 +135,9 @@ def test_what_is_named_alike_and_is_something_else_stays(root: Path) -> None:
     for step in STEPS:
         torch.save(_state(step), root / f"state_{step}.pt")
         torch.save({"seed": 7}, root / f"rng_{step}_rank1.pt")
-    (root / "step-2024").mkdir()
-    (root / "step-2024" / "notes.txt").write_text("of that year")
+    for name in ("step-20", "step-25", "step-2024"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "sample.png").write_bytes(b"a picture of this step")
     (root / "step-30").symlink_to("step-20")
     (root / "step-15").mkdir()
     (root / "step-40").write_text("a file")
@@ -149,6 +150,8 @@ def test_what_is_named_alike_and_is_something_else_stays(root: Path) -> None:
     (directory,) = (one for one in listed if one.path.name == "step-20")
     assert find_remnants(root, listed, directory) == {}
     assert [finding.path for finding in remnant_findings(root, listed)] == ["step-15"]
+    (root / "step-2024" / "sample.png").rename(root / "step-2024" / "model.pt.tmp")
+    assert find_remnants(root, listed, directory) == {"step-2024": 2024}, "a writer's name for what is not written yet"
 
 
 def test_a_number_that_is_a_rank_is_no_later_step(root: Path) -> None:
