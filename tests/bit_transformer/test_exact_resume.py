@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,17 @@ def _name(cell: Cell) -> str:
 
 
 def _train(root: Path, cells: list[Cell], num_processes: int) -> Path:
+    """As below; once more where gloo ended a rank by SIGABRT, as it does now and then without chronicle, too."""
+    try:
+        return _train_once(root / "first", cells, num_processes)
+    except AssertionError as problem:
+        if num_processes == 1 or "SIGABRT" not in str(problem):
+            raise
+        warnings.warn(f"two ranks were ended by SIGABRT, and are trained again: {problem}", stacklevel=2)
+    return _train_once(root / "again", cells, num_processes)
+
+
+def _train_once(root: Path, cells: list[Cell], num_processes: int) -> Path:
     """Train every cell straight and in two halves; the halves in different processes."""
     first, second = [], []
     for cell in cells:
@@ -208,10 +220,10 @@ def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell, monkeypat
     lock.parent.mkdir(parents=True)
     lock.touch()  # what a killed build leaves: torch would wait for its end
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    _train(tmp_path, [cell], 2)
+    trained = _train(tmp_path, [cell], 2)
     assert [path for path in (tmp_path / "extensions").rglob("*") if path.is_file()] == [lock]
-    assert _equal_states(tmp_path / _name(cell)) >= 4
-    assert _equal_logs(tmp_path / _name(cell)) == WHOLE
+    assert _equal_states(trained / _name(cell)) >= 4
+    assert _equal_logs(trained / _name(cell)) == WHOLE
 
 
 @pytest.mark.slow
@@ -220,8 +232,8 @@ def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell, monkeypat
 def test_whole_matrix_changes_no_bit(tmp_path: Path, kind: str) -> None:
     """{single, DDP, FSDP2, ZeRO 1, 2, 3} × {float32, bf16} × {1, 4 micro-batches} × {ramp, ACT}: 48 cells, a table of eight."""
     cells = [("ddp" if kind == "single" else kind, *variant) for variant in VARIANTS]
-    _train(tmp_path, cells, 1 if kind == "single" else 2)
-    table = {f"{kind:<7} {cell[1]:<5} accumulation {cell[2]}  {cell[3]:<5}": _verdict(tmp_path / _name(cell)) for cell in cells}
+    trained = _train(tmp_path, cells, 1 if kind == "single" else 2)
+    table = {f"{kind:<7} {cell[1]:<5} accumulation {cell[2]}  {cell[3]:<5}": _verdict(trained / _name(cell)) for cell in cells}
     print("\n" + "\n".join(f"{name} {verdict}" for name, verdict in table.items()))
     assert set(table.values()) == {"bit-identical"}, table
 
