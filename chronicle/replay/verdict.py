@@ -178,6 +178,8 @@ def judge_replay(
     if one.set_anew and replays_agree is not False and parts[0] != "batch":
         why = f"at step {first.step} the models are set otherwise than in the record (training or evaluation, dropout, frozen "
         why += "weights, autocast)"
+        if told := [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]:  # of which this may come
+            return Ruling(verdict=ReplayVerdict.CODE, why=f"{'; '.join(told[:4])}; {why}", evidence=evidence)
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""

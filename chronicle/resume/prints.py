@@ -70,6 +70,7 @@ FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_BESIDE = 64  # tensors that enter or leave parts without gradients, in one step
 MOST_GROUPS = 8
+TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
 PLAIN = (int, float, bool)
 
@@ -105,6 +106,7 @@ class _Step:
     own: int = 0
     modes: int = 0
     options: int = 0
+    told: "list[Any] | None" = None  # what its optimizer was told for the update, when the step began
     lr: float = 0.0
     loss: float = math.nan
     over: bool = field(default=False)
@@ -153,7 +155,8 @@ class StepPrints:
         self._entered: tuple[int, int, int, int, int] | None = None  # generators and modes, when the first micro-batch entered
         self._inside = False  # batches enter inside the step
         self._has_entered = False  # one has entered for the step that comes
-        self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when a step is over
+        self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
+        self._gradient_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose closures make the gradient
         self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
         self.models: Callable[[], Sequence[Any]] = tuple  # that are guarded
         self._generators: list[Holder] = []  # that the script made for itself
@@ -326,7 +329,9 @@ class StepPrints:
         # Lightning's batch comes before a step whose closure makes the gradient; a step whose end is heard may have both
         self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
         self._has_entered = False
-        if gradient is Gradient.AT_END and optimizer not in self._heard_at_end:
+        if gradient is Gradient.AT_END:
+            self._gradient_at_end.add(optimizer)
+        if hasattr(optimizer, "register_step_post_hook") and optimizer not in self._heard_at_end:
             self._heard_at_end.add(optimizer)
             optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))
         if self.batch is not None:
@@ -356,10 +361,20 @@ class StepPrints:
             self.gradient_ready(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
-        """A step that was given a closure is over: its last gradient is still there, and the next batch is that of another."""
-        if self._launch_dir is not None and self._inside:
+        """An update is over. Of a closure the last gradient is still there, and the next batch is that of another step."""
+        if self._launch_dir is None:
+            return
+        if self._inside and optimizer in self._gradient_at_end:
             self._inside = False
             self.gradient_ready(optimizer)
+        now = self._now
+        if now is not None and now.told is not None and not now.over:
+            begun = self._clock()
+            used = _for_the_update(optimizer)
+            if used != now.told:  # a hook of the script changed it after the step had begun
+                now.options, now.told = zlib.crc32(repr(used).encode(), now.options), used
+                now.lr = _lr_of(optimizer.param_groups)
+            self._spent += self._clock() - begun
 
     def gradient_ready(self, optimizer: Any) -> None:
         """The gradient of the step is complete; that of an engine (None) cannot be reached."""
@@ -535,8 +550,17 @@ class StepPrints:
             groups = [groups[0], *(groups[first:] + groups[:first])[: MOST_GROUPS - 1]]
         rows = [[(name, _plain(value)) for name, value in group.items() if name != "params"] for group in groups]
         now.options, now.seen = zlib.crc32(repr(rows).encode()), now.seen | OPTIONS
-        lr = _plain(groups[0].get("lr"))
-        now.lr = float(lr) if isinstance(lr, int | float) else math.nan
+        now.lr, now.told = _lr_of(groups), _for_the_update(optimizer)
+
+
+def _lr_of(groups: Sequence[Mapping[str, Any]]) -> float:
+    lr = _plain(groups[0].get("lr"))
+    return float(lr) if isinstance(lr, int | float) else math.nan
+
+
+def _for_the_update(optimizer: Any) -> list[Any]:
+    """What the script tells an optimizer for its update; without what some optimizers change themselves by it."""
+    return [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
 
 
 def _plain(value: Any) -> Any:

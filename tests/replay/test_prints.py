@@ -75,6 +75,45 @@ class Loop:
         return read_ring(ring_path(self.launch_dir, 0))
 
 
+def test_an_lr_that_is_changed_after_the_step_has_begun_is_another_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hooks of scripts (Lightning's `on_before_optimizer_step`) come late: the update goes by what they left."""
+
+    def halves(loop: Loop) -> None:
+        def late(optimizer: Any, *_: Any) -> None:
+            optimizer.param_groups[0]["lr"] = 5e-3 if loop.step == 7 else 1e-2
+
+        loop.optimizer.register_step_pre_hook(late)
+
+    one = Loop(tmp_path / "a", monkeypatch).train(10).ring()
+    other = Loop(tmp_path / "b", monkeypatch).train(1)
+    halves(other)
+    two = other.train(9).ring()
+    assert first_difference(one, two) == (7, ["options", "weights"])
+    assert (one.steps()[7].lr, two.steps()[7].lr) == pytest.approx((1e-2, 5e-3))
+
+
+def test_what_an_optimizer_changes_itself_is_no_option_of_its_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some count, or guess a distance, in their groups: a broken gradient would look like another setting."""
+
+    class Guessing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            done = super().step(closure)
+            group = self.param_groups[0]
+            group["guess"] = sum(float(p.grad.abs().sum()) for p in group["params"])
+            return done
+
+    monkeypatch.setattr(torch.optim, "AdamW", Guessing)
+    rings = []
+    for name in ("a", "b"):
+        loop = Loop(tmp_path / name, monkeypatch)
+        if name == "b":
+            loop.gradient = lambda step, loop=loop: loop.model[0].weight.grad.mul_(2.0) if step == 5 else None  # type: ignore[misc]
+        rings.append(loop.train(6).ring())
+    assert first_difference(*rings) == (5, ["gradient", "weights"])
+
+
 class Ticks:
     """A clock of which each look takes as long as a part of a print, and each step as long as it is told."""
 

@@ -199,6 +199,8 @@ def test_models_that_are_set_otherwise_are_another_state_where_the_result_is_ano
     record[0][7] = replace(record[0][7], modes=9)
     found = judged(record, clean)
     assert found.verdict is ReplayVerdict.STATE and "set otherwise" in found.why
+    settings = judged(record, clean, changed=[("file", "`base.yaml`, which the launch read, has changed")])
+    assert settings.verdict is ReplayVerdict.CODE and "base.yaml" in settings.why and "set otherwise" in settings.why
     alone = prints(seen=seen)
     alone[0][7] = replace(alone[0][7], modes=9)
     assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED
