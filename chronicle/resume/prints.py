@@ -175,6 +175,7 @@ class StepPrints:
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
+        self.updated: Callable[[Any], None] = shield(self._updated, lambda problem: self.failed(problem))
         self._pulled = shield(self._see_pull, self._lose_outputs)
         self.leaves_beside: Callable[[Any], None] = shield(self._leaves_beside, self._lose_outputs)
         self.leaves: Callable[[Any, Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
@@ -360,14 +361,14 @@ class StepPrints:
         if gradient is Gradient.READY:
             self.gradient_ready(optimizer)
 
-    def stepped(self, optimizer: Any) -> None:
+    def _updated(self, optimizer: Any) -> None:
         """An update is over. Of a closure the last gradient is still there, and the next batch is that of another step."""
-        if self._launch_dir is None:
+        now = self._now
+        if self._launch_dir is None or (now is UNPRINTED and not self._inside):
             return
         if self._inside and optimizer in self._gradient_at_end:
             self._inside = False
             self.gradient_ready(optimizer)
-        now = self._now
         if now is not None and now.told is not None and not now.over:
             begun = self._clock()
             used = _for_the_update(optimizer)
@@ -608,7 +609,7 @@ def _finish(reference: "weakref.ref[StepPrints]") -> None:
 def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kwargs: Any) -> None:
     prints = reference()
     if prints is not None:
-        shield(prints.stepped, prints.failed)(optimizer)
+        prints.updated(optimizer)
 
 
 def _tell_networks_beside(models: Sequence[Any], tell: Callable[[str], None]) -> None:
