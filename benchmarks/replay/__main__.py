@@ -11,6 +11,7 @@ from benchmarks.replay import (
     causes,
     cells,
     cost,
+    eighteenth,
     eighth,
     eleventh,
     fifteenth,
@@ -49,6 +50,7 @@ LISTS = {
     "fifteenth": fifteenth.causes,
     "sixteenth": sixteenth.causes,
     "seventeenth": seventeenth.causes,
+    "eighteenth": eighteenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
