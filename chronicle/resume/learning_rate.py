@@ -9,6 +9,8 @@ import copy
 import functools
 import inspect
 import math
+import os
+import sys
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ __all__ = [
     "far_points",
     "forecast_further",
     "forecast_lrs",
+    "is_within_its_step",
     "number",
     "raw_optimizer",
     "raw_scheduler",
@@ -33,6 +36,7 @@ __all__ = [
 
 NUM_FORECAST = 20  # steps
 NUM_FUNCTIONS = 4  # functions recorded per scheduler; a fifth was never the only one to differ
+OPTIMIZER_FILE = os.path.join("torch", "optim", "optimizer.py")  # whose `profile_hook_step` calls the hooks
 SHARED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
@@ -313,6 +317,27 @@ def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
     return value
 
 
+def is_within_its_step(optimizer: Any) -> bool:
+    """Whether torch calls a hook for a step that this optimizer takes within its own: a subclass that calls `super().step()`.
+
+    torch hooks the `step` of every class of which an optimizer was made, so a subclass whose base class was used, too, is
+    heard twice a step.
+    """
+    hooked = 0
+    for kind in type(optimizer).__mro__:
+        hooked += "step" in kind.__dict__ and getattr(kind.__dict__["step"], "hooked", False)
+    if hooked < 2:
+        return False
+    frame: types.FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None and steps < 2:
+        code = frame.f_code
+        is_step = code.co_name == "wrapper" and code.co_filename.endswith(OPTIMIZER_FILE)
+        steps += is_step and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
 def can_warm_up(optimizers: Sequence[Any]) -> bool:
     """Whether every optimizer has a `step` to wrap and an LR in every group."""
     return bool(optimizers) and all(
@@ -333,8 +358,8 @@ class WarmUp:
         self._kept: list[tuple[dict[str, Any], Any]] = []  # groups and what their LR was, during a step
         self.used: float | None = None  # LR of the first group in the last step; None if it was the scheduler's
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(lambda *_: self._lower())
-            optimizer.register_step_post_hook(lambda *_: self._finish())
+            optimizer.register_step_pre_hook(lambda *_: None if is_within_its_step(optimizer) else self._lower())
+            optimizer.register_step_post_hook(lambda *_: None if is_within_its_step(optimizer) else self._finish())
         else:
             optimizer.step = self._around(optimizer.step)  # ZeRO's steps its inner optimizer group by group
 

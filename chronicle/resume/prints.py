@@ -56,6 +56,7 @@ from chronicle.resume.checksums import (
 )
 from chronicle.resume.compiled import ModelHook, outside_transforms
 from chronicle.resume.faults import shield
+from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
 from chronicle.resume.own_generators import Holder, find_generators, state_of
 from rollback.channels import Role, find_channel
@@ -608,7 +609,7 @@ def _finish(reference: "weakref.ref[StepPrints]") -> None:
 
 def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kwargs: Any) -> None:
     prints = reference()
-    if prints is not None:
+    if prints is not None and not is_within_its_step(optimizer):
         prints.updated(optimizer)
 
 

@@ -27,6 +27,7 @@ from chronicle.metrics.log import MetricsWriter
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.journal import GuardJournal
+from chronicle.resume.learning_rate import is_within_its_step
 
 __all__ = ["RULES", "SIGNS_VARIABLE", "EarlySigns", "SignJudge", "SignRule", "record_signs"]
 
@@ -106,11 +107,13 @@ class EarlySigns:
             self._routed.append(found)
 
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._looks:
+        if self._looks and not is_within_its_step(optimizer):
             tensors = [own_shard(p.detach()) for group in optimizer.param_groups for p in group["params"]]
             self._before = [(part, part.clone()) for part in map(_sample, tensors) if part.numel() > 1]
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_within_its_step(optimizer):
+            return
         self._steps += 1
         if self._looks and (values := self._values()):
             self._told(self._steps, values)

@@ -16,6 +16,7 @@ from chronicle.metrics.log import MetricsWriter, number_of
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import last_resort, raised_by_script, record_without_session, shield
+from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.session import GuardSession
 
 __all__ = ["GuardedCallback", "StepLog", "hook_engine_steps", "hook_optimizer_steps"]
@@ -43,6 +44,8 @@ def hook_optimizer_steps(session: GuardSession, takes_over: Sequence[Any] = ()) 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Every session for itself: an error in one is no reason to give up another."""
+    if is_within_its_step(optimizer):
+        return
     for session in tuple(_sessions):
         try:
             if session.engine_steps:
