@@ -335,7 +335,10 @@ class StepPrints:
             self._gradient_at_end.add(optimizer)
         if hasattr(optimizer, "register_step_post_hook") and optimizer not in self._heard_at_end:
             self._heard_at_end.add(optimizer)
-            optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))
+            handle = optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))
+            hooks = getattr(optimizer, "_optimizer_step_post_hooks", {})
+            if hasattr(hooks, "move_to_end") and handle.id in hooks:  # before those by which a script puts things back
+                hooks.move_to_end(handle.id, last=False)
         if self.batch is not None:
             self.batch.stepping(step, self._rank())
         if self._skip > 0:

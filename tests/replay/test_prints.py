@@ -75,10 +75,14 @@ class Loop:
         return read_ring(ring_path(self.launch_dir, 0))
 
 
+@pytest.mark.parametrize("restored", [False, True], ids=["kept", "put back"])
 def test_an_lr_that_is_changed_after_the_step_has_begun_is_another_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
 ) -> None:
     """Hooks of scripts (Lightning's `on_before_optimizer_step`) come late: the update goes by what they left."""
+
+    def back(optimizer: Any, *_: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-2
 
     def halves(loop: Loop) -> None:
         def late(optimizer: Any, *_: Any) -> None:
@@ -87,7 +91,10 @@ def test_an_lr_that_is_changed_after_the_step_has_begun_is_another_option(
         loop.optimizer.register_step_pre_hook(late)
 
     one = Loop(tmp_path / "a", monkeypatch).train(10).ring()
-    other = Loop(tmp_path / "b", monkeypatch).train(1)
+    other = Loop(tmp_path / "b", monkeypatch)
+    if restored:
+        other.optimizer.register_step_post_hook(back)
+    other.train(1)
     halves(other)
     two = other.train(9).ring()
     assert first_difference(one, two) == (7, ["options", "weights"])
