@@ -177,7 +177,7 @@ def judge_replay(
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
     if one.set_anew and replays_agree is not False and parts[0] != "batch":
         why = f"at step {first.step} the models are set otherwise than in the record (training or evaluation, dropout, frozen "
-        why += "weights, autocast)"
+        why += "weights, autocast, threads)"
         if told := [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]:  # of which this may come
             return Ruling(verdict=ReplayVerdict.CODE, why=f"{'; '.join(told[:4])}; {why}", evidence=evidence)
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)

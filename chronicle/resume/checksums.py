@@ -232,13 +232,23 @@ class SetParts(NamedTuple):
     modules: Sequence[Any] = ()
     dropouts: Sequence[Any] = ()
     weights: Sequence[Any] = ()
+    arithmetic: tuple[Any, ...] = ()  # how torch computes, when these were found
 
 
 def set_parts(models: Sequence[Any]) -> SetParts:
     """What is looked at of these models at every print."""
     modules = [part for model in models for part in model.modules()]
     weights = [weight for model in models for weight in model.parameters()]
-    return SetParts(modules, [part for part in modules if isinstance(vars(part).get("p"), int | float)], weights)
+    dropouts = [part for part in modules if isinstance(vars(part).get("p"), int | float)]
+    return SetParts(modules, dropouts, weights, _arithmetic())
+
+
+def _arithmetic() -> tuple[Any, ...]:
+    """What a script may set at any time, and what changes the last digits."""
+    torch = sys.modules["torch"]
+    cudnn = torch.backends.cudnn
+    chosen = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) if torch.cuda.is_initialized() else ()
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), *chosen
 
 
 def modes_of(parts: SetParts) -> int:
@@ -257,4 +267,7 @@ def modes_of(parts: SetParts) -> int:
     except RuntimeError:
         autocast = None  # a device that knows none
     how = [part.p for part in parts.dropouts], autocast, torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    return (zlib.crc32(repr(how).encode(), found) & 0xFFFF) or 1
+    found = zlib.crc32(repr(how).encode(), found)
+    if (now := _arithmetic()) != parts.arithmetic:  # else it is as the launch's facts say
+        found = zlib.crc32(repr(now).encode(), found)
+    return (found & 0xFFFF) or 1

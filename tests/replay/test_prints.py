@@ -320,6 +320,8 @@ def test_models_that_are_set_otherwise_have_another_mode(tmp_path: Path, monkeyp
     assert modes("c", lambda loop, now: setattr(loop.model[1], "p", 0.2 if now else 0.1)) == [4]
     assert modes("d", lambda loop, now: loop.model[0].bias.requires_grad_(not now)) == [4]
     assert modes("e", lambda loop, now: torch.set_float32_matmul_precision("medium" if now else "highest")) == [4]
+    threads = torch.get_num_threads()
+    assert modes("g", lambda loop, now: torch.set_num_threads(threads + now)) == [4]
     assert modes("f", lambda loop, now: None) == []
 
 
