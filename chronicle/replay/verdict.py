@@ -32,6 +32,7 @@ from typing import Any
 
 from chronicle.replay.compared import OTHERS, PARTS, PrintComparison
 from chronicle.replay.ring import SeenParts
+from chronicle.replay.watched import IS_NEWER
 from chronicle.resume.checks.check import Outcome
 
 __all__ = [
@@ -162,6 +163,9 @@ def judge_replay(
     if parts[0] == "options":
         lrs = f": LR {first.record.lr:g} in the record, {first.other.lr:g} in the replay"
         lrs = lrs if first.record.lr != first.other.lr else ""
+        if files := [text for kind, text in changed if kind == "file"]:  # of settings, where such things are written
+            why = f"{'; '.join(files[:4])}; other options of the optimizer{lrs}"
+            return Ruling(verdict=ReplayVerdict.CODE, why=why, evidence=evidence)
         return Ruling(verdict=ReplayVerdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
     if parts[0] in ENTERS and replays_agree is False:
         origin = "one checkpoint" if place.has_checkpoint else "its beginning"
@@ -171,7 +175,8 @@ def judge_replay(
     if parts[0] in ("torch", *OTHERS):
         why = f"{PARTS[parts[0]][1]} {'stand' if parts[0] == 'torch' else 'stands'} elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
-    known = any(kind in ("environment", "arithmetic", "file", "data") for kind, _ in changed)
+    newer = tuple(text for text in unrecorded if IS_NEWER in text)
+    known = bool(newer) or any(kind in ("environment", "arithmetic", "file", "data") for kind, _ in changed)
     if one.own_moved and replays_agree is not False and not known:
         why = f"the generators that the script made for itself stand elsewhere from step {first.step} on"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
@@ -184,7 +189,7 @@ def judge_replay(
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
         why = f"another batch at step {first.step}{same}"
-        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence, again=again)
+        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=(*evidence, *newer[:4]), again=again)
     if one.on_its_way:
         why = f"the batch of step {first.step} did not enter the model as its loader yielded it: it was changed on its way"
         return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)

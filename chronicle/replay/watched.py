@@ -31,8 +31,9 @@ from chronicle.replay.facts import ITS_OWN, OWN, PACKAGES, born, is_outside, pla
 from chronicle.replay.installed import InstalledPackages
 from chronicle.replay.sandbox import end_with_parent
 
-__all__ = ["Then", "answers_to_vary", "is_born_within", "unrecorded", "variables_read", "watched"]
+__all__ = ["IS_NEWER", "Then", "answers_to_vary", "is_born_within", "unrecorded", "variables_read", "watched"]
 
+IS_NEWER = "is newer than the launch, and its content of then is not known"  # ends what is said of a file
 # number of each system call, of this one, and the machine's number in the filter
 X86: Final = {"open": 2, "creat": 85, "openat": 257, "openat2": 437, "connect": 42, "execve": 59, "execveat": 322, "shmget": 29,
               "rename": 82, "renameat": 264, "renameat2": 316, "stat": 4, "lstat": 6, "access": 21, "readlink": 89,
@@ -401,7 +402,7 @@ def unrecorded(
         elif path.startswith("/dev/shm/"):
             yield f"what lay in shared memory (`{path}`) is in no record"
         elif _is_newer(found.st_ctime, begun, ended if then.is_made(path) else None) and not packages.is_as_installed(path):
-            yield f"`{path}`, which is read, is newer than the launch, and its content of then is not known"
+            yield f"`{path}`, which is read, {IS_NEWER}"
     yield from (why for path, listed in seen.get("looked", {}).items() if (why := then.doubt(path, listed)))
     told, now = facts.get("packages") or {}, (after or {}).get("packages") or {}
     newer = packages.newer_than(begun, seen["read"], told, now)

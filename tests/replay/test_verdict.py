@@ -8,6 +8,7 @@ import pytest
 from chronicle.replay.compared import PrintComparison, compare_prints, own_generators_vary, prints_agree
 from chronicle.replay.ring import Print, SeenParts
 from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
+from chronicle.replay.watched import IS_NEWER
 
 ALL = SeenParts(0)
 for each in SeenParts:
@@ -191,6 +192,23 @@ def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> No
     alone = prints(seen=seen)
     alone[0][8] = replace(alone[0][8], own=9)
     assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED  # it has no effect
+
+
+def test_a_file_that_is_newer_than_the_launch_comes_before_what_is_drawn_because_of_it() -> None:
+    """A library in C opened the table, so no digest of then is known; with fewer rows the sampler draws others."""
+    seen = ALL | SeenParts.OWN
+    record = differing("batch", seen=seen)
+    for step in range(7, UNTIL + 1):
+        record[0][step] = replace(record[0][step], own=9)
+    assert judged(record, prints(seen=seen)).verdict is ReplayVerdict.STATE
+    newer = f"`clients.parquet`, which is read, {IS_NEWER}"
+    found = judged(record, prints(seen=seen), unrecorded=[newer])
+    assert found.verdict is ReplayVerdict.DATA and found.evidence[-1] == newer
+
+
+def test_a_settings_file_comes_before_the_options_that_it_holds() -> None:
+    found = judged(differing("options"), prints(), changed=[("file", "`local.yaml` has changed")])
+    assert found.verdict is ReplayVerdict.CODE and "local.yaml" in found.why and "options" in found.why
 
 
 def test_models_that_are_set_otherwise_are_another_state_where_the_result_is_another() -> None:
