@@ -455,6 +455,16 @@ def test_lightning_warms_up_and_refuses_the_data(
     assert lrs(told) == pytest.approx([scheduled(8 + k) * min(1.0, (k + 1) / 4) for k in range(8)], rel=1e-9)
 
 
+def _prepare_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of a launcher; left behind, they would make ranks of the processes that other tests start."""
+    from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, "")  # as it was before, when the test is over
+        monkeypatch.delenv(name)
+    prepare_environment()
+
+
 def train_with_deepspeed(
     run_dir: Path, root: Path, stage: int, num_steps: int, load: bool, source: Path | None = None, **parts: bool
 ) -> list[float]:
@@ -486,11 +496,9 @@ def train_with_deepspeed(
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2])
 def test_raw_deepspeed_warms_up_and_refuses_the_data(
-    run_dir: Path, root: Path, stage: int, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, root: Path, stage: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
-
-    prepare_environment()
+    _prepare_one_rank(monkeypatch)
     import deepspeed
 
     if not torch.distributed.is_initialized():
@@ -505,12 +513,11 @@ def test_raw_deepspeed_warms_up_and_refuses_the_data(
 
 
 @pytest.mark.slow
-@pytest.mark.sample
-def test_a_deepspeed_script_that_always_loads_may_begin(run_dir: Path, root: Path) -> None:
+def test_a_deepspeed_script_that_always_loads_may_begin(
+    run_dir: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing was saved, so nothing is lost; where something was, a load that would find nothing is refused."""
-    from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
-
-    prepare_environment()
+    _prepare_one_rank(monkeypatch)
     import deepspeed
 
     if not torch.distributed.is_initialized():
@@ -524,15 +531,12 @@ def test_a_deepspeed_script_that_always_loads_may_begin(run_dir: Path, root: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.sample
 @pytest.mark.parametrize("parts", [{"load_module_only": True}, {"load_optimizer_states": False}], ids=["module", "part"])
 def test_deepspeed_begins_a_training_with_the_weights_of_another_run(
-    run_dir: Path, root: Path, tmp_path: Path, parts: dict[str, bool]
+    run_dir: Path, root: Path, tmp_path: Path, parts: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script says so by an argument. In a run that has saved it would be half of a resume."""
-    from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
-
-    prepare_environment()
+    _prepare_one_rank(monkeypatch)
     import deepspeed
 
     if not torch.distributed.is_initialized():
