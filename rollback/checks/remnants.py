@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rollback.checkpoint.formats.torch_checkpoint import TORCH_FILE
 from rollback.checkpoint.layout import (
     RANKED,
-    TORCH_ENDINGS,
     Checkpoint,
     DirectoryEntry,
     FileType,
@@ -32,7 +32,6 @@ from rollback.files.state_file import read_state_file
 
 __all__ = ["find_remnants", "remnant_findings", "unreadable_beside"]
 
-_TORCH = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
 _SAVED_ALONE = (".pt", ".pth", ".ckpt")  # endings under which nothing else is kept than what torch saved
 _OF_STATE = (*STATE_SUFFIXES, ".json", ".yaml", ".metadata")  # pictures and notes are no part of a save
 _ONE_LEVEL, _TWO_LEVELS = 1, 2
@@ -75,7 +74,7 @@ def find_remnants(root: Path, listed: Iterable[Checkpoint], than: Checkpoint) ->
         step = max(counted) if counted else begun + higher
         if step > begun and _is_of_the_series(root, entry, than):
             one = unknown.get(entry.name)
-            if counted or (_is_cut(root, entry) if one is None else not passes(verify_checkpoint(one))):
+            if counted or (_what_is_cut(root, entry) is not None if one is None else not passes(verify_checkpoint(one))):
                 found[entry.name] = step
     return found
 
@@ -133,10 +132,6 @@ def _is_unfinished(name: str) -> bool:
     return is_leftover(name) or (name.startswith(".") and not name.endswith(_OF_STATE))
 
 
-def _is_cut(root: Path, entry: DirectoryEntry) -> bool:
-    return _what_is_cut(root, entry) is not None
-
-
 def _what_is_cut(root: Path, entry: DirectoryEntry) -> tuple[str, str] | None:
     """(check, what is wrong) with an entry that no format takes for a checkpoint; None for a file that can be read."""
     if entry.kind is FileType.FILE:
@@ -153,7 +148,7 @@ def _what_is_cut(root: Path, entry: DirectoryEntry) -> tuple[str, str] | None:
 
 def _damage_of(path: Path) -> str | None:
     """Why a file cannot be read; None where it can."""
-    if _TORCH.fullmatch(path.name):
+    if TORCH_FILE.fullmatch(path.name):
         try:
             read_state_file(path)
         except RollbackError as problem:

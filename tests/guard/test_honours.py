@@ -463,6 +463,10 @@ def _prepare_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")  # as it was before, when the test is over
         monkeypatch.delenv(name)
     prepare_environment()
+    import deepspeed
+
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 
 
 def train_with_deepspeed(
@@ -499,10 +503,6 @@ def test_raw_deepspeed_warms_up_and_refuses_the_data(
     run_dir: Path, root: Path, stage: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prepare_one_rank(monkeypatch)
-    import deepspeed
-
-    if not torch.distributed.is_initialized():
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     train_with_deepspeed(run_dir, root, stage, 5, load=False)
     assert roll_back(run_dir, root, 5, "--skip-batches", "2") == 3
     assert "after `load_checkpoint`" in capsys.readouterr().err
@@ -518,10 +518,6 @@ def test_a_deepspeed_script_that_always_loads_may_begin(
 ) -> None:
     """Nothing was saved, so nothing is lost; where something was, a load that would find nothing is refused."""
     _prepare_one_rank(monkeypatch)
-    import deepspeed
-
-    if not torch.distributed.is_initialized():
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     assert len(train_with_deepspeed(run_dir, root, 0, 2, load=True)) == 2
     with pytest.raises(ResumeRefused, match="nothing was loaded"):
         train_with_deepspeed(run_dir, root / "elsewhere", 0, 2, load=True)
@@ -537,10 +533,6 @@ def test_deepspeed_begins_a_training_with_the_weights_of_another_run(
 ) -> None:
     """The script says so by an argument. In a run that has saved it would be half of a resume."""
     _prepare_one_rank(monkeypatch)
-    import deepspeed
-
-    if not torch.distributed.is_initialized():
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     train_with_deepspeed(run_dir, root, 0, 3, load=False)
     other = tmp_path / "logs" / "tuned"
     assert len(train_with_deepspeed(other, tmp_path / "tuned", 0, 2, load=True, source=root, **parts)) == 2

@@ -32,7 +32,7 @@ from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
 
 _LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
-_SUFFIX = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
+TORCH_FILE = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
 _LIGHTNING_KEY = "pytorch-lightning_version"
 _EIGHT_BIT = "moments quantised by bitsandbytes (state1, absmax1, qmap1); the LR is a plain number of the groups"
 # of `accelerator.save_state` (accelerate/checkpointing.py) and of the Trainer (`_save_rng_state`)
@@ -63,7 +63,7 @@ class LightningFormat(CheckpointFormat):
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """The one file holds everything."""
-        return (Role.CUSTOM, None) if _SUFFIX.fullmatch(path) else None
+        return (Role.CUSTOM, None) if TORCH_FILE.fullmatch(path) else None
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Lightning's own layout; a `.ckpt` without its version is read as a script's."""
@@ -102,7 +102,7 @@ class TorchFormat(CheckpointFormat):
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with an ending that scripts use."""
         one = len(entries) == 1 and entries[0].path == name and entries[0].kind is not FileType.DIRECTORY
-        return one and _SUFFIX.fullmatch(name) is not None
+        return one and TORCH_FILE.fullmatch(name) is not None
 
     def step_in_name(self, name: str) -> int | None:
         """None: the writer, and what a number in the name counts, are unknown."""
@@ -110,11 +110,11 @@ class TorchFormat(CheckpointFormat):
 
     def is_checkpoint_name(self, name: str) -> bool:
         """Any file with an ending that scripts use."""
-        return _SUFFIX.fullmatch(name) is not None
+        return TORCH_FILE.fullmatch(name) is not None
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """The one file holds everything."""
-        return (Role.CUSTOM, None) if _SUFFIX.fullmatch(path) else None
+        return (Role.CUSTOM, None) if TORCH_FILE.fullmatch(path) else None
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Optimizers and schedulers found by their keys."""
@@ -125,7 +125,7 @@ def _read_with_parts(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState
     """The state of a script's file, with the optimizers and schedulers of the parts beside it; the step is the file's own."""
     state = read_script_state(checkpoint, file)
     for part in checkpoint.names[1:]:
-        if _SUFFIX.fullmatch(part):
+        if TORCH_FILE.fullmatch(part):
             path = checkpoint.folder / part
             found = read_script_state(replace(checkpoint, path=path), read_state_file(path))
             state = replace(state, schedulers=(*state.schedulers, *found.schedulers),
