@@ -95,20 +95,23 @@ for step in range(1, int(sys.argv[1]) + 1):
 
 
 def again(steps: int = 400) -> tuple[float, float, float, str]:
-    """Seconds of a launch of one step, of all steps, and of a replay of all; what the replay said."""
+    """Seconds of a launch of one step, of all steps, and of a replay of all; what the replay said.
+
+    A launch before them compiles what is not compiled yet.
+    """
     environ = quiet() | {"PYTHONPATH": os.getcwd()}
     environ.pop(PRINTS_VARIABLE)
     seconds = []
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name).resolve()
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place).resolve()
         (directory / "wide.py").write_text(WIDE)
-        for number in (1, steps):
+        for name, number in (("first", 1), ("one", 1), ("all", steps)):
             begun = time.perf_counter()
-            in_chronicle(directory, environ, "run", "--run", f"of-{number}", "--", sys.executable, "wide.py", str(number))
+            in_chronicle(directory, environ, "run", "--run", name, "--", sys.executable, "wide.py", str(number))
             seconds.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        said = in_chronicle(directory, environ, "replay", "1", "--until", str(steps), "--run", f"of-{steps}", check=False)
-        return seconds[0], seconds[1], time.perf_counter() - begun, said.splitlines()[0]
+        said = in_chronicle(directory, environ, "replay", "1", "--until", str(steps), "--run", "all", check=False)
+        return seconds[1], seconds[2], time.perf_counter() - begun, said.splitlines()[0]
 
 
 def show() -> None:

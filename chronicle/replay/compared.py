@@ -71,6 +71,7 @@ class PrintComparison:
     first: PrintDifference | None = None
     gap: int = 0  # steps without a print right before the first difference
     on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
+    became_another: bool = False  # the batch of the first step that differs was handed over alike, and entered otherwise
     labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
     own_moved: bool | None = None  # the script's own generators stand elsewhere then, and did not before; None: all the time
     set_anew: bool | None = None  # the models are set otherwise then, and were not before; None: all the time
@@ -125,7 +126,7 @@ def _compare(
     first: PrintDifference | None = None
     last = start
     gap = 0
-    drawn, on_its_way = "", False
+    drawn, on_its_way, became_another = "", False, False
     own_moved: bool | None = False
     set_anew: bool | None = False
     own_was_equal = was_set_equal = True
@@ -159,7 +160,8 @@ def _compare(
             ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
             on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
-            drawn = _which_are_drawn(record, replay, step) if at[3][0] in RESULT else ""
+            became_another = at[3][0] == "batch" and not any(_is_handed_otherwise(own, other) for _, own, other in pairs)
+            drawn = _which_are_drawn(record, replay, step) if at[3][0] in RESULT or became_another else ""
             if _is_any_apart(pairs, _is_own_apart) and _stays_apart(record, replay, step):
                 own_moved = True if own_was_equal else None
             if _is_any_apart(pairs, _is_set_apart):
@@ -186,6 +188,7 @@ def _compare(
         entered_before=entered_before,
         labels_differ=labels_differ,
         on_its_way=on_its_way,
+        became_another=became_another,
     )
 
 
@@ -203,6 +206,11 @@ def _is_changed_on_its_way(record: Prints, replay: Prints, step: int) -> bool:
         for rank, rows in record.items()
         if step in rows and SeenParts.BATCH in rows[step].seen
     )
+
+
+def _is_handed_otherwise(one: Print, other: Print) -> bool:
+    """Whether the upper halves of what was handed to the model differ (`digest_of_batches`)."""
+    return one.batches != other.batches or one.batch >> 32 != other.batch >> 32
 
 
 def _is_own_apart(one: Print, other: Print) -> bool:

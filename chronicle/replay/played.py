@@ -14,7 +14,7 @@ from chronicle.errors import ChronicleError
 from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree
 from chronicle.replay.facts import read_facts
 from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, play
-from chronicle.replay.ring import Print, Ring, rings_of
+from chronicle.replay.ring import VERSION_VARIABLE, Print, Ring, rings_of
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.one_step import (
     OPS_VARIABLE,
@@ -76,7 +76,9 @@ class Played:
 
 def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     """Play the steps of a plan."""
-    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
+    version = min(ring.header["v"] for ring in plan.rings.values())
+    more = {SHOW_VARIABLE: str(plan.step), VERSION_VARIABLE: str(version)}
+    origin = replace(plan.origin, environ={**plan.origin.environ, **more})
     # one step more, where the record has it: whether its generators stand elsewhere tells of the step before
     until = plan.until + all(plan.until + 1 in ring.steps() for ring in plan.rings.values())
     with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:

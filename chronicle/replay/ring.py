@@ -8,7 +8,8 @@ newest print takes the place of the oldest. A print holds:
     flags      which of the fields below were seen (`SeenParts`), and whether this print begins a launch or follows a load
     batches    micro-batches of the step, at most 255
     check      checksum of the print: a place that was cut by a crash is no print
-    batch      digest of all bits of the micro-batches that entered the model, in their order
+    batch      digest of all bits of the micro-batches that were handed to the model, in their order; the lower half is of what
+               they became, where parts of the model were seen to be called with something else
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
     torch      torch's generators (those of devices too) when the first micro-batch entered
@@ -42,6 +43,8 @@ from chronicle.errors import ChronicleError
 
 __all__ = [
     "PRINT_BYTES",
+    "VERSION",
+    "VERSION_VARIABLE",
     "Print",
     "Ring",
     "RingWriter",
@@ -53,7 +56,8 @@ __all__ = [
     "rings_of",
 ]
 
-VERSION = 3
+VERSION = 4
+VERSION_VARIABLE = "CHRONICLE_PRINTS_VERSION"  # of the record that a replay is compared with
 HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQIQIHHHHHHIfd")  # of version 2: 32 bits of options, and no modes
 FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1: one checksum of both generators, no output, no pull

@@ -186,9 +186,13 @@ def judge_replay(
         if told := [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]:  # of which this may come
             return Ruling(verdict=ReplayVerdict.CODE, why=f"{'; '.join(told[:4])}; {why}", evidence=evidence)
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
+    if one.became_another and one.drawn:
+        return Ruling(verdict=ReplayVerdict.STATE, why=_drawn_within(one), evidence=evidence, again=again)
     if parts[0] == "batch":
         same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
         why = f"another batch at step {first.step}{same}"
+        if one.became_another:
+            why = f"the batch of step {first.step} was handed over as in the record, and entered the model otherwise"
         return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=(*evidence, *newer[:4]), again=again)
     if one.on_its_way:
         why = f"the batch of step {first.step} did not enter the model as its loader yielded it: it was changed on its way"
@@ -203,8 +207,7 @@ def judge_replay(
         why = f"the checkpoint does not hold what the training had: {'; '.join(load.unlike[:3])}"
         return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
     if one.drawn:
-        why = f"random numbers were drawn otherwise, or seeded, within step {first.step}: {one.drawn} tell"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
+        return Ruling(verdict=ReplayVerdict.STATE, why=_drawn_within(one), evidence=evidence)
     doubts = [text for kind, text in changed if kind == "doubt"]
     if one.own_moved is None and not place.own_varied:
         doubts.append("generators that the script made for itself stand elsewhere from the first step on")
@@ -220,6 +223,11 @@ def judge_replay(
     elif "batch" in one.parts and not all(labels):
         missing = (*missing, "labels, which do not enter the model, may be others (what it gave is in no print)")
     return _another_result(one, replays_agree, evidence, missing, place, labels_differ=bool(one.labels_differ))
+
+
+def _drawn_within(one: PrintComparison) -> str:
+    assert one.first is not None
+    return f"random numbers were drawn otherwise, or seeded, within step {one.first.step}: {one.drawn} tell"
 
 
 def _other_beginning(

@@ -26,6 +26,7 @@ __all__ = [
     "chosen",
     "contents_of",
     "digest_of_all",
+    "digest_of_batches",
     "global_generators",
     "has_named_labels",
     "is_ready",
@@ -40,6 +41,7 @@ LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their or
 LARGEST_OUTPUT = 1 << 24  # elements of an output that is looked at bit by bit
 SPREAD = 0x2545F4914F6CDD1D  # an odd number without a pattern
 EXACT = (1 << 52) - 1  # what a double holds
+LOWER = (1 << 32) - 1  # of 64 bits
 TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WORD = struct.Struct("<Q")
 
@@ -115,6 +117,18 @@ def digest_of_all(sample: "list[Any] | None") -> int:
     for part in sample:
         digest.update(part if isinstance(part, bytes) else part.array().tobytes())
     return int(WORD.unpack(digest.digest())[0])
+
+
+def digest_of_batches(batches: "Sequence[Sequence[Any]]", beside: "Sequence[Sequence[Any]]", version: int) -> int:
+    """64 bits of what a step's micro-batches hold, and of what they became beside it (what entered parts of the model).
+
+    Of what they became are the lower 32, where there is any: two batches with the same upper half were handed over alike. In
+    prints up to version 3 one digest was of both.
+    """
+    if version > 3 and any(beside):
+        became = digest_of_all([part for one in beside for part in (*one, b"|")])
+        return digest_of_batches(batches, [()] * len(batches), version) & ~LOWER | became & LOWER
+    return digest_of_all([part for one, more in zip(batches, beside, strict=True) for part in (*one, *more, b"|")])
 
 
 def short_digest(parts: "list[Any]") -> int:

@@ -37,7 +37,7 @@ from typing import Any
 
 from chronicle.metrics.log import heard
 from chronicle.replay.facts import LateFiles, stop_noting, write_facts
-from chronicle.replay.ring import RingWriter, SeenParts, ring_path
+from chronicle.replay.ring import VERSION, VERSION_VARIABLE, RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded, layers_of, readable, tensors_of, weights_of_call
 from chronicle.resume.checksums import (
     SetParts,
@@ -46,6 +46,7 @@ from chronicle.resume.checksums import (
     chosen,
     contents_of,
     digest_of_all,
+    digest_of_batches,
     global_generators,
     has_named_labels,
     is_ready,
@@ -97,6 +98,7 @@ class _Step:
     step: int
     seen: int = 0
     batches: "list[list[Any]]" = field(default_factory=list)  # what each micro-batch holds, as checksums
+    beside: "list[list[Any]]" = field(default_factory=list)  # what each became when it entered parts of the model
     gradient: "list[Any] | None" = None
     weights: "list[Any] | None" = None
     outputs: "list[Any]" = field(default_factory=list)
@@ -135,6 +137,8 @@ class StepPrints:
     ) -> None:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
         self._is_replay = "CHRONICLE_REPLAY" in environ
+        told = environ.get(VERSION_VARIABLE, "")
+        self._version = int(told) if told.isdecimal() else VERSION  # of the prints that these are compared with
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
         self._clock = clock
@@ -465,8 +469,8 @@ class StepPrints:
             self._entered = None
             return
         entered, self._entered = self._entered, None
-        batches = [[*found, *beside] for found, beside in zip(self._batches, self._beside, strict=True)]
-        self._batches, self._beside = [], []
+        batches, self._batches = self._batches, []
+        beside, self._beside = self._beside, []
         outputs, self._outputs = self._outputs, []
         pulls, self._pulls = self._pulls, []
         self._versions = {}
@@ -480,7 +484,8 @@ class StepPrints:
         now.seen |= WEIGHTS
         now.over = True
         if batches:
-            now.batches, now.seen = batches, now.seen | BATCH | (TARGETS if with_targets else 0)
+            now.batches, now.beside = batches, beside
+            now.seen |= BATCH | (TARGETS if with_targets else 0)
         now.outputs, now.pulls = outputs, pulls
         self._waiting.append(now)
         self._settle()
@@ -513,7 +518,8 @@ class StepPrints:
             self._write(waiting.popleft())
 
     def _is_complete(self, one: _Step, wait: bool) -> bool:
-        return wait or all(is_ready(part) for part in (one.gradient, one.weights, one.outputs, one.pulls, *one.batches))
+        parts = (one.gradient, one.weights, one.outputs, one.pulls, *one.batches, *one.beside)
+        return wait or all(map(is_ready, parts))
 
     def _write(self, one: _Step) -> None:
         if self._writer is None:
@@ -522,7 +528,7 @@ class StepPrints:
             one.step,
             one.seen,
             len(one.batches),
-            digest_of_all([part for batch in one.batches for part in (*batch, b"|")] if one.batches else None),
+            digest_of_batches(one.batches, one.beside, self._version) if one.batches else 0,
             digest_of_all(one.gradient),
             digest_of_all(one.weights),
             one.torch,

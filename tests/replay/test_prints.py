@@ -23,6 +23,7 @@ from chronicle.replay.ring import (
     HEADER_BYTES,
     LAYOUT,
     PRINT_BYTES,
+    VERSION_VARIABLE,
     Print,
     Ring,
     RingWriter,
@@ -235,11 +236,12 @@ def test_a_closure_that_comes_after_a_first_backward_pass_is_of_the_same_step(
 def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_path: Path) -> None:
     """Lightning hands the batch over, and then calls the model inside of the step. A resume has the same prints."""
 
-    def take(directory: Path, steps: range, changed: int = 0) -> dict[int, Print]:
+    def take(directory: Path, steps: range, changed: int = 0, version: str = "") -> dict[int, Print]:
+        environ = {PRINTS_VARIABLE: "every", VERSION_VARIABLE: version}
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        prints = StepPrints(directory, lambda: 0, lambda: 1, environ={PRINTS_VARIABLE: "every"})
+        prints = StepPrints(directory, lambda: 0, lambda: 1, environ=environ)
         for step in steps:
             batch = torch.full((3, 2), float(step))
             prints.enters(batch)
@@ -258,6 +260,10 @@ def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_pat
     assert all((whole[step].batch, whole[step].gradient) == (one.batch, one.gradient) for step, one in resumed.items())
     other = take(tmp_path / "c", range(1, 6), changed=4)  # on its way into the network
     assert [step for step in whole if whole[step].batch != other[step].batch] == [4]
+    assert whole[4].batch >> 32 == other[4].batch >> 32  # it was handed over alike
+    assert len({one.batch >> 32 for one in whole.values()}) == 5
+    old = take(tmp_path / "d", range(1, 6), version="3")  # compared with a record of before
+    assert all(whole[step].batch >> 32 != old[step].batch >> 32 for step in whole)
 
 
 def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
@@ -603,7 +609,7 @@ def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
     write(path, range(1, 2))
     blob = FIRST_LAYOUT.pack(7, 0, int(SeenParts.LOSS), 1, 0, 2, 3, 4, 5, 6, 7, 0.5, 1.5)
     check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
-    header = path.read_bytes()[:HEADER_BYTES].replace(b'"v":3', b'"v":1')
+    header = path.read_bytes()[:HEADER_BYTES].replace(b'"v":4', b'"v":1')
     path.write_bytes(header + blob[:CHECK_AT] + check + blob[CHECK_END:])
     (one,) = read_ring(path).prints
     assert (one.step, one.lr, one.loss, one.options, one.output) == (7, 0.5, 1.5, 7, 0) and one.seen == SeenParts.LOSS
@@ -617,7 +623,7 @@ def test_a_file_of_the_second_version_has_no_modes(tmp_path: Path) -> None:
     write(path, range(1, 2))
     blob = LAYOUT.pack(7, 0, int(SeenParts.OPTIONS), 1, 0, 2, 3, 4, 5, 6, 7, 0x5678, 0x1234, 8, 9, 10, 0.5, 1.5)
     check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
-    path.write_bytes(path.read_bytes()[:HEADER_BYTES].replace(b'"v":3', b'"v":2') + blob[:CHECK_AT] + check + blob[CHECK_END:])
+    path.write_bytes(path.read_bytes()[:HEADER_BYTES].replace(b'"v":4', b'"v":2') + blob[:CHECK_AT] + check + blob[CHECK_END:])
     (one,) = read_ring(path).prints
     assert (one.options, one.modes, one.output, one.own) == (0x5678, 0, 8, 10) and SeenParts.MODES not in one.seen
     assert Print.unpack(Print(step=1, options=0x12345678, loss=1.0).pack()) == Print(step=1, options=0x5678, loss=1.0)

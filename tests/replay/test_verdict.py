@@ -23,8 +23,8 @@ def prints(ranks: int = 1, seen: SeenParts = ALL) -> Rows:
     return {
         rank: {
             step: Print(
-                step=step, seen=seen, batches=2, batch=100 * rank + step, gradient=step, weights=step, torch=step, python=step,
-                numpy=step,
+                step=step, seen=seen, batches=2, batch=(100 * rank + step) << 32 | step, gradient=step, weights=step,
+                torch=step, python=step, numpy=step,
                 options=1, lr=0.1, loss=1.0 / step,
             )
             for step in steps
@@ -392,6 +392,20 @@ def test_random_numbers_that_were_drawn_within_a_step_are_another_state() -> Non
         record[0][number] = replace(record[0][number], torch=999)
     found = judged(record, prints())
     assert found.verdict is ReplayVerdict.STATE and "within step 7" in found.why
+
+
+def test_a_batch_that_became_another_by_random_numbers_is_another_state() -> None:
+    """Noise of Lightning's step: the batch was handed over alike, and entered otherwise."""
+    record = prints()
+    record[0][7] = replace(record[0][7], batch=record[0][7].batch ^ 1)
+    found = judged(record, prints())
+    assert found.verdict is ReplayVerdict.DATA and "handed over as in the record" in found.why
+    for number in range(8, UNTIL + 1):
+        record[0][number] = replace(record[0][number], own=999)
+    found = judged(record, prints())
+    assert found.verdict is ReplayVerdict.STATE and "within step 7: the script's own generators" in found.why
+    record[0][7] = replace(record[0][7], batch=999 << 32)  # other data may be more or fewer, and draw otherwise
+    assert judged(record, prints()).verdict is ReplayVerdict.DATA
 
 
 def test_a_large_file_that_was_written_anew_is_a_doubt_and_no_difference() -> None:
