@@ -20,6 +20,7 @@ from benchmarks.replay import (
     fresh,
     futures,
     kills,
+    nineteenth,
     ninth,
     searches,
     seventeenth,
@@ -51,6 +52,7 @@ LISTS = {
     "sixteenth": sixteenth.causes,
     "seventeenth": seventeenth.causes,
     "eighteenth": eighteenth.causes,
+    "nineteenth": nineteenth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
