@@ -21,6 +21,7 @@ __all__ = [
     "compare_prints",
     "own_generators_vary",
     "prints_agree",
+    "step_that_tells",
 ]
 
 Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
@@ -38,6 +39,7 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
 RESULT = ("output", "gradient", "loss", "weights")
+MOST_TURNS = 4  # of optimizers, with one batch
 OTHERS = ("python", "numpy")  # generators that many scripts use for nothing, and restore in no launch
 
 
@@ -75,7 +77,7 @@ class PrintComparison:
     labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
     own_moved: bool | None = None  # the script's own generators stand elsewhere then, and did not before; None: all the time
     set_anew: bool | None = None  # the models are set otherwise then, and were not before; None: all the time
-    drawn: str = ""  # which generators stand elsewhere in the step after the first one that differs, and not in that one
+    drawn: str = ""  # which generators stand elsewhere after the first step that differs, and not when it began
     unrestored: tuple[str, ...] = ()  # which generators stood elsewhere from the first step on, and had no effect
     entered_before: bool = False  # in the record, something entered the model between the step of the checkpoint and its save
 
@@ -264,16 +266,32 @@ def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
 
 
 def _which_are_drawn(record: Prints, replay: Prints, step: int) -> str:
-    """Which generators of some rank stand elsewhere when the step after this one begins, and did not in this one; in words."""
+    """Which generators of some rank stand elsewhere when the next batch enters, and did not in this one; in words."""
 
     def pairs(at: int) -> list[tuple[int, Print, Print]]:
         rows = [(rank, own.get(at), replay.get(rank, {}).get(at)) for rank, own in record.items()]
         return [(rank, own, other) for rank, own, other in rows if own is not None and other is not None]
 
-    if any("torch" in _differing(own, other) for _, own, other in pairs(step + 1)):
+    after = step_that_tells(record, step)
+    if after is None:
+        return ""
+    if any("torch" in _differing(own, other) for _, own, other in pairs(after)):
         return "torch's generators"
     was_equal = not _is_any_apart(pairs(step), _is_own_apart)
-    return "the script's own generators" if was_equal and _is_any_apart(pairs(step + 1), _is_own_apart) else ""
+    return "the script's own generators" if was_equal and _is_any_apart(pairs(after), _is_own_apart) else ""
+
+
+def step_that_tells(record: Prints, step: int) -> int | None:
+    """The step after this one whose prints tell where the generators stood, which is where this one left them.
+
+    The next one, but for several optimizers that take turns with one batch.
+    """
+    near = range(step + 1, step + 1 + MOST_TURNS)
+    return next((at for at in near if all(_tells(rows, at) for rows in record.values())), None)
+
+
+def _tells(rows: Mapping[int, Print], step: int) -> bool:
+    return step in rows and SeenParts.GENERATORS in rows[step].seen
 
 
 def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:

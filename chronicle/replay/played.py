@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree
+from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree, step_that_tells
 from chronicle.replay.facts import read_facts
 from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, play
 from chronicle.replay.ring import VERSION_VARIABLE, Print, Ring, rings_of
@@ -79,8 +79,8 @@ def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     version = min(ring.header["v"] for ring in plan.rings.values())
     more = {SHOW_VARIABLE: str(plan.step), VERSION_VARIABLE: str(version)}
     origin = replace(plan.origin, environ={**plan.origin.environ, **more})
-    # one step more, where the record has it: whether its generators stand elsewhere tells of the step before
-    until = plan.until + all(plan.until + 1 in ring.steps() for ring in plan.rings.values())
+    # the next step that tells it, too: whether its generators stand elsewhere tells of the step before
+    until = step_that_tells({rank: ring.steps() for rank, ring in plan.rings.items()}, plan.until) or plan.until
     with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
         return read_result(forked, plan.step)
 

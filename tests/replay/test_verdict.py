@@ -404,6 +404,8 @@ def test_a_batch_that_became_another_by_random_numbers_is_another_state() -> Non
         record[0][number] = replace(record[0][number], own=999)
     found = judged(record, prints())
     assert found.verdict is ReplayVerdict.STATE and "within step 7: the script's own generators" in found.why
+    record[0][8] = replace(record[0][8], own=0, seen=ALL & ~(SeenParts.OWN | SeenParts.GENERATORS))  # another optimizer's turn
+    assert judged(record, prints()).verdict is ReplayVerdict.STATE
     record[0][7] = replace(record[0][7], batch=999 << 32)  # other data may be more or fewer, and draw otherwise
     assert judged(record, prints()).verdict is ReplayVerdict.DATA
 
