@@ -15,10 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
+import torch
+
 from benchmarks.replay.causes import Later, digests, edit, in_chronicle, quiet, set_variable
 from benchmarks.replay.planting import PLANTED, fault, plant
 from benchmarks.strangers.offline import assets
-from benchmarks.strangers.originals import ORIGINALS, Original
+from benchmarks.strangers.originals import ATTACH, GUARD, ORIGINALS, Original, glue
 from benchmarks.strangers.play import HERE, NEEDS_BERT, OFFLINE
 from chronicle.replay.ring import rings_of
 
@@ -75,6 +78,61 @@ MORE = {
         arguments=("--no-accel", "--epochs", "2", "--batch-size", "8", "--log-interval", "5"),
         pictures=True,
     ),
+    "pytorch-vae": Original(
+        file="pytorch+examples/vae/main.py",
+        edits=(
+            (r"^from torchvision.utils import save_image$", "save_image = lambda *ignored, **more: None"),
+            (r"^(optimizer = optim.Adam.*)$", rf"\1\n{ATTACH})"),
+            (r"^( +)data = data.to\(device\)$", r"\1data = data.sigmoid()"),
+            (r"test\(epoch\)$", "pass"),
+        ),
+        arguments=("--no-accel", "--epochs", "2", "--batch-size", "8"),
+        pictures=True,
+    ),
+    "pytorch-time-sequence": Original(
+        file="pytorch+examples/time_sequence_prediction/train.py",
+        prepare=lambda folder: waves(folder),
+        edits=(
+            (r"^( +)(optimizer = optim.LBFGS.*)$", r"\1\2\n\1import chronicle; chronicle.attach('strangers', seq, optimizer)"),
+            (r"future = 1000", "future = 10"),
+            (r"torch.load\('traindata.pt'\)", "torch.load('traindata.pt', weights_only=False)"),
+        ),
+        arguments=("--steps", "8"),
+    ),
+    "mingpt-adder": Original(
+        file="karpathy+minGPT/projects/adder/adder.py",
+        edits=(
+            (r"^from mingpt.trainer import Trainer$", "from mingpt.trainer import Trainer\nimport mingpt.model"),
+            (
+                r"^( +)trainer.run\(\)$",
+                r"\1made = mingpt.model.GPT.configure_optimizers\n"
+                r"\1def attached(model, config):\n"
+                r"\1    import chronicle\n"
+                r"\1    optimizer = made(model, config)\n"
+                r"\1    chronicle.attach('strangers', model, optimizer)\n"
+                r"\1    return optimizer\n"
+                r"\1mingpt.model.GPT.configure_optimizers = attached\n"
+                r"\1trainer.run()",
+            ),
+        ),
+        arguments=(
+            *("--trainer.max_iters=60", "--trainer.num_workers=2", "--trainer.batch_size=8", "--system.work_dir=out"),
+            *("--model.model_type=None", "--model.n_layer=2", "--model.n_head=2", "--model.n_embd=16"),
+        ),
+        environment={"PYTHONPATH": "{clones}/karpathy+minGPT"},
+    ),
+    "accelerate-accumulation": Original(
+        file="huggingface+accelerate/examples/by_feature/gradient_accumulation.py",
+        prepare=lambda folder: measured_glue(folder),
+        edits=((r"^( +)(metric = evaluate.load)", rf"\1{GUARD}\n\1\2"),),
+        arguments=("--cpu", "--gradient_accumulation_steps", "2"),
+    ),
+    "accelerate-local-sgd": Original(
+        file="huggingface+accelerate/examples/by_feature/local_sgd.py",
+        prepare=lambda folder: measured_glue(folder),
+        edits=((r"^( +)(metric = evaluate.load)", rf"\1{GUARD}\n\1\2"),),
+        arguments=("--cpu", "--gradient_accumulation_steps", "1", "--local_sgd_steps", "4"),
+    ),
 }
 
 
@@ -84,6 +142,20 @@ def words(folder: Path) -> None:
     for name, count in (("train", 60), ("valid", 20), ("test", 20)):
         lines = (" ".join(f"w{(line * 7 + place * place) % 31}" for place in range(9)) for line in range(count))
         (folder / "words" / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+def waves(folder: Path) -> None:
+    """Twelve sines of 60 places, as a NumPy array in torch's file, as the script makes them."""
+    places = numpy.arange(60) + numpy.random.default_rng(2).integers(-80, 80, 12)[:, None]
+    with (folder / "traindata.pt").open("wb") as file:
+        torch.save(numpy.sin(places / 20), file)
+
+
+def measured_glue(folder: Path) -> None:
+    """Sentences, and a measure that measures nothing: `evaluate` is not installed here."""
+    glue(folder)
+    lines = ("class Measure:", "    def add_batch(self, **more): pass", "    def compute(self): return {}", "")
+    (folder / "evaluate.py").write_text("\n".join((*lines, "def load(*names): return Measure()", "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +175,11 @@ SCRIPTS = (
     Abroad(name="pytorch-mnist"),
     Abroad(name="pytorch-word-lm"),
     Abroad(name="pytorch-ddp-torchrun", start=TORCHRUN),
+    Abroad(name="pytorch-vae"),
+    Abroad(name="pytorch-time-sequence"),
+    Abroad(name="mingpt-adder"),
+    Abroad(name="accelerate-accumulation"),
+    Abroad(name="accelerate-local-sgd", start=TORCHRUN),
     Abroad(name="gan-alternating"),
     Abroad(name="scaler-accumulate"),
     Abroad(name="compile-accumulate"),
@@ -221,7 +298,7 @@ def stage(script: Abroad, folder: Path, clones: Path | None) -> tuple[list[str],
     if original is not None:
         if not original.write(folder, clones):
             return None
-        environ |= original.environment
+        environ |= {name: value.replace("{clones}", str(clones)) for name, value in original.environment.items()}
         if original.pictures:
             environ["PYTHONPATH"] = os.pathsep.join((environ.get("PYTHONPATH", ""), str(HERE / "offline")))
         return [sys.executable, *script.start, "train.py", *original.arguments], environ

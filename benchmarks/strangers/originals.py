@@ -15,7 +15,7 @@ import numpy
 
 from benchmarks.strangers.offline import assets
 
-__all__ = ["ORIGINALS", "Original"]
+__all__ = ["ATTACH", "GUARD", "ORIGINALS", "Original", "glue"]
 
 OFFLINE = Path(__file__).parent / "offline"
 
