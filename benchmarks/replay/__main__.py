@@ -31,6 +31,7 @@ from benchmarks.replay import (
     thirteenth,
     trainer,
     twelfth,
+    twentieth,
 )
 
 LISTS = {
@@ -53,6 +54,7 @@ LISTS = {
     "seventeenth": seventeenth.causes,
     "eighteenth": eighteenth.causes,
     "nineteenth": nineteenth.causes,
+    "twentieth": twentieth.causes,
 }
 PARTS = ("cost", *LISTS, "abroad", "cells", "kills", "bisects", "bisect-ranks", "futures")
 
