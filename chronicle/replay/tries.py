@@ -240,14 +240,14 @@ def _ways(
     older = [one for one in listed if one[0] < step]
     if older and not policy.lr_elsewhere:  # as the ladder climbs: lower and further back
         yield Way(words=f"back to step {older[-1][0]} with half the LR", begin=older[-1], options=half)
-    if older:  # for a state that was spoilt long before it showed
-        far = next((one for one in reversed(older) if one[0] <= step - (head - step)), older[0])
-        kept = () if "--skip-batches" in options else options
-        yield Way(words=f"back to step {far[0]}{_with(kept)}", begin=far, options=kept)
     beta2 = _beta2(target)
     if beta2 is not None and beta2 > LOWER_BETA2:
         lower = ("--set", f"{BETA2}={LOWER_BETA2}")
         yield Way(words=f"{back} with β2 {LOWER_BETA2} instead of {beta2:g}", begin=target, options=lower)
+    if older:  # for a state that was spoilt long before it showed
+        far = next((one for one in reversed(older) if one[0] <= step - (head - step)), older[0])
+        kept = () if "--skip-batches" in options else options
+        yield Way(words=f"back to step {far[0]}{_with(kept)}", begin=far, options=kept)
     yield Way(words=f"{back} with half the LR", begin=target, options=half, impossible=policy.lr_elsewhere)
     if newest[0] != step:
         begun = [p.onset_step for entry, p in events_of(entries, Proposed) if entry.launch == origin.launch]
