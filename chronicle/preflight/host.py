@@ -196,7 +196,7 @@ def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
 
 
 def check_strays(host: Host) -> CheckResult:
-    """PF30: no file in the newest checkpoint or beside it could be loaded as state by a loader."""
+    """PF30: no file in the newest checkpoint or beside it could be loaded as state; nothing that a cut save left lies there."""
     answer = CheckAnswer("PF30", "stray files")
     if host.checkpoints_dir is None or not host.checkpoints_dir.is_dir():
         return answer.unknown("no checkpoints directory")
@@ -204,7 +204,25 @@ def check_strays(host: Host) -> CheckResult:
     if strays:
         text = ", ".join(f"`{stray}`" for stray in strays[:4])
         return answer.failed(f"{text} could be loaded as state", "names only", "move them out, or `chronicle verify`")
-    return answer.passed("no stray file", "names only")
+    if remnants := list_remnants(host.checkpoints_dir):
+        text = ", ".join(f"`{one}`" for one in remnants[:4])
+        text += ": a save that was cut; a loader that takes the newest name takes it"
+        return answer.warned(text, "names and what is cut", "move it elsewhere; `chronicle verify --all` names all of it")
+    return answer.passed("no stray file and no save that was cut", "names and what is cut")
+
+
+def list_remnants(checkpoints_dir: Path) -> list[str]:
+    """What saves that were cut left beside the checkpoints, under names of later ones; none where that cannot be read."""
+    from rollback.checkpoint.listing import list_checkpoints
+    from rollback.checks.remnants import find_remnants
+    from rollback.errors import RollbackError
+
+    listed = list_checkpoints(checkpoints_dir, include_abandoned=False)
+    newest = max((one for one in listed if one.step is not None), key=lambda one: one.step or 0, default=None)
+    try:
+        return [] if newest is None else sorted(find_remnants(checkpoints_dir, listed, newest))
+    except (RollbackError, OSError):
+        return []
 
 
 def list_strays(checkpoints_dir: Path) -> list[str]:

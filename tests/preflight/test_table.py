@@ -119,6 +119,10 @@ def test_pf21_pf30_room_and_strays_beside_real_checkpoints(tmp_path):
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(b"x" * 100)
     assert told("PF21", host(tmp_path, checkpoints_dir=checkpoints)).verdict is PASS
+    assert told("PF30", host(tmp_path, checkpoints_dir=checkpoints)).verdict is PASS
+    (checkpoints / "opt_step-10").mkdir()
+    cut = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
+    assert cut.verdict is WARN and "`opt_step-10`: a save that was cut" in cut.message
     (state / "custom_checkpoint_0.pkl.orig").write_bytes(b"old")
     found = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
     assert found.verdict is FAIL and "custom_checkpoint_0.pkl.orig" in found.message
