@@ -382,6 +382,8 @@ class Loads:
         if root is None or memory is None:
             return check_fresh_start(found, history, pending) if is_main and not self.start.state_loaded else []
         self.start.loaded_from, self.start.expectation = root, self._expect(root, memory, contract)
+        if _are_same_weights(found, memory):  # its step alone would not show that this is what was loaded
+            self.start.identity = memory.identity
         self.honours.loaded(self.start.expectation, live)
         return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
 
@@ -455,6 +457,13 @@ def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
         return read_memory(root), []
     except OtherVersion as problem:
         return None, [not_compared("memory", "F1", problem.message, where=str(root))]
+
+
+def _are_same_weights(found: Memory, saved: Memory) -> bool:
+    """Whether this rank holds the weights that it had at that save, by their digests."""
+    own = next(iter(found.ranks), None)
+    at_save = None if own is None else saved.of_rank(own.rank)
+    return own is not None and at_save is not None and bool(own.weights) and own.weights == at_save.weights
 
 
 def _left_behind(found: Memory, history: GuardHistory) -> str:

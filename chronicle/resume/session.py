@@ -256,21 +256,27 @@ class GuardSession:
     # ---- save ----------------------------------------------------------------------------------------------------
 
     def after_save(
-        self, directory: Path, *, save_seconds: float | None = None, before: Mapping[str, tuple[int, int]] | None = None
+        self,
+        directory: Path,
+        *,
+        save_seconds: float | None = None,
+        before: Mapping[str, tuple[int, int]] | None = None,
+        begun: Memory | None = None,
     ) -> None:
         """The framework has saved: fingerprint memory, write the manifest and one journal entry. Never raises.
 
         `save_seconds`: how long the save blocked training, and `before`: the files that lay there, where the adapter saw its
-        beginning.
+        beginning. `begun`: memory when the save began (`state_taken`), where training went on meanwhile.
         """
         if self.off:
             return
         with self.contained("save"):
             root = checkpoint_root(directory)
             try:
-                self.sealer.seal(root, self.describe(), save_seconds, before)
-                self.state_written()
-                self.report.saved(self._observe(), self.step)
+                self.sealer.seal(root, self.describe() if begun is None else begun, save_seconds, before)
+                if begun is None:
+                    self.state_written()
+                self.report.saved(self._observe(), self.step if begun is None else begun.step)
             except Exception as problem:
                 text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)})"
                 self.journal.say("save", f"{text}; training goes on")
@@ -280,6 +286,12 @@ class GuardSession:
         """A forward pass begins, or a save is done."""
         if self.pulse is not None:
             self.pulse.sign()
+
+    def state_taken(self) -> Memory:
+        """Memory now, which is being written while training goes on; what follows is noted as after any save."""
+        memory = self.describe()
+        self.state_written()
+        return memory
 
     def state_written(self) -> None:
         """The state that was described last is written: a resume is asked for the batches and the gradient that follow it."""

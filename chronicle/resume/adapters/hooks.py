@@ -19,7 +19,7 @@ from chronicle.resume.faults import last_resort, raised_by_script, record_withou
 from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.session import GuardSession
 
-__all__ = ["GuardedCallback", "StepLog", "hook_engine_steps", "hook_optimizer_steps"]
+__all__ = ["GuardedCallback", "StepLog", "hear_async_saves", "hook_engine_steps", "hook_optimizer_steps"]
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
@@ -57,6 +57,40 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if raised_by_script(problem):
                 raise
             last_resort(functools.partial(session.lost, "step"), problem)
+
+
+# ---- asynchronous saves of torch's distributed checkpoint ------------------------------------------------------------------
+
+_EXECUTORS = (
+    ("torch.distributed.checkpoint._async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor"),
+    ("torch.distributed.checkpoint._async_process_executor", "_ProcessBasedAsyncCheckpointExecutor"),
+)
+_hears_saves: "weakref.WeakSet[Any]" = weakref.WeakSet()  # with a method `async_save_begins`
+
+
+def hear_async_saves(run: Any) -> None:
+    """Call `run.async_save_begins(directory)` when `async_save` is called: what will be in the directory is the state of now.
+
+    Torch keeps no hook for it. What every kind of it calls is wrapped, so that a name that the script imported counts as well.
+    """
+    _hears_saves.add(run)
+    for name, kind in _EXECUTORS:
+        executor = getattr(sys.modules.get(name), kind, None)
+        if executor is None or hasattr(executor.execute_save, "__wrapped__"):
+            continue
+        executor.execute_save = _telling(executor.execute_save)
+
+
+def _telling(execute: Any) -> Any:
+    @functools.wraps(execute)
+    def execute_save(*args: Any, **kwargs: Any) -> Any:
+        writer = kwargs.get("storage_writer")
+        directory = kwargs.get("checkpoint_id") or getattr(writer, "checkpoint_id", None) or getattr(writer, "path", None)
+        for run in tuple(_hears_saves) if isinstance(directory, str | os.PathLike) else ():
+            run.async_save_begins(directory)
+        return execute(*args, **kwargs)
+
+    return execute_save
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
-from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, hear_async_saves, hook_optimizer_steps
 from chronicle.resume.contract import Options, parse_mode
 from chronicle.resume.faults import (
     last_resort,
@@ -43,6 +43,7 @@ from chronicle.resume.session import GuardSession
 
 __all__ = ["STEPS_BETWEEN", "AttachedRun", "Description", "attach"]
 
+MOST_BEGUN = 8  # asynchronous saves
 KEY = "chronicle"  # in the optimizer's `state_dict`
 
 
@@ -121,6 +122,7 @@ class AttachedRun:
         self._log = StepLog()
         self._latest: weakref.ref[Description] | None = None  # of the state that was taken last
         self._since = STEPS_BETWEEN  # optimizer steps since a state was described because it was held
+        self._begun: dict[Path, Memory] = {}  # of asynchronous saves whose directories are not told yet
         try:
             self._begin(options)
         except ChronicleError:
@@ -144,6 +146,7 @@ class AttachedRun:
             optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
         see_own_loads(options.objects, self.session.loads.own_object_loaded, lambda problem: self.session.lost("load", problem))
         hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
+        hear_async_saves(self)
         self.session.before_change = self._memory_changes
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
@@ -163,13 +166,20 @@ class AttachedRun:
             return
         target = Path(path).absolute()
         if target.is_dir():
-            self.session.after_save(target)
+            self.session.after_save(target, begun=self._begun.pop(target, None))
         else:
             memory = self.session.describe()
             identity = self.session.identity
             self.session.sealer.seal_file(
                 target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
             )
+
+    @shielded("save")
+    def async_save_begins(self, directory: str | Path) -> None:
+        """Torch writes the state of now there while the loop goes on; `saved` is called when it is whole."""
+        if self.session is None or self.session.off:
+            return
+        self._begun = dict([*self._begun.items(), (Path(directory).absolute(), self.session.state_taken())][-MOST_BEGUN:])
 
     @shielded("log")
     def log(self, **values: Any) -> None:
