@@ -1,8 +1,9 @@
 """Two records of prints, compared: the first step that is another one, and in which part of it.
 
 Prints are compared step by step and rank by rank, in the order in which a step is taken: options, generators, batch, output,
-gradient, loss, weights. One that only one side has seen is not compared. What is beside it (generators of the script's own, how
-the models are set, labels) is read at the first step that differs: it tells only where something else differs, too.
+gradient and its norm, loss, weights. One that only one side has seen is not compared. What is beside it (generators of the
+script's own, how the models are set, labels) is read at the first step that differs: it tells only where something else
+differs, too.
 """
 
 import math
@@ -35,10 +36,11 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "batch": (SeenParts.BATCH, "batch"),
     "output": (SeenParts.OUTPUT, "model's output"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
+    "norm": (SeenParts.NORM, "logged norm"),
     "loss": (SeenParts.LOSS, "loss"),
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
-RESULT = ("output", "gradient", "loss", "weights")
+RESULT = ("output", "gradient", "norm", "loss", "weights")
 MOST_TURNS = 4  # of optimizers, with one batch
 OTHERS = ("python", "numpy")  # generators that many scripts use for nothing, and restore in no launch
 

@@ -12,6 +12,7 @@ newest print takes the place of the oldest. A print holds:
                they became, where parts of the model were seen to be called with something else
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
+    norm       the norm of the gradient as it was logged for this step (torch's has 32 bits, too); 0: it was not
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
@@ -59,7 +60,8 @@ __all__ = [
 VERSION = 4
 VERSION_VARIABLE = "CHRONICLE_PRINTS_VERSION"  # of the record that a replay is compared with
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQIQIHHHHHHIfd")  # of version 2: 32 bits of options, and no modes
+LAYOUT = struct.Struct("<IIBBHQIIfIHHHHHHIfd")
+THIRD_LAYOUT = struct.Struct("<IIBBHQIQIHHHHHHIfd")  # up to version 3: 64 bits of weights, no norm; of version 2: no modes
 FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1: one checksum of both generators, no output, no pull
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
@@ -85,6 +87,7 @@ class SeenParts(IntFlag):
     EACH_GENERATOR = 1024  # Python's and NumPy's apart
     OWN = 2048
     MODES = 4096
+    NORM = 8192
 
 
 STORED = 255
@@ -104,6 +107,7 @@ class Print:
     batch: int = 0
     gradient: int = 0
     weights: int = 0
+    norm: float = 0.0
     torch: int = 0
     python: int = 0
     numpy: int = 0
@@ -118,7 +122,7 @@ class Print:
     def pack(self) -> bytes:
         """The 64 bytes."""
         one = self
-        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights)
+        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights, one.norm)
         more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output, one.pull, one.own)
         return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
@@ -129,18 +133,19 @@ class Print:
             return None
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
-        fields = LAYOUT.unpack(blob) if version > 1 else _of_first(FIRST_LAYOUT.unpack(blob))
-        step, seq, seen, batches, _, batch, gradient, weights, *rest = fields
+        fields = LAYOUT.unpack(blob) if version > 3 else _of_older(blob, version)
+        step, seq, seen, batches, _, batch, gradient, weights, norm, *rest = fields
         torch, python, numpy, options, modes, output, pull, own, lr, loss = rest
         modes = modes if version > 2 else 0  # the other half of the options
         return cls(
             step=step,
             seq=seq,
-            seen=_all_seen(seen, modes, output, pull, own, version),
+            seen=_all_seen(seen, modes, output, pull, own, version) | (SeenParts.NORM if norm != 0 else NOTHING),
             batches=batches,
             batch=batch,
             gradient=gradient,
             weights=weights,
+            norm=norm,
             torch=torch,
             python=python,
             numpy=numpy,
@@ -162,6 +167,7 @@ def pack_print(
     batch: int,
     gradient: int,
     weights: int,
+    norm: float,
     torch: int,
     python: int,
     numpy: int,
@@ -174,14 +180,19 @@ def pack_print(
     loss: float,
 ) -> bytes:
     """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient & MANY, weights, torch, python, numpy)
-    blob = LAYOUT.pack(*first, options & HALF, modes, output, pull, own, lr, loss)
+    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient & MANY, weights & MANY, norm)
+    blob = LAYOUT.pack(*first, torch, python, numpy, options & HALF, modes, output, pull, own, lr, loss)
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
 
-def _of_first(fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    step, seq, seen, batches, check, batch, gradient, weights, torch, _, options, lr, loss = fields
-    return (step, seq, seen, batches, check, batch, gradient & MANY, weights, torch, 0, 0, options & HALF, 0, 0, 0, 0, lr, loss)
+def _of_older(blob: bytes, version: int) -> tuple[Any, ...]:
+    """The fields of a print of versions 1 to 3, as those of `LAYOUT`."""
+    if version > 1:
+        *first, weights, torch, python, numpy, options, modes, output, pull, own, lr, loss = THIRD_LAYOUT.unpack(blob)
+        return (*first, weights & MANY, 0.0, torch, python, numpy, options, modes, output, pull, own, lr, loss)
+    step, seq, seen, batches, check, batch, gradient, weights, torch, _, options, lr, loss = FIRST_LAYOUT.unpack(blob)
+    first = [step, seq, seen, batches, check, batch, gradient & MANY]
+    return (*first, weights & MANY, 0.0, torch, 0, 0, options & HALF, 0, 0, 0, 0, lr, loss)
 
 
 def _all_seen(seen: int, modes: int, output: int, pull: int, own: int, version: int) -> SeenParts:

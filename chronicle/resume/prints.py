@@ -7,7 +7,7 @@ A print (`chronicle/replay/ring.py` lists its fields) is put together while a st
                                 model gives for it, and of the gradient that comes back to that (labels come in between)
     the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
     the next batch enters       the step is over: a sample of the weights
-    the step is logged          its loss
+    the step is logged          its loss, and the norm of its gradient
 
 Samples are small: 32 elements of 8 tensors, others at every step, so that in the course of many steps all are looked at. What
 lies on an accelerator is copied to the host without waiting, and read at a later step. There is no collective. Where a print of
@@ -74,6 +74,7 @@ MOST_BESIDE = 64  # tensors that enter or leave parts without gradients, in one 
 MOST_GROUPS = 8
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
+LARGEST_NORM = 3.4e38  # of 32 bits
 PLAIN = (int, float, bool)
 
 
@@ -111,6 +112,7 @@ class _Step:
     options: int = 0
     told: "list[Any] | None" = None  # what its optimizer was told for the update, when the step began
     lr: float = 0.0
+    norm: float = 0.0
     loss: float = math.nan
     over: bool = field(default=False)
 
@@ -531,6 +533,7 @@ class StepPrints:
             digest_of_batches(one.batches, one.beside, self._version) if one.batches else 0,
             digest_of_all(one.gradient),
             digest_of_all(one.weights),
+            one.norm,
             one.torch,
             one.python,
             one.numpy,
@@ -550,6 +553,9 @@ class StepPrints:
                 name = find_channel(values, Role.LOSS)
                 if name is not None and isinstance(values[name], float):
                     one.loss, one.seen = values[name], one.seen | LOSS
+                name = find_channel(values, Role.NORM)
+                if name is not None and isinstance(values[name], float):
+                    one.norm = max(min(values[name], LARGEST_NORM), -LARGEST_NORM)  # NaN stays what it is
                 return
 
     def _read_options(self, now: _Step, optimizer: Any, models: Sequence[Any]) -> None:

@@ -1,5 +1,6 @@
 """Step prints: equal steps have equal prints, and each kind of difference shows in its own field from its step on."""
 
+import math
 import os
 import zlib
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from chronicle.replay.ring import (
     CHECK_END,
     FIRST_LAYOUT,
     HEADER_BYTES,
-    LAYOUT,
     PRINT_BYTES,
+    THIRD_LAYOUT,
     VERSION_VARIABLE,
     Print,
     Ring,
@@ -74,6 +75,16 @@ class Loop:
         self.run.session.data.finish()
         self.run.session.prints.finish()
         return read_ring(ring_path(self.launch_dir, 0))
+
+
+def test_loss_and_norm_are_kept_as_they_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path, monkeypatch)
+    for norm in (0.1, float("nan"), float("inf"), None):
+        loop.train(1)
+        loop.run.log(loss=1 / 3, **({} if norm is None else {"grad_norm": norm}))
+    one, two, three, four = loop.ring().steps().values()
+    assert one.loss == 1 / 3 and one.norm == torch.tensor(0.1).item() and math.isnan(two.norm) and three.norm > 3e38
+    assert all(SeenParts.NORM in each.seen for each in (one, two, three)) and SeenParts.NORM not in four.seen
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["kept", "put back"])
@@ -581,7 +592,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     writer.close()
 
 
@@ -602,6 +613,8 @@ def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
     path.write_bytes(bytes(blob[:-10]))
     assert [one.step for one in read_ring(path).prints] == [1, 2]
     assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
+    normed = Print.unpack(Print(step=3, weights=1 << 32 | 7, norm=0.75, loss=1.5).pack())
+    assert normed is not None and (normed.weights, normed.norm, normed.seen) == (7, 0.75, SeenParts.NORM)
 
 
 def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
@@ -621,7 +634,7 @@ def test_a_file_of_the_second_version_has_no_modes(tmp_path: Path) -> None:
     """Its options have 32 bits: half of them are compared."""
     path = tmp_path / "prints-0.ring"
     write(path, range(1, 2))
-    blob = LAYOUT.pack(7, 0, int(SeenParts.OPTIONS), 1, 0, 2, 3, 4, 5, 6, 7, 0x5678, 0x1234, 8, 9, 10, 0.5, 1.5)
+    blob = THIRD_LAYOUT.pack(7, 0, int(SeenParts.OPTIONS), 1, 0, 2, 3, 4, 5, 6, 7, 0x5678, 0x1234, 8, 9, 10, 0.5, 1.5)
     check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
     path.write_bytes(path.read_bytes()[:HEADER_BYTES].replace(b'"v":4', b'"v":2') + blob[:CHECK_AT] + check + blob[CHECK_END:])
     (one,) = read_ring(path).prints
