@@ -214,7 +214,7 @@ def _first(ways: Iterable[Way], count: int, say: Say) -> list[Way]:
 def _ways(
     origin: Origin, listed: Sequence[AsRecorded], step: int, options: tuple[str, ...], entries: Sequence[Entry], head: int
 ) -> Iterator[Way]:
-    """The ways on as the policy's ladder orders them: as asked, other data, a lower LR further back; then what it never says.
+    """The ways on: as asked, other data, what the policy's ladder never says (β2, twice as far back), lower and further back.
 
     `head`: the last step that the run took.
     """
@@ -238,8 +238,6 @@ def _ways(
         yield Way(words=f"{back} with the data in another order", begin=target, options=("--reshuffle",))
     half = ("--lr-scale", "0.5")
     older = [one for one in listed if one[0] < step]
-    if older and not policy.lr_elsewhere:  # as the ladder climbs: lower and further back
-        yield Way(words=f"back to step {older[-1][0]} with half the LR", begin=older[-1], options=half)
     beta2 = _beta2(target)
     if beta2 is not None and beta2 > LOWER_BETA2:
         lower = ("--set", f"{BETA2}={LOWER_BETA2}")
@@ -248,6 +246,8 @@ def _ways(
         far = next((one for one in reversed(older) if one[0] <= step - (head - step)), older[0])
         kept = () if "--skip-batches" in options else options
         yield Way(words=f"back to step {far[0]}{_with(kept)}", begin=far, options=kept)
+    if older and not policy.lr_elsewhere:  # as the ladder climbs: lower and further back
+        yield Way(words=f"back to step {older[-1][0]} with half the LR", begin=older[-1], options=half)
     yield Way(words=f"{back} with half the LR", begin=target, options=half, impossible=policy.lr_elsewhere)
     if newest[0] != step:
         begun = [p.onset_step for entry, p in events_of(entries, Proposed) if entry.launch == origin.launch]

@@ -153,8 +153,8 @@ def test_the_ways_follow_the_ladder_and_what_cannot_be_done_is_said_and_not_coun
     skips = CandidateCheckpoint(step=60, honours=frozenset({SKIP}))
     back = "chronicle rollback --to"
     assert ways(monkeypatch, skips) == ([
-        f"{back} 60", f"{back} 60 --skip-batches 220", f"{back} 40 --lr-scale 0.5",
-        f"{back} 60 --set beta2=0.95", f"{back} 20",
+        f"{back} 60", f"{back} 60 --skip-batches 220", f"{back} 60 --set beta2=0.95",
+        f"{back} 20", f"{back} 40 --lr-scale 0.5",
     ], [])  # fmt: skip
     shuffles = CandidateCheckpoint(step=60, honours=frozenset({RESHUFFLE}))
     assert ways(monkeypatch, shuffles)[0][1] == f"{back} 60 --reshuffle"
