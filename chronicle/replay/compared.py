@@ -36,11 +36,11 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "batch": (SeenParts.BATCH, "batch"),
     "output": (SeenParts.OUTPUT, "model's output"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
-    "norm": (SeenParts.NORM, "logged norm"),
+    "size": (SeenParts.NORM, "logged norm"),
     "loss": (SeenParts.LOSS, "loss"),
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
-RESULT = ("output", "gradient", "norm", "loss", "weights")
+RESULT = ("output", "gradient", "size", "loss", "weights")
 MOST_TURNS = 4  # of optimizers, with one batch
 OTHERS = ("python", "numpy")  # generators that many scripts use for nothing, and restore in no launch
 

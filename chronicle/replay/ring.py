@@ -12,7 +12,7 @@ newest print takes the place of the oldest. A print holds:
                they became, where parts of the model were seen to be called with something else
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
-    norm       the norm of the gradient as it was logged for this step (torch's has 32 bits, too); 0: it was not
+    size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too); 0: it was not
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
@@ -107,7 +107,7 @@ class Print:
     batch: int = 0
     gradient: int = 0
     weights: int = 0
-    norm: float = 0.0
+    size: float = 0.0
     torch: int = 0
     python: int = 0
     numpy: int = 0
@@ -122,7 +122,7 @@ class Print:
     def pack(self) -> bytes:
         """The 64 bytes."""
         one = self
-        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights, one.norm)
+        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights, one.size)
         more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output, one.pull, one.own)
         return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
@@ -145,7 +145,7 @@ class Print:
             batch=batch,
             gradient=gradient,
             weights=weights,
-            norm=norm,
+            size=norm,
             torch=torch,
             python=python,
             numpy=numpy,

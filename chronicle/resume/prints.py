@@ -112,7 +112,7 @@ class _Step:
     options: int = 0
     told: "list[Any] | None" = None  # what its optimizer was told for the update, when the step began
     lr: float = 0.0
-    norm: float = 0.0
+    size: float = 0.0
     loss: float = math.nan
     over: bool = field(default=False)
 
@@ -533,7 +533,7 @@ class StepPrints:
             digest_of_batches(one.batches, one.beside, self._version) if one.batches else 0,
             digest_of_all(one.gradient),
             digest_of_all(one.weights),
-            one.norm,
+            one.size,
             one.torch,
             one.python,
             one.numpy,
@@ -555,7 +555,7 @@ class StepPrints:
                     one.loss, one.seen = values[name], one.seen | LOSS
                 name = find_channel(values, Role.NORM)
                 if name is not None and isinstance(values[name], float):
-                    one.norm = max(min(values[name], LARGEST_NORM), -LARGEST_NORM)  # NaN stays what it is
+                    one.size = max(min(values[name], LARGEST_NORM), -LARGEST_NORM)  # NaN stays what it is
                 return
 
     def _read_options(self, now: _Step, optimizer: Any, models: Sequence[Any]) -> None:

@@ -83,7 +83,7 @@ def test_loss_and_norm_are_kept_as_they_are_logged(tmp_path: Path, monkeypatch: 
         loop.train(1)
         loop.run.log(loss=1 / 3, **({} if norm is None else {"grad_norm": norm}))
     one, two, three, four = loop.ring().steps().values()
-    assert one.loss == 1 / 3 and one.norm == torch.tensor(0.1).item() and math.isnan(two.norm) and three.norm > 3e38
+    assert one.loss == 1 / 3 and one.size == torch.tensor(0.1).item() and math.isnan(two.size) and three.size > 3e38
     assert all(SeenParts.NORM in each.seen for each in (one, two, three)) and SeenParts.NORM not in four.seen
 
 
@@ -613,8 +613,8 @@ def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
     path.write_bytes(bytes(blob[:-10]))
     assert [one.step for one in read_ring(path).prints] == [1, 2]
     assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
-    normed = Print.unpack(Print(step=3, weights=1 << 32 | 7, norm=0.75, loss=1.5).pack())
-    assert normed is not None and (normed.weights, normed.norm, normed.seen) == (7, 0.75, SeenParts.NORM)
+    normed = Print.unpack(Print(step=3, weights=1 << 32 | 7, size=0.75, loss=1.5).pack())
+    assert normed is not None and (normed.weights, normed.size, normed.seen) == (7, 0.75, SeenParts.NORM)
 
 
 def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
