@@ -23,6 +23,7 @@ from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
 from chronicle.preflight.results import CheckAnswer, CheckResult
+from rollback.errors import RollbackError
 
 __all__ = [
     "Host",
@@ -204,25 +205,27 @@ def check_strays(host: Host) -> CheckResult:
     if strays:
         text = ", ".join(f"`{stray}`" for stray in strays[:4])
         return answer.failed(f"{text} could be loaded as state", "names only", "move them out, or `chronicle verify`")
-    if remnants := list_remnants(host.checkpoints_dir):
+    try:
+        remnants = list_remnants(host.checkpoints_dir)
+    except (RollbackError, OSError) as problem:
+        return answer.unknown(f"no stray file; what a cut save may have left cannot be looked for: {problem}")
+    if remnants is None:
+        return answer.passed("no stray file", "names only")
+    if remnants:
         text = ", ".join(f"`{one}`" for one in remnants[:4])
         text += ": a save that was cut; a loader that takes the newest name takes it"
         return answer.warned(text, "names and what is cut", "move it elsewhere; `chronicle verify --all` names all of it")
     return answer.passed("no stray file and no save that was cut", "names and what is cut")
 
 
-def list_remnants(checkpoints_dir: Path) -> list[str]:
-    """What saves that were cut left beside the checkpoints, under names of later ones; none where that cannot be read."""
+def list_remnants(checkpoints_dir: Path) -> list[str] | None:
+    """What saves that were cut left under names of later checkpoints; None where no whole one is there to be named alike."""
     from rollback.checkpoint.listing import list_checkpoints
     from rollback.checks.remnants import find_remnants
-    from rollback.errors import RollbackError
 
     listed = list_checkpoints(checkpoints_dir, include_abandoned=False)
     newest = max((one for one in listed if one.step is not None), key=lambda one: one.step or 0, default=None)
-    try:
-        return [] if newest is None else sorted(find_remnants(checkpoints_dir, listed, newest))
-    except (RollbackError, OSError):
-        return []
+    return None if newest is None else sorted(find_remnants(checkpoints_dir, listed, newest))
 
 
 def list_strays(checkpoints_dir: Path) -> list[str]:

@@ -74,6 +74,18 @@ def test_a_save_that_is_told_late_is_of_the_step_at_which_it_began(tmp_path: Pat
     again.finish()
 
 
+def test_what_was_written_over_an_asynchronous_save_is_of_its_own_step(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.train(3)
+    future: Any = async_save(loop.state(), checkpoint_id=loop.root / "newest")
+    future.result()  # and nobody tells it
+    loop.train(2)
+    dcp.save(loop.state(), checkpoint_id=loop.root / "newest")
+    loop.run.saved(loop.root / "newest")
+    loop.finish()
+    assert [entry.step for entry in read_journal(RunPaths(tmp_path / "logs" / "late")).of_kind("checkpoint")] == [5]
+
+
 def test_a_save_that_is_told_at_once_is_as_before(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.train(2)

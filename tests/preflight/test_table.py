@@ -111,7 +111,7 @@ def test_pf09_port(tmp_path):
     assert told("PF09", host(tmp_path)).verdict is UNKNOWN
 
 
-def test_pf21_pf30_room_and_strays_beside_real_checkpoints(tmp_path):
+def test_pf21_pf30_room_and_strays_beside_real_checkpoints(tmp_path, monkeypatch):
     checkpoints = tmp_path / "checkpoints"
     assert told("PF21", host(tmp_path, checkpoints_dir=checkpoints)).verdict is UNKNOWN
     assert told("PF30", host(tmp_path, checkpoints_dir=checkpoints)).verdict is UNKNOWN
@@ -123,6 +123,10 @@ def test_pf21_pf30_room_and_strays_beside_real_checkpoints(tmp_path):
     (checkpoints / "opt_step-10").mkdir()
     cut = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
     assert cut.verdict is WARN and "`opt_step-10`: a save that was cut" in cut.message
+    with monkeypatch.context() as broken:
+        broken.setattr("rollback.checks.remnants.find_remnants", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
+        unread = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
+    assert unread.verdict is UNKNOWN and "the disk is gone" in unread.message
     (state / "custom_checkpoint_0.pkl.orig").write_bytes(b"old")
     found = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
     assert found.verdict is FAIL and "custom_checkpoint_0.pkl.orig" in found.message

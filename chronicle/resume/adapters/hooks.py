@@ -65,32 +65,38 @@ _EXECUTORS = (
     ("torch.distributed.checkpoint._async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor"),
     ("torch.distributed.checkpoint._async_process_executor", "_ProcessBasedAsyncCheckpointExecutor"),
 )
-_hears_saves: "weakref.WeakSet[Any]" = weakref.WeakSet()  # with a method `async_save_begins`
+_SAVER, _EVERY_SAVE = "torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"
+_hears_saves: "weakref.WeakSet[Any]" = weakref.WeakSet()  # with the two methods below
 
 
 def hear_async_saves(run: Any) -> None:
     """Call `run.async_save_begins(directory)` when `async_save` is called: what will be in the directory is the state of now.
 
-    Torch keeps no hook for it. What every kind of it calls is wrapped, so that a name that the script imported counts as well.
+    `run.save_begins(directory)` is called by every save in the thread that writes. Torch keeps no hook for it: what every kind
+    of it calls is wrapped, so that a name that the script imported counts as well.
     """
     _hears_saves.add(run)
     for name, kind in _EXECUTORS:
-        executor = getattr(sys.modules.get(name), kind, None)
-        if executor is None or hasattr(executor.execute_save, "__wrapped__"):
-            continue
-        executor.execute_save = _telling(executor.execute_save)
+        _wrap(getattr(sys.modules.get(name), kind, None), "execute_save", "async_save_begins")
+    _wrap(sys.modules.get(_SAVER), _EVERY_SAVE, "save_begins")
 
 
-def _telling(execute: Any) -> Any:
-    @functools.wraps(execute)
-    def execute_save(*args: Any, **kwargs: Any) -> Any:
-        writer = kwargs.get("storage_writer")
+def _wrap(holder: Any, name: str, method: str) -> None:
+    """Call `method` of every run with the directory before what `holder` has under `name`; once, and where it has it."""
+    call = getattr(holder, name, None)
+    if call is None or hasattr(call, "_tells_of_saves"):
+        return
+
+    @functools.wraps(call)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        writer = kwargs.get("storage_writer") or next((one for one in args[1:2] if hasattr(one, "path")), None)
         directory = kwargs.get("checkpoint_id") or getattr(writer, "checkpoint_id", None) or getattr(writer, "path", None)
         for run in tuple(_hears_saves) if isinstance(directory, str | os.PathLike) else ():
-            run.async_save_begins(directory)
-        return execute(*args, **kwargs)
+            getattr(run, method)(directory)
+        return call(*args, **kwargs)
 
-    return execute_save
+    telling._tells_of_saves = True  # type: ignore[attr-defined]
+    setattr(holder, name, telling)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

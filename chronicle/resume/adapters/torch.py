@@ -122,7 +122,7 @@ class AttachedRun:
         self._log = StepLog()
         self._latest: weakref.ref[Description] | None = None  # of the state that was taken last
         self._since = STEPS_BETWEEN  # optimizer steps since a state was described because it was held
-        self._begun: dict[Path, Memory] = {}  # of asynchronous saves whose directories are not told yet
+        self._begun: dict[Path, tuple[Memory, int]] = {}  # asynchronous saves that are not told yet, and who began them
         try:
             self._begin(options)
         except ChronicleError:
@@ -166,7 +166,8 @@ class AttachedRun:
             return
         target = Path(path).absolute()
         if target.is_dir():
-            self.session.after_save(target, begun=self._begun.pop(target, None))
+            begun, _ = self._begun.pop(target, (None, 0))
+            self.session.after_save(target, begun=begun)
         else:
             memory = self.session.describe()
             identity = self.session.identity
@@ -179,7 +180,15 @@ class AttachedRun:
         """Torch writes the state of now there while the loop goes on; `saved` is called when it is whole."""
         if self.session is None or self.session.off:
             return
-        self._begun = dict([*self._begun.items(), (Path(directory).absolute(), self.session.state_taken())][-MOST_BEGUN:])
+        begun = self.session.state_taken(), threading.get_ident()
+        self._begun = dict([*self._begun.items(), (Path(directory).absolute(), begun)][-MOST_BEGUN:])
+
+    @shielded("save")
+    def save_begins(self, directory: str | Path) -> None:
+        """Torch writes there now. In the thread of the loop it is no asynchronous save: what one had begun there is gone."""
+        path = Path(directory).absolute()
+        if self._begun.get(path, (None, 0))[1] == threading.get_ident():
+            del self._begun[path]
 
     @shielded("log")
     def log(self, **values: Any) -> None:
