@@ -1,7 +1,7 @@
-"""Evidence recorded by ranks, claims checked against it, hardware events, and post-mortems of runs without a journal.
+"""Evidence recorded by ranks, claims checked against it, hardware events, and a timeline of runs without a journal.
 
 A trainer calls `open_evidence()` in every rank and reports devices, counts and samples. `evidence` reads the records
-back; `claims` answers SUPPORTED, CONTRADICTED or UNSUPPORTED. A plan, a target or a name is not evidence.
+back; `claims` answers SUPPORTED, CONTRADICTED or NO EVIDENCE. A plan, a target or a name is not evidence.
 """
 
 from chronicle.audit.rank import ParameterCounts, RankEvidence, count_parameters, describe_device, open_evidence

@@ -1,4 +1,4 @@
-"""`chronicle audit` checks the records of a run, `claim` checks a sentence, `forensics` reconstructs unrecorded launches."""
+"""`chronicle audit` checks the records of a run, `claim` judges what will be published, `forensics` reads unrecorded runs."""
 
 import hashlib
 import shlex
@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, recheck_claims
+from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, list_unjudged, overall, recheck_claims
 from chronicle.audit.evidence import read_evidence
-from chronicle.audit.postmortem import find_contradictions, infer_launches, list_timeline, list_unknowns, write_draft
-from chronicle.audit.traces import scan_directory
+from chronicle.audit.forensics import LaunchTrace, scan_directory, write_draft
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -49,10 +48,6 @@ SKEW_SECONDS = 60
 
 def audit(
     full: Annotated[bool, typer.Option("--full", help="Read also every byte of the checkpoints.")] = False,
-    sentence: Annotated[
-        str | None,
-        typer.Option("--claim", help="Check this sentence about the run against recorded evidence instead.", metavar="TEXT"),
-    ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -63,11 +58,7 @@ def audit(
     It checks journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
 
     Example: chronicle audit --json
-
-    One sentence: chronicle audit --claim "trained 1.21B on 4 GPUs on WikiText-103"
     """
-    if sentence is not None:
-        return claim(sentence, run, logs, json)
     settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
     settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
     journal = read_journal(settings.paths)
@@ -154,8 +145,9 @@ def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
 def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     """Claims that evidence contradicts, or whose answer changed."""
     if any(entry.kind == EntryKind.CLAIM for entry in journal.entries):
-        for entry_id, sentence in recheck_claims(read_evidence(paths, journal)):
-            yield _warn("claim", entry_id, sentence)
+        for entry_id, sentence, is_bad in recheck_claims(read_evidence(paths, journal)):
+            severity = Severity.WARN if is_bad else Severity.INFO
+            yield Finding(check="claim", severity=severity, path=entry_id, message=sentence)
 
 
 def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
@@ -178,61 +170,97 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
         yield _warn("object-changed", where, f"attachment of entry {entry_id} has digest {found[:12]}…: it was changed")
 
 
-# --- chronicle audit --claim
+# --- chronicle claim
 
 LONGEST_SENTENCE = 4000
+NumberOption = Annotated[str | None, typer.Option(metavar="N")]
+WordOption = Annotated[str | None, typer.Option(metavar="NAME")]
 
 
 def claim(
-    sentence: Annotated[str, typer.Argument(help="Sentence about the run.", show_default=False)],
+    sentence: Annotated[str, typer.Argument(help="The sentence as it will be published.", show_default=False)] = "",
+    params: NumberOption = None,
+    devices: NumberOption = None,
+    device_name: WordOption = None,
+    ranks: NumberOption = None,
+    hosts: NumberOption = None,
+    data: WordOption = None,
+    precision: WordOption = None,
+    wrapper: WordOption = None,
+    steps: NumberOption = None,
+    tokens: NumberOption = None,
+    samples: NumberOption = None,
+    bytes: Annotated[str | None, typer.Option("--bytes", metavar="N")] = None,
+    final_loss: NumberOption = None,
+    best_loss: NumberOption = None,
+    hours: NumberOption = None,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Check a sentence about the run against recorded evidence.
+    """Judge what will be published against recorded facts.
 
-    Each statement is SUPPORTED, CONTRADICTED or UNSUPPORTED. The answer is recorded in the journal. Exit code 5 unless
-    the whole sentence is supported.
+    Each field is SUPPORTED, CONTRADICTED or has NO EVIDENCE. The sentence is recorded and not parsed; its numbers that
+    no field states are listed as not judged. A number is exact; 1.21B stands for what rounds to it. Devices are
+    accelerators: a CPU is none. Exit code 5 unless all is supported.
 
-    Example: chronicle audit --claim "trained 1.21B on 4 GPUs on WikiText-103"
+    Example: chronicle claim --params 1.21B --devices 4 --data wikitext-103 "trained 1.21B on 4 GPUs on WikiText-103"
     """
+    given = {
+        "params": params,
+        "devices": devices,
+        "device_name": device_name,
+        "ranks": ranks,
+        "hosts": hosts,
+        "data": data,
+        "precision": precision,
+        "wrapper": wrapper,
+        "steps": steps,
+        "tokens": tokens,
+        "samples": samples,
+        "bytes": bytes,
+        "final_loss": final_loss,
+        "best_loss": best_loss,
+        "hours": hours,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    if not fields:
+        raise UsageProblem("no field to judge", f"chronicle claim --params N --devices N {shlex.quote(sentence or '…')}")
     if len(sentence) > LONGEST_SENTENCE:
-        raise UsageProblem(
-            f"the sentence has {len(sentence)} characters: expected at most {LONGEST_SENTENCE}", "claim one fact at a time"
-        )
+        raise UsageProblem(f"the sentence has {len(sentence)} characters: expected at most {LONGEST_SENTENCE}")
     paths = need_run(settings_from(run, logs)).paths
     journal = read_journal(paths)
-    evidence = read_evidence(paths, journal)
-    judgements = judge_claim(sentence, evidence)
-    if not judgements:
-        hint = "name a count, devices, steps, data, precision or loss"
-        raise UsageProblem(f"no statement in this sentence can be checked: {sentence}", hint)
-    verdict = overall(judgements)
+    judgements = judge_claim(fields, read_evidence(paths, journal))
+    unjudged = list_unjudged(sentence, fields)
+    verdict = overall(judgements, unjudged)
+    recorded = {
+        "text": sentence,
+        "verdict": verdict.value,
+        "fields": fields,
+        "not_judged": list(unjudged),
+        "statements": [one.to_json() for one in judgements],
+    }
     with JournalWriter(paths) as writer:
-        heads = anchor_heads(journal)
-        data = {"text": sentence, "verdict": verdict.value, "statements": [one.to_json() for one in judgements]}
-        event = Claim.from_json({**data, "journal_heads": heads})
-        entry = writer.write(event, title=f"{verdict.value}: {sentence}"[:200])
-    text = "\n".join([*map(_line, judgements), f"{verdict.value}  {sentence}"])
+        event = Claim.from_json({**recorded, "journal_heads": anchor_heads(journal)})
+        told = sentence or ", ".join(f"{name} {value}" for name, value in fields.items())
+        entry = writer.write(event, title=f"{verdict.value}: {told}"[:200])
+    lines = [_line(one) for one in judgements]
+    lines += [f"not judged: {number}" for number in unjudged]
+    lines.append(f"{verdict.value}  {told}")
     code = ExitCode.DONE if verdict is ClaimVerdict.SUPPORTED else ExitCode.FINDINGS
-    return CommandResult(text=text, data={"id": entry.id, **data}, exit_code=code)
-
-
-def overall(judgements: tuple[Judgement, ...]) -> ClaimVerdict:
-    """The verdict on the sentence: the worst of its statements' verdicts."""
-    verdicts = {one.verdict for one in judgements}
-    for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED):
-        if verdict in verdicts:
-            return verdict
-    return ClaimVerdict.SUPPORTED
+    return CommandResult(text="\n".join(lines), data={"id": entry.id, **recorded}, exit_code=code)
 
 
 def _line(one: Judgement) -> str:
-    where = f"  [{', '.join(one.evidence[:3])}{', …' if len(one.evidence) > 3 else ''}]" if one.evidence else ""
-    return f"{one.verdict.value:<12}  {one.statement.text}: {one.message}{where}"
+    where = ""
+    if one.evidence:
+        more = ", …" if len(one.evidence) > 3 else ""
+        where = f"  [{', '.join(one.evidence[:3])}{more}]"
+    return f"{one.verdict.value:<12}  {one.field} {one.said}: {one.message}{where}"
 
 
 # --- chronicle forensics
+
 
 def forensics(
     directory: Annotated[Path | None, typer.Argument(help="Directory of the run [here].", show_default=False)] = None,
@@ -241,8 +269,8 @@ def forensics(
 ) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
 
-    It reads files, logs and processes. The result distinguishes observed, inferred and unknown facts. Runs with a journal
-    are told from it first; what people wrote is no event.
+    It reads the steps and the telling lines of logs, and lists the files by time. Runs with a journal are told from it
+    first; what people wrote is no event.
 
     Example: chronicle forensics /data/run7 --out POSTMORTEM.md
     """
@@ -250,11 +278,7 @@ def forensics(
     if not place.is_dir():
         raise UsageProblem(f"`{place}` is not a directory: expected the directory of a run")
     scan = scan_directory(place)
-    launches = infer_launches(scan.observations)
-    contradictions = find_contradictions(launches, scan.observations, scan.scripts)
-    unknowns = list_unknowns(launches)
-    recorded = [line for run in scan.runs for line in _recorded(run)]
-    draft = write_draft(scan, launches, contradictions, unknowns, recorded)
+    draft = write_draft(scan, [line for run in scan.runs for line in _recorded(run)])
     talk: tuple[str, ...] = ()
     if out is not None:
         out.write_text(draft, encoding="utf-8")
@@ -262,22 +286,25 @@ def forensics(
     data = {
         "directory": str(place),
         "recorded": [str(run) for run in scan.runs],
-        "launches": [
-            {
-                "number": one.number,
-                "source": one.source,
-                "other_ranks": list(one.others),
-                "started": one.started,
-                "reached": one.reached,
-            }
-            for one in launches
-        ],
-        "contradictions": [{"text": one.text, "from": list(one.follows_from)} for one in contradictions],
-        "unknown": list(unknowns),
-        "timeline": [{"time": time, "place": where, "what": what} for time, where, what in list_timeline(scan, launches)],
-        "processes": [{"pid": one.pid, "started": one.started, "orphan": one.orphan} for one in scan.processes],
+        "launches": [_launch_json(one) for one in scan.launches],
+        "timeline": [{"time": one.time, "log": one.log, "line": one.line, "text": one.text} for one in scan.events],
+        "files": [{"path": one.path, "bytes": one.size_bytes, "changed": one.changed} for one in scan.files],
+        "not_read": scan.left_out,
     }
     return CommandResult(text=draft, data=data, talk=talk)
+
+
+def _launch_json(one: LaunchTrace) -> dict[str, Any]:
+    return {
+        "log": one.log,
+        "lines": [one.first_line, one.last_line],
+        "steps": [one.first_step, one.last_step],
+        "started": one.started,
+        "ended": one.ended,
+        "last_finite_loss": one.loss,
+        "first_lr": one.lr,
+        "not_finite_at": one.not_finite_at,
+    }
 
 
 def _recorded(run: Path) -> Iterator[str]:

@@ -76,6 +76,7 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
+    "claim": ("chronicle.cli.audit:claim", "Judge what will be published against recorded facts."),
     "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
     "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
@@ -87,7 +88,6 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
 # old verb -> (module and function, what to type today). They keep working.
 FOLDED: Mapping[str, tuple[str, str]] = {
     "apply": ("chronicle.cli.rollback:apply_written_plan", "rollback --plan FILE"),
-    "claim": ("chronicle.cli.audit:claim", "audit --claim TEXT"),
     "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
     "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),
     "prune": ("chronicle.cli.keep:prune", "keep --prune"),

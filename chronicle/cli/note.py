@@ -81,7 +81,7 @@ def note(
     event = (Amendment if amend else Incident if incident else Note).from_json(data)
     with JournalWriter(paths) as writer:
         entry = writer.write(event, step=step, launch=launch, title=title, refs=refs)
-    talk = [f"new journal: {paths.journal_dir}"] if fresh else [*_contradicted(paths, f"{title}\n{body}")]
+    talk = [f"new journal: {paths.journal_dir}"] if fresh else []
     if incident:
         talk.append(f'record the outcome with: chronicle close {entry.id[-8:]} --outcome worked|failed|partly "…"')
     result = {"id": entry.id, "kind": entry.kind, "title": title, "run": settings.run}
@@ -93,15 +93,6 @@ def _find_entry(paths: RunPaths, wanted: str) -> str:
     from chronicle.journal.reader import read_journal  # a plain note starts without it
 
     return read_journal(paths).find(wanted).id
-
-
-def _contradicted(paths: RunPaths, text: str) -> tuple[str, ...]:
-    """Messages about numbers in the text that the ranks' records contradict; the note is written in any case."""
-    if not any(character.isdigit() for character in text):
-        return ()
-    from chronicle.audit.claims import lint_note
-
-    return lint_note(paths, text)
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from chronicle.audit.statements import Statement, Topic, parse_claim
+from chronicle.audit.claims import read_quantity
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -38,7 +38,10 @@ def preflight(
     facts: Annotated[
         Path | None, typer.Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
     ] = None,
-    claim: Annotated[str | None, typer.Option(help="Sentence about the run; its counts are compared.")] = None,
+    params: Annotated[
+        str | None, typer.Option(help="Parameters that the model must have, within 1 %.", metavar="N")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(help="Devices that the launch must use.", metavar="N")] = None,
     full: Annotated[bool, typer.Option("--full", help="Start the launcher to test saving, memory and parts.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed before.")] = False,
     skip: Annotated[list[str] | None, typer.Option(help="Skip a check (repeatable).", metavar="PFnn")] = None,
@@ -52,7 +55,7 @@ def preflight(
     It checks shards, counts, devices, memory, plan, LR, labels, disk, save time, stray files and orphans. What cannot be
     checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
-    Example: chronicle preflight --claim "1.21B on 4 GPUs" -- torchrun --nproc_per_node 4 train.py
+    Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
     command = tuple(launcher or ())
@@ -70,7 +73,7 @@ def preflight(
     known, source = _find_facts(facts, entries)
     known = replace(known, save_seconds=known.save_seconds or measured_save_seconds(entries))
     from_host = {one.check: one for one in check_host(host, skip=skipped)}
-    expected = _expectation(entries, claim, settings.checkpoints_dir)
+    expected = _expectation(entries, params, devices, settings.checkpoints_dir)
     from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
     failed = any(one.verdict is CheckVerdict.FAIL for one in results)
@@ -109,26 +112,22 @@ def _find_facts(path: Path | None, entries: tuple[Entry, ...]) -> tuple[TrainerF
     return TrainerFacts(), "none yet: a trainer reports them with `check_before_first_step`"
 
 
-def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Path | None) -> Baseline:
+def _expectation(
+    entries: tuple[Entry, ...], params: str | None, devices: int | None, checkpoints: Path | None
+) -> Baseline:
     plan = find_plan(entries)
-    said: dict[Topic, Any] = {one.kind: one for one in parse_claim(claim or "")}
-    params, devices = said.get(Topic.PARAMETERS), said.get(Topic.DEVICES)
-    wrapper = said.get(Topic.WRAPPER)
+    claimed = None
+    if params is not None:
+        wanted = read_quantity(params)
+        claimed = (wanted.low + wanted.high) / 2
     return Baseline(
         plan=dict(plan.declared) if plan is not None else {},
-        claimed_params=None if params is None else _number(params),
-        claimed_devices=None if devices is None or devices.low != devices.high else round(devices.low),
-        claimed_wrapper=None if wrapper is None else wrapper.word,
+        claimed_params=claimed,
+        claimed_devices=devices,
         grace_seconds=DEFAULT_GRACE_SECONDS,
         signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
         free_bytes=free_bytes(checkpoints),
     )
-
-
-def _number(claimed: Statement) -> float | None:
-    """The number that a claim names; None for a bound ("over 1B") or a vague one."""
-    low, high = claimed.low, claimed.high
-    return None if not low or high in (None, float("inf")) or claimed.vague else (low + high) / 2
 
 
 def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool) -> str:

@@ -906,11 +906,16 @@ class Close(JournalEvent, kind=EntryKind.CLOSE):
 
 
 class Claim(JournalEvent, kind=EntryKind.CLAIM):
-    """A sentence about the run and what the evidence says of it."""
+    """A sentence about the run, the fields that state its numbers, and what the evidence says of each.
+
+    Claims of before claims had fields have `statements` that were parsed from the sentence.
+    """
 
     text: str
     verdict: str
     statements: tuple[Mapping[str, Any], ...]
+    fields: Mapping[str, Any] = NOTHING
+    not_judged: tuple[str, ...] = ()
     journal_heads: Mapping[str, Any] = NOTHING
 
 

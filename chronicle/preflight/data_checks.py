@@ -76,13 +76,10 @@ def check_size(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF15: the data are as large as claimed, and not mostly padding."""
     answer = CheckAnswer("PF15", "data size and padding")
     distinct = facts.num_distinct_samples if facts.num_distinct_samples is not None else facts.num_samples
-    size, claimed = facts.dataset_bytes, expected.claimed_dataset_bytes
+    size = facts.dataset_bytes
     if distinct is None and size is None:
         return answer.unknown("the trainer did not report samples and bytes (`attach(..., data=loader)` does)")
     read = f"{_or_unknown(distinct)} distinct samples, {_or_unknown(size)} bytes"
-    if size is not None and claimed is not None and size < CORPUS_FRACTION * claimed:
-        text = f"{size:,} bytes; the named corpus has {claimed:,}"
-        return answer.failed(text, read, "name the data that is read")
     if distinct is not None and distinct < FEW_SAMPLES:
         named = f"; the data are called {facts.dataset}" if facts.dataset else ""
         return answer.warned(f"{distinct:,} distinct samples{named}", read, "a model of this size memorises them")

@@ -154,8 +154,6 @@ class Baseline:
     plan: Mapping[str, Any] = field(default_factory=dict)  # as `declare_plan` returns it
     claimed_params: float | None = None
     claimed_devices: int | None = None
-    claimed_wrapper: str | None = None
-    claimed_dataset_bytes: int | None = None
     accepted_change: str | None = None  # the reason given with --accept-change
     grace_seconds: float | None = None  # launcher's KILL after a signal
     signal_lead_seconds: float | None = None  # a scheduler's warning before its own KILL

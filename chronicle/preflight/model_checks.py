@@ -91,7 +91,7 @@ def _module_table(facts: TrainerFacts) -> str:
 def check_wrapper(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF05: the class that wraps the model is the declared one."""
     answer = CheckAnswer("PF05", "wrapper")
-    claimed = expected.claimed_wrapper or expected.binding_plan.get("wrapper") or facts.wrapper_requested
+    claimed = expected.binding_plan.get("wrapper") or facts.wrapper_requested
     if facts.wrapper is None and claimed is None and facts.world_size == 1:
         return answer.passed("none: one rank holds the whole model", "1 rank")
     if facts.wrapper is None or claimed is None:

@@ -6,13 +6,16 @@ import os
 import pytest
 
 from chronicle.audit import open_evidence
-from chronicle.audit.claims import ClaimVerdict, judge_claim
+from chronicle.audit.claims import FIELDS, ClaimVerdict, judge_claim, list_unjudged, overall, read_quantity
 from chronicle.audit.evidence import read_evidence
+from chronicle.cli.main import run as chronicle
+from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 
-CLAIM = "trained 1.21B on 4 GPUs on WikiText-103"
+CLAIM = {"params": "1.21B", "devices": "4", "data": "WikiText-103"}
+SUPPORTED, CONTRADICTED, NO_EVIDENCE = ClaimVerdict.SUPPORTED, ClaimVerdict.CONTRADICTED, ClaimVerdict.NO_EVIDENCE
 
 
 @pytest.fixture
@@ -40,43 +43,39 @@ def write_launch(
             log.write(step, {"loss": 2.0 - 0.1 * step})
 
 
-def verdicts(paths, sentence):
-    judged = judge_claim(sentence, read_evidence(paths, read_journal(paths)))
-    return {one.statement.text: one.verdict for one in judged}
+def judged(paths, **fields):
+    return judge_claim(fields, read_evidence(paths, read_journal(paths)))
 
 
-def test_every_part_of_a_true_sentence_is_supported_with_its_evidence(paths):
-    device = lambda rank: {"kind": "cuda", "id": f"GPU-{rank}"}  # noqa: E731
-    write_launch(paths, ranks=4, counted=1_208_606_722, local=302_151_681, device=device, dataset="WikiText-103")
-    judged = judge_claim(CLAIM + " in bf16 with DDP for 10 steps", read_evidence(paths, read_journal(paths)))
-    assert {one.verdict for one in judged} == {ClaimVerdict.SUPPORTED}
-    assert all(one.evidence for one in judged)
-    assert "launches/0001/evidence/rank-0.jsonl:2" in judged[0].evidence
+def verdict(paths, **fields):
+    (one,) = judged(paths, **fields)
+    return one.verdict
 
 
-def test_no_evidence_is_unsupported_and_never_contradicted(paths):
+def test_every_field_of_a_true_claim_is_supported_with_its_evidence(paths):
+    write_launch(paths, ranks=4, counted=1_208_606_722, local=302_151_681, dataset="WikiText-103")
+    found = judged(paths, **CLAIM, precision="bf16", wrapper="DDP", steps="10", ranks="4", hosts="1")
+    assert {one.verdict for one in found} == {SUPPORTED}
+    assert all(one.evidence for one in found)
+    assert "launches/0001/evidence/rank-0.jsonl:2" in found[0].evidence
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_evidence_is_never_contradicted(paths, field):
     """Seed 000: "no results file, so it never ran"."""
-    assert set(verdicts(paths, CLAIM).values()) == {ClaimVerdict.UNSUPPORTED}
-
-
-def test_a_target_is_never_supported_by_a_run_that_reached_it(paths):
-    write_launch(paths, counted=1_208_606_722)
-    assert verdicts(paths, "Target: 1,208,606,722 parameters") == {
-        "Target: 1,208,606,722 parameters": ClaimVerdict.UNSUPPORTED
-    }
+    assert verdict(paths, **{field: "7"}) is NO_EVIDENCE
 
 
 def test_two_ranks_on_one_device_are_not_two_devices(paths):
     """Seed 000: `device_ids=[0]`."""
     write_launch(paths, ranks=2, device=lambda rank: {"kind": "cuda", "id": "GPU-0"})
-    assert verdicts(paths, "on 2 GPUs")["2 GPUs"] is ClaimVerdict.CONTRADICTED
-    assert verdicts(paths, "on 2 ranks")["2 ranks"] is ClaimVerdict.SUPPORTED
+    assert verdict(paths, devices="2") is CONTRADICTED
+    assert verdict(paths, ranks="2") is SUPPORTED
 
 
-def test_cpu_ranks_are_no_gpus(paths):
+def test_a_cpu_is_no_device(paths):
     write_launch(paths, ranks=2, device=lambda rank: {"kind": "cpu", "id": f"h/{rank}"})
-    assert verdicts(paths, "on 2 GPUs")["2 GPUs"] is ClaimVerdict.CONTRADICTED
-    assert verdicts(paths, "on 2 devices")["2 devices"] is ClaimVerdict.SUPPORTED
+    assert verdict(paths, devices="2") is CONTRADICTED
 
 
 def test_a_device_idle_in_nearly_every_sample_does_not_count(paths):
@@ -85,46 +84,64 @@ def test_a_device_idle_in_nearly_every_sample_does_not_count(paths):
         evidence = open_evidence({"CHRONICLE_LAUNCH_DIR": str(paths.launch_dir(1)), "RANK": str(rank)})
         for step in range(1, 21):
             evidence.device(step=step, busy_fraction=busy, memory_bytes=1)
-    judged = judge_claim("on 2 GPUs", read_evidence(paths, read_journal(paths)))
-    assert judged[0].verdict is ClaimVerdict.CONTRADICTED
-    assert "idle in more than 90% of the samples: rank 1" in judged[0].message
+    (found,) = judged(paths, devices="2")
+    assert found.verdict is CONTRADICTED
+    assert "idle in more than 90% of the samples: rank 1" in found.message
 
 
-def test_another_model_of_gpu_is_another_gpu(paths):
+def test_a_rank_without_a_device_leaves_the_count_without_evidence(paths):
+    write_launch(paths, ranks=2, device=lambda rank: {"kind": "cuda", "id": "GPU-0"} if rank == 0 else {"kind": "cuda"})
+    assert verdict(paths, devices="1") is NO_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"), [("L4", SUPPORTED), ("nvidia l4", SUPPORTED), ("H100", CONTRADICTED), ("L40", CONTRADICTED)]
+)
+def test_another_model_of_gpu_is_another_gpu(paths, said, wanted):
     write_launch(paths, ranks=2, device=lambda rank: {"kind": "cuda", "id": f"GPU-{rank}", "name": "NVIDIA L4"})
-    assert verdicts(paths, "on 2 H100")["2 H100"] is ClaimVerdict.CONTRADICTED
-    assert verdicts(paths, "on 2x NVIDIA L4")["2x NVIDIA L4"] is ClaimVerdict.SUPPORTED
+    assert verdict(paths, device_name=said) is wanted
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [("WikiText", SUPPORTED), ("wikitext-103", SUPPORTED), ("wikitext-2", CONTRADICTED), ("openwikitext", CONTRADICTED)],
+)
+def test_a_data_set_is_named_in_whole_words(paths, said, wanted):
+    write_launch(paths, dataset="wikitext-103/train")
+    assert verdict(paths, data=said) is wanted
 
 
 def test_hours_are_those_of_the_supervisors_and_a_missing_one_is_unknown(paths):
     write_launch(paths)
-    assert verdicts(paths, "2 hours") == {"2 hours": ClaimVerdict.UNSUPPORTED}
+    assert verdict(paths, hours="2") is NO_EVIDENCE
     with JournalWriter(paths) as writer:
         writer.append("launch.end", launch=1, data={"exit_code": 0, "duration_seconds": 7300.0})
-    assert verdicts(paths, "2 hours") == {"2 hours": ClaimVerdict.SUPPORTED}
-    assert verdicts(paths, "12 hours") == {"12 hours": ClaimVerdict.CONTRADICTED}
+    assert verdict(paths, hours="2") is SUPPORTED
+    assert verdict(paths, hours="12") is CONTRADICTED
 
 
 def test_one_launch_of_the_lineage_that_contradicts_is_enough(paths):
     write_launch(paths, 1, ranks=4, steps=10)
     write_launch(paths, 2, ranks=2, steps=20, start=10)
     assert read_evidence(paths, read_journal(paths)).kept == (1, 2)
-    assert verdicts(paths, "on 4 GPUs")["4 GPUs"] is ClaimVerdict.CONTRADICTED
-    assert verdicts(paths, "on 2 GPUs")["2 GPUs"] is ClaimVerdict.CONTRADICTED
+    assert verdict(paths, devices="4") is CONTRADICTED
+    assert verdict(paths, devices="2") is CONTRADICTED
 
 
-def test_a_launch_that_was_abandoned_whole_is_not_part_of_the_sentence(paths):
+def test_a_launch_that_was_abandoned_whole_is_not_part_of_the_claim(paths):
     write_launch(paths, 1, ranks=4, steps=10)
     write_launch(paths, 2, ranks=2, steps=20)
     assert read_evidence(paths, read_journal(paths)).kept == (2,)
-    assert verdicts(paths, "on 2 GPUs")["2 GPUs"] is ClaimVerdict.SUPPORTED
+    assert verdict(paths, devices="2") is SUPPORTED
 
 
 def test_loss_and_volume_are_held_against_the_log_and_the_loaders(paths):
     write_launch(paths)
-    found = verdicts(paths, "loss of 1.0 after 640 samples")
-    assert found == {"loss of 1.0": ClaimVerdict.SUPPORTED, "640 samples": ClaimVerdict.SUPPORTED}
-    assert verdicts(paths, "loss of 0.5")["loss of 0.5"] is ClaimVerdict.CONTRADICTED
+    assert verdict(paths, final_loss="1.0") is SUPPORTED
+    assert verdict(paths, final_loss="0.5") is CONTRADICTED
+    assert verdict(paths, samples="640") is SUPPORTED
+    assert verdict(paths, samples="320") is CONTRADICTED
+    assert verdict(paths, tokens="640") is NO_EVIDENCE
 
 
 def test_torn_evidence_is_less_evidence_not_other_evidence(paths):
@@ -132,7 +149,57 @@ def test_torn_evidence_is_less_evidence_not_other_evidence(paths):
     file = paths.launch_dir(1) / "evidence" / "rank-0.jsonl"
     with open(file, "a") as lines:
         lines.write(json.dumps({"v": 99, "kind": "model", "rank": 0, "counted": 1}) + "\n{\"v\":1,\"kind\":\"mod")
-    assert verdicts(paths, "771M parameters") == {"771M parameters": ClaimVerdict.SUPPORTED}
+    assert verdict(paths, params="771M") is SUPPORTED
+
+
+# --- Numbers and the sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("1208606722", 1_208_606_722, 1_208_606_723),
+        ("1,208,606,722", 1_208_606_722, 1_208_606_721),
+        ("1.21B", 1_208_606_722, 1_216_000_000),
+        ("680M", 679_962_626, 681_000_000),
+        ("2.35", 2.354, 2.36),
+        ("1e3", 1000, 1600),
+    ],
+)
+def test_a_number_stands_for_what_rounds_to_it(text, inside, outside):
+    quantity = read_quantity(text)
+    assert quantity.admits(inside) and not quantity.admits(outside)
+
+
+def test_what_is_no_number_is_a_usage_error(paths):
+    with pytest.raises(UsageProblem, match="`many` is not a number"):
+        judged(paths, devices="many")
+
+
+def test_numbers_of_the_sentence_that_no_field_states_are_not_judged():
+    sentence = "We trained 1.21B parameters on 4 H100 for 3,000 steps on WikiText-103 (bf16, 2x faster)"
+    assert list_unjudged(sentence, {"params": "1208606722", "data": "wikitext-103"}) == ("4", "3,000", "2")
+    assert list_unjudged(sentence, {"params": "1.21B", "devices": "4", "steps": "3000", "data": "WikiText-103"}) == ("2",)
+
+
+def test_a_sentence_with_a_number_that_was_not_judged_is_not_supported(paths):
+    write_launch(paths)
+    found = judged(paths, samples="640")
+    assert overall(found, ()) is SUPPORTED
+    assert overall(found, ("1.21B",)) is NO_EVIDENCE
+
+
+def test_the_command_records_the_sentence_the_fields_and_the_verdicts(paths, capsys, monkeypatch, tmp_path):
+    write_launch(paths)
+    monkeypatch.chdir(tmp_path)
+    words = ["claim", "--logs", str(tmp_path), "--run", "demo", "--json"]
+    assert chronicle([*words, "--samples", "640", "640 samples in 3 days"]) == 5
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["not_judged"], told["fields"]) == ("NO EVIDENCE", ["3"], {"samples": "640"})
+    (entry,) = read_journal(paths).of_kind("claim")
+    assert entry.data["text"] == "640 samples in 3 days"
+    assert chronicle([*words, "--samples", "640", "640 samples"]) == 0
+    assert chronicle([*words, "640 samples"]) == 2
 
 
 def test_evidence_without_a_launch_directory_writes_nothing_and_does_not_fail(tmp_path, monkeypatch):

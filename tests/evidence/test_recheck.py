@@ -1,4 +1,4 @@
-"""`audit` looks at claims and sealed logs again, `note` warns about numbers: neither blocks anybody."""
+"""`audit` looks at claims, sealed logs, chains and manifests again."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from chronicle.audit import open_evidence
 from chronicle.cli.main import run as chronicle
-from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal import JournalWriter
 from chronicle.launch.record import seal_file
 from chronicle.paths import RunPaths
 from rollback.checkpoint.manifest import write_manifest
@@ -34,7 +34,7 @@ def findings(capsys):
 
 
 def test_a_claim_that_evidence_no_longer_supports_is_found_by_audit(paths, capsys):
-    assert chronicle(["audit", "--claim", "100 parameters", "--run", "demo"]) == 0
+    assert chronicle(["claim", "--params", "100", "100 parameters", "--run", "demo"]) == 0
     assert [one for one in findings(capsys)[1] if one[0] == "claim"] == []
     record(paths, 50)
     code, found = findings(capsys)
@@ -52,19 +52,21 @@ def test_a_log_changed_after_it_was_sealed_is_found_by_audit(paths, capsys):
     assert [one[0] for one in findings(capsys)[1] if one[0] == "seal-broken"] == ["seal-broken"]
 
 
-def test_note_warns_about_a_number_and_is_written_all_the_same(paths, capsys):
-    assert chronicle(["note", "the 1.21B parameter model looks good", "--run", "demo"]) == 0
-    assert "warning: `1.21B parameter`: counted 100 in launch 1" in capsys.readouterr().err
-    assert [entry.title for entry in read_journal(paths).of_kind("note")] == ["the 1.21B parameter model looks good"]
-    assert chronicle(["note", "loss is 3 at step 500, 100 parameters", "--run", "demo"]) == 0
-    assert "warning" not in capsys.readouterr().err
+def test_a_claim_without_fields_is_said_and_not_judged_again(paths, capsys):
+    """Journals of before claims had fields stay readable."""
+    with JournalWriter(paths) as writer:
+        writer.append("claim", data={"text": "1.21B on 4 GPUs", "verdict": "SUPPORTED", "statements": []})
+    code, found = findings(capsys)
+    assert code == 0
+    expected = "claim `1.21B on 4 GPUs` has no fields and was not judged again (recorded: SUPPORTED)"
+    assert [message for check, message in found if check == "claim"] == [expected]
 
 
 @pytest.mark.parametrize("how", ["cut", "edited", "gone"])
 def test_the_end_of_a_chain_is_held_by_who_saw_it(paths, capsys, how):
     """A chain shows edits in its middle; its last lines, and whole files, only another writer can vouch for."""
     (file,) = paths.journal_dir.iterdir()
-    assert chronicle(["audit", "--claim", "100 parameters", "--run", "demo"]) == 0
+    assert chronicle(["claim", "--params", "100", "100 parameters", "--run", "demo"]) == 0
     assert [one for one in findings(capsys)[1] if one[0] == "chain-cut"] == []
     if how == "gone":
         file.unlink()

@@ -66,17 +66,15 @@ def test_771_million_is_not_one_billion():
     """Seed 000: "Working 1B Parameter Model", 771,176,450 counted."""
     counted = formula(1792, 20, 7168)
     assert counted == 771_176_450
-    for claim in ("a working 1B parameter model", "1.0B parameters", "1B+ parameters"):
-        judged = judge_claim(claim, evidence_of(counted, counted, 1))
-        assert judged[0].verdict is Claimed.CONTRADICTED
-    assert "(-22.9%)" in judge_claim("1.0B parameters", evidence_of(counted, counted, 1))[0].message
+    (judged,) = judge_claim({"params": "1.0B"}, evidence_of(counted, counted, 1))
+    assert judged.verdict is Claimed.CONTRADICTED and "(-22.9%)" in judged.message
     found = answer("PF02", TrainerFacts(params_counted=counted), Baseline(claimed_params=1e9))
     assert (found.verdict, found.message) == (CheckVerdict.FAIL, "claim 1,000,000,000, counted 771,176,450 (-22.9%)")
 
 
 def test_four_gpus_that_were_one_are_contradicted():
     """Seed 000: "Using 4 GPUs with DataParallel", `device_ids=[0]`."""
-    judged = judge_claim("Using 4 GPUs with DataParallel", evidence_of(771_176_450, 771_176_450, 1))
+    judged = judge_claim({"devices": "4"}, evidence_of(771_176_450, 771_176_450, 1))
     assert judged[0].verdict is Claimed.CONTRADICTED
     assert "1 ranks on 1 distinct devices" in judged[0].message
 
@@ -87,10 +85,10 @@ def test_one_ranks_part_is_not_a_model_that_was_scaled_down():
     part = math.ceil(whole / 4)
     assert (whole, part) == (679_962_626, 169_990_657)
     evidence = evidence_of(whole, part, 4)
-    judged = judge_claim("Model created with 169,990,657 parameters", evidence)[0]
+    judged = judge_claim({"params": "169,990,657"}, evidence)[0]
     assert judged.verdict is Claimed.CONTRADICTED
     assert "1/4 of it: the part of one rank after sharding" in judged.message
-    assert judge_claim("680M parameters", evidence)[0].verdict is Claimed.SUPPORTED
+    assert judge_claim({"params": "680M"}, evidence)[0].verdict is Claimed.SUPPORTED
     taken_after_wrapping = TrainerFacts(params_logical=whole, params_counted=part, ranks=ranks(4))
     found = answer("PF03", taken_after_wrapping)
     assert found.verdict is CheckVerdict.FAIL
@@ -98,10 +96,10 @@ def test_one_ranks_part_is_not_a_model_that_was_scaled_down():
 
 
 def test_proven_by_target_lines_is_not_supported():
-    """Seed 001: "1.21B PROVEN TO WORK", and the only evidence is `Target: 1,208,606,722 parameters`."""
-    evidence = evidence_of(formula(2048, 24, 8192), 302_151_681, 4)
-    judged = judge_claim("[INFO] Target: 1,208,606,722 parameters", evidence)
-    assert [one.verdict for one in judged] == [Claimed.UNSUPPORTED]
+    """Seed 001: "1.21B PROVEN TO WORK", and the only evidence is a line `Target: …`: no rank counted anything."""
+    evidence = evidence_of(None, 302_151_681, 4)
+    (judged,) = judge_claim({"params": "1,208,606,722"}, evidence)
+    assert judged.verdict is Claimed.NO_EVIDENCE
 
 
 def test_onecycle_horizon_that_forgot_the_accumulation_never_finishes():

@@ -35,9 +35,9 @@ def test_two_processes_were_asked_for_and_one_started(driver):  # noqa: F811
     printed = driver.out.read_text()
     assert "refused: preflight PF04 devices: 2 devices requested, 1 in use" in printed
     assert "training" not in printed.splitlines()
-    judged = driver.call("claim", "ran on 2 ranks")
+    judged = driver.call("claim", "--ranks", "2", "ran on 2 ranks")
     assert judged.returncode == 5
-    assert judged.stdout.startswith("CONTRADICTED  2 ranks: launch 1: 1 ranks recorded")
+    assert judged.stdout.startswith("CONTRADICTED  ranks 2: launch 1: 1 ranks recorded")
 
 
 def test_what_a_launcher_is_asked_for_is_read_from_its_own_words_only():

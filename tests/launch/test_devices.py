@@ -48,7 +48,7 @@ def test_idle_device_is_sampled_and_does_not_count_as_used(driver):
     rows = [json.loads(line) for line in host_file.read_text().splitlines()]
     rows = [row for row in rows if row["kind"] == "device"]
     assert [(row["device"], row["busy_fraction"]) for row in rows] == [("GPU-0", 0.95), ("GPU-1", 0.0)]
-    judged = judge_claim("on 2 GPUs", read_evidence(driver.paths, read_journal(driver.paths)))[0]
+    judged = judge_claim({"devices": "2"}, read_evidence(driver.paths, read_journal(driver.paths)))[0]
     assert judged.verdict is ClaimVerdict.CONTRADICTED
     assert judged.message.endswith("idle in more than 90% of the samples: rank 1")
     assert host_file.relative_to(driver.paths.run_dir).as_posix() in [

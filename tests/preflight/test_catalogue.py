@@ -68,7 +68,7 @@ GOOD = TrainerFacts(
     telemetry={"K": (0.1, 0.2)},
 )
 EXPECTED = Baseline(
-    plan=declare_plan(GOOD), claimed_params=1000, claimed_devices=2, claimed_wrapper="DDP", grace_seconds=90, free_bytes=10**9
+    plan=declare_plan(GOOD), claimed_params=1000, claimed_devices=2, grace_seconds=90, free_bytes=10**9
 )
 
 

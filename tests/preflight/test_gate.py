@@ -116,7 +116,7 @@ def test_command_reads_facts_and_claim_and_exits_3_on_a_failure(tmp_path, monkey
     (tmp_path / "facts.json").write_text(json.dumps(FACTS.to_json()))
     words = ["preflight", "--run", "demo", "--facts", "facts.json", "--json"]
     assert chronicle(words) == 0
-    assert chronicle([*words, "--claim", "1.21B on 1 GPU"]) == 3
+    assert chronicle([*words, "--params", "1.21B", "--devices", "1"]) == 3
     shown = capsys.readouterr().out
     checks = json.loads(shown[shown.rindex('{\n  "checks"') :])["checks"]
     failed = [one["check"] for one in checks if one["verdict"] == "fail"]
