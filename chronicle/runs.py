@@ -22,12 +22,11 @@ from chronicle.paths import RunPaths
 from chronicle.story import Story
 from chronicle.story.assemble import LaunchStory
 from chronicle.story.launch_settings import settings_of
-from chronicle.story.read import read_brief_story, read_story
+from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_name, find_channel, role_of
 
 __all__ = ["LoggedCurve", "Run", "list_runs", "mark_runs", "open", "rows_of", "summarize_run"]
 
-TOLD = (EntryKind.NOTE,)  # a row needs tags besides what `status` needs
 
 
 class LoggedCurve(NamedTuple):
@@ -164,7 +163,7 @@ def list_runs(logs: Path) -> list[RunPaths]:
 
 def summarize_run(paths: RunPaths, story: Story | None = None) -> dict[str, Any]:
     """One row of `chronicle runs`. `values`: the newest of each channel; `status` is the last launch's state in one word."""
-    story = read_brief_story(paths, also=TOLD) if story is None else story
+    story = read_story(paths) if story is None else story
     last, head = story.last_launch, story.headline
     tags = dict.fromkeys(tag for entry in story.entries for tag in words_of(entry).tags)
     place = read_place(paths)

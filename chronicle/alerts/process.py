@@ -23,7 +23,7 @@ from chronicle.errors import ChronicleError
 from chronicle.integrations.beside import Beside, start_beside, wait_for_end
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
-from chronicle.story.read import read_brief_story
+from chronicle.story.read import read_story
 
 __all__ = ["Courier", "destinations_of", "open_outboxes", "send_until_stdin_ends", "start_alerts"]
 
@@ -84,7 +84,7 @@ class Courier:
         seen = [(path.name, path.stat().st_size) for path in sorted(self.paths.journal_dir.glob("*.jsonl"))]
         if seen != self._seen:
             self._seen = seen
-            story = read_brief_story(self.paths)
+            story = read_story(self.paths)
             self.alerts = alerts_of(story) if story.entries else []
 
     def _tell(self, box: Outbox, text: str) -> None:

@@ -46,9 +46,9 @@ def complete_entries(incomplete: str) -> list[str]:
     if settings is None:
         return []
     try:
-        from chronicle.story.read import read_brief_story
+        from chronicle.story.read import read_story
 
-        story = read_brief_story(settings.paths)
+        story = read_story(settings.paths)
     except (ChronicleError, OSError):
         return []
     first = [matter.first_id for matter in story.open_matters] + [x.entry.id for x in story.interventions if x.open]
@@ -67,16 +67,10 @@ def _settings() -> Settings | None:
 def _recorded_steps(paths: RunPaths) -> Iterator[int]:
     from chronicle.journal import read_journal
     from chronicle.journal.events import EntryKind
-    from chronicle.journal.index import open_index
 
-    index = open_index(paths)
-    try:
-        kind = EntryKind.CHECKPOINT
-        entries = read_journal(paths).of_kind(kind) if index is None else index.newest(MOST, kinds=[kind])
-        yield from (entry.step for entry in entries if entry.step is not None)
-    finally:
-        if index is not None:
-            index.close()
+    for entry in read_journal(paths).of_kind(EntryKind.CHECKPOINT):
+        if entry.step is not None:
+            yield entry.step
 
 
 def _steps_in(directory: Path | None) -> Iterator[int]:

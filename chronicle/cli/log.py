@@ -16,13 +16,12 @@ from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOpti
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, Journal, read_journal
 from chronicle.journal.events import CheckpointSaved, EntryKind, FirstBatchSeen, GuardVerdict
-from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
 from chronicle.story import read_story
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_when, plain, plain_block
-from chronicle.story.read import BRIEF_KINDS, points_until, read_brief_story
+from chronicle.story.read import points_until
 from rollback.channels import Role, value_of
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "show",
 ]
 
-DRAWN_ENTRIES = 5000  # kinds with more entries are left out of the graph
 QUIET = tuple(sorted(BOOKKEEPING - {EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.GUARD_ATTACHED}))
 COLOURS = {
     "kept": "1;32",
@@ -91,20 +89,7 @@ class _Wanted:
 
 def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
     """The newest entries, at least one more than the limit if there are more. Only the end of a large journal is read."""
-    index = open_index(paths) if wanted.limit else None
-    if index is None:
-        return wanted.select(read_journal(paths).entries)
-    try:
-        total, count = sum(index.counts().values()), 4 * wanted.limit + 64
-        while True:
-            without = () if wanted.kinds or wanted.every else QUIET
-            found = index.newest(count, kinds=wanted.kinds, without=without)
-            chosen = wanted.select(found)
-            if len(chosen) > wanted.limit or count >= total:
-                return chosen
-            count *= 4
-    finally:
-        index.close()
+    return wanted.select(read_journal(paths).entries)
 
 
 def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
@@ -112,7 +97,7 @@ def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
     if not any(entry.kind == EntryKind.LAUNCH_START for entry in entries):
         return frozenset()
     try:
-        lineage = read_brief_story(paths).lineage
+        lineage = read_story(paths).lineage
     except ChronicleError:  # the list is shown also where the story cannot be told
         return frozenset()
     return frozenset(span.number for span in lineage.launches if lineage.is_guess(span))
@@ -124,23 +109,15 @@ def _inferred(entry: Entry, guesses: Set[int]) -> dict[str, bool]:
 
 
 def _open_entries(paths: RunPaths) -> list[Entry]:
-    story = read_brief_story(paths)
+    story = read_story(paths)
     wanted = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
     return [entry for entry in story.entries if entry.id in wanted]
 
 
 def _graph(paths: RunPaths, limit: int) -> CommandResult:
-    """The graph of launches. Kinds with very many entries are counted instead of drawn."""
-    index, talk = open_index(paths), []
-    if index is None:
-        story = read_story(paths)
-    else:
-        counts = index.counts()
-        drawn = [kind for kind, count in counts.items() if kind in BRIEF_KINDS or count <= DRAWN_ENTRIES]
-        story = read_story(paths, journal=index.journal(drawn), saved=index.last_saved())
-        left_out = [f"{count} of kind {kind}" for kind, count in counts.items() if kind not in drawn]
-        talk += [f"not drawn: {plain(', '.join(left_out))}; `chronicle log` lists them"] if left_out else []
-        index.close()
+    """The graph of launches."""
+    talk: list[str] = []
+    story = read_story(paths)
     rows = list(itertools.islice(draw_graph(story, _loss_reader(paths)), limit + 1 if limit else None))
     if limit and len(rows) > limit:
         talk.append(f"the newest {limit} lines; `-n 0` shows all")

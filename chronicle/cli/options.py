@@ -70,8 +70,6 @@ def settings_from(
 ) -> Settings:
     """The settings of this command: from files, environment variables and these flags. `stores`: it reads object stores too."""
     settings = load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints, stores=stores)
-    if settings.logs_url is not None:
-        os.environ["CHRONICLE_CACHE"] = "off"  # an index of a temporary directory is of no use later
     if settings.utc:
         os.environ["CHRONICLE_UTC"] = "1"  # for this command and what it starts
     return settings

@@ -42,7 +42,7 @@ from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.settings import Settings
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
-from chronicle.story.read import read_brief_story
+from chronicle.story.read import read_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
 from rollback.errors import RollbackError
@@ -87,7 +87,7 @@ def show_status(
     Example: chronicle status --run tr-190
     """
     settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=True))
-    story = read_brief_story(settings.paths)
+    story = read_story(settings.paths)
     lr = check_lr(story, settings.paths)
     verdict = _verdict(story.last_checkpoint, story)
     journal = Journal(run=story.run, entries=story.entries, problems=story.problems)

@@ -149,16 +149,13 @@ class _Link(NamedTuple):
 
 
 def compute_lineage(
-    entries: Iterable[Entry],
-    observed: Mapping[int, tuple[int, int]] | None = None,
-    saved: Mapping[int, int] | None = None,
+    entries: Iterable[Entry], observed: Mapping[int, tuple[int, int]] | None = None
 ) -> Lineage:
     """Fold launches, rollbacks and undos in journal order.
 
-    `observed` maps a launch to the first and last step in its per-step log, `saved` to the step of its last checkpoint
-    (in addition to `checkpoint` entries). They complete launches that were killed or that log every tenth step.
+    `observed` maps a launch to the first and last step in its per-step log. It completes launches that were killed or that log every tenth step.
     """
-    reached = dict(saved or {})
+    reached: dict[int, int] = {}
     relevant: list[Entry] = []
     checkpoint = EntryKind.CHECKPOINT
     copied_from: dict[str, int] = {}  # id of a run whose journal was copied into this one -> its last launch here

@@ -47,7 +47,6 @@ __all__ = [
     "assemble",
     "saved_checkpoint",
     "tell_launches",
-    "with_checkpoint",
 ]
 
 PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
@@ -280,14 +279,13 @@ def assemble(
     observed: Mapping[int, tuple[int, int]],
     points_until: PointsUntil,
     alive: Sequence[int] = (),
-    saved: Mapping[int, int] | None = None,
 ) -> Story:
     """The story of a journal.
 
     `observed`: first and last logged step by launch. `alive`: launches with a fresh heartbeat. `saved`: step of the last
     checkpoint by launch, where its entry is not in `journal`.
     """
-    lineage = compute_lineage(journal.entries, observed, saved)
+    lineage = compute_lineage(journal.entries, observed)
     parent = _parent_run(journal.entries, lineage)
     ledger = compute_lr_ledger(journal.entries, lineage)
     return Story(
@@ -322,17 +320,6 @@ def _parent_run(entries: Sequence[Entry], lineage: Lineage) -> Parent | None:
     if seen is None or named is None or named.run_id != seen.run_id:
         return seen
     return seen._replace(path=named.path)
-
-
-def with_checkpoint(story: Story, entry: Entry) -> Story:
-    """The story with one more checkpoint entry."""
-    launches = tuple(
-        replace(launch, checkpoints=(*launch.checkpoints, *saved_checkpoint(entry, story.lineage)))
-        if launch.number == entry.launch
-        else launch
-        for launch in story.launches
-    )
-    return replace(story, launches=launches)
 
 
 def _headline(lineage: Lineage, points_until: PointsUntil, parent: Parent | None) -> Headline:

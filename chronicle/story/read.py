@@ -6,43 +6,30 @@ that a log whose steps go back is read correctly.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 from chronicle.journal import Journal, read_journal
-from chronicle.journal.events import INTENTS, LAUNCHES, RECEIPTS, EntryKind
-from chronicle.journal.index import open_index
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.metrics import Point
 from chronicle.metrics.log import parse_line
 from chronicle.paths import RunPaths, list_launch_numbers
-from chronicle.story.assemble import Story, assemble, with_checkpoint
+from chronicle.story.assemble import Story, assemble
 from rollback.disk import open_file, pread
 
 __all__ = [
-    "BRIEF_KINDS",
     "ends_of",
     "lost_seconds",
     "observed_steps",
     "points_until",
-    "read_brief_story",
     "read_story",
 ]
 
 WHOLE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16
 WINDOW = 64  # lines read before a step: evaluation and gradient norm may be logged less often than the loss
-# Kinds from which lineage, ledger, open matters and proposals are computed
-BRIEF_KINDS = frozenset(
-    (
-        *(*INTENTS, *RECEIPTS, *LAUNCHES, EntryKind.RUN_INIT, EntryKind.RUN_FORK, EntryKind.LR_MISMATCH),
-        *(EntryKind.INCIDENT, EntryKind.CLOSE, EntryKind.PROPOSAL, EntryKind.VERIFIED, EntryKind.RESTART),
-        *(EntryKind.LAUNCH_SETTINGS, EntryKind.REPLAY, EntryKind.SEARCH),
-    )
-)
-
 
 def ends_of(path: Path) -> tuple[int, int] | None:
     """First and last logged step; None when there is no readable line."""
@@ -139,7 +126,6 @@ def read_story(
     paths: RunPaths,
     *,
     journal: Journal | None = None,
-    saved: Mapping[int, int] | None = None,
     signs_of_life: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Story:
@@ -153,23 +139,7 @@ def read_story(
         return points_until(paths.metrics_path(launch), step)
 
     alive = _alive(paths, clock()) if signs_of_life else ()
-    return assemble(journal, observed_steps(paths), until, alive, saved)
-
-
-def read_brief_story(paths: RunPaths, *, also: Sequence[str] = ()) -> Story:
-    """The story as `status` needs it: of a large journal only entries of `BRIEF_KINDS` are read, and of the kinds `also`."""
-    index = open_index(paths)
-    if index is None:
-        return read_story(paths)
-    try:
-        story = read_story(paths, journal=index.journal(BRIEF_KINDS.union(also)), saved=index.last_saved())
-        for interval in reversed(story.lineage.kept):
-            saved = index.last_checkpoint(interval.launch, interval.first, interval.last)
-            if saved is not None:
-                return with_checkpoint(story, saved)
-        return story
-    finally:
-        index.close()
+    return assemble(journal, observed_steps(paths), until, alive)
 
 
 def observed_steps(paths: RunPaths) -> dict[int, tuple[int, int]]:

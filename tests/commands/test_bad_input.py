@@ -173,7 +173,7 @@ def test_ctrl_c_is_code_130(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("chronicle.cli.status.read_brief_story", interrupt)
+    monkeypatch.setattr("chronicle.cli.status.read_story", interrupt)
     done = chronicle("status")
     assert (done.code, done.err) == (130, "error: interrupted\n")
 

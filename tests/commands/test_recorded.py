@@ -13,7 +13,6 @@ from chronicle.paths import RunPaths
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RUN", "CHRONICLE_LOGS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path

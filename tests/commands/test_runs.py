@@ -17,7 +17,7 @@ from chronicle.journal.writer import JournalWriter, store_bytes
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import HIDDEN, changes_between, settings_of
-from chronicle.story.read import read_brief_story
+from chronicle.story.read import read_story
 from tests.builders.story_runs import toy_run
 from tests.commands.cli import Cli
 
@@ -282,7 +282,7 @@ def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronic
         second = writer.write(event, launch=2, step=5, title="in launch 2").id
     assert "has otherwise" not in chronicle("show", first).out
     assert "launch 2 has otherwise than launch 1:\n  a: not recorded → 1\n" in chronicle("show", second).out
-    text = next(one.text for one in alerts_of(read_brief_story(paths)) if one.title == "in launch 2")
+    text = next(one.text for one in alerts_of(read_story(paths)) if one.title == "in launch 2")
     assert text == "changed since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more"
 
 
