@@ -13,6 +13,7 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     checkpoint_named,
+    name_twins,
     need_run,
     settings_from,
     settings_root,
@@ -56,7 +57,8 @@ def inspect(
     root = settings_root(checkpoint, run, logs, checkpoints, stores=True)
     chosen = checkpoint_named(checkpoint, root, count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
-    return CommandResult(text="\n".join(map(one_line, _lines(summary, all_files))), data=summary)
+    text = "\n".join(map(one_line, _lines(summary, all_files)))
+    return CommandResult(text=text, data=summary, talk=name_twins(chosen))
 
 
 def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
@@ -230,6 +232,7 @@ def diff(
         text=visible(_text(differences, names)),
         data={"a": str(one.checkpoint.path), "b": str(other.checkpoint.path),
               "differences": [difference.to_json() for difference in differences]},
+        talk=name_twins(one.checkpoint, other.checkpoint),
     )  # fmt: skip
 
 
@@ -336,7 +339,7 @@ def manifest(
     )
     verb = "replaced" if old or talk else "written"
     text = f"{verb} {chosen.path / MANIFEST_NAME}: {len(new.files)} files, digests {new.digests}"
-    return CommandResult(text=text, data=new.to_json(), talk=talk)
+    return CommandResult(text=text, data=new.to_json(), talk=(*talk, *name_twins(chosen)))
 
 
 def _old_manifest(chosen: Checkpoint) -> tuple[Manifest | None, tuple[str, ...]]:

@@ -31,12 +31,14 @@ __all__ = [
     "YesOption",
     "checkpoint_named",
     "given_flags",
+    "name_twins",
     "nearest_runs",
     "need_run",
     "settings_from",
     "settings_root",
     "settings_with_checkpoints",
 ]
+
 
 def _runs(incomplete: str) -> list[str]:
     from chronicle.cli.completion import complete_runs
@@ -53,7 +55,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 ForceOption = Annotated[
     str | None,
     typer.Option(
-        "--force", help="Continue although the run seems alive or its journal is damaged, for this reason.", metavar="REASON"
+        "--force",
+        help="Continue although the run seems alive or its journal is damaged, for this reason.",
+        metavar="REASON",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
@@ -151,6 +155,7 @@ def _near(here: Path) -> Iterator[tuple[Path, str]]:
 
 # --- The checkpoints directory, from settings or from the journal
 
+
 def settings_with_checkpoints(
     run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: bool = False
 ) -> Settings:
@@ -215,3 +220,8 @@ def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True)
         return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None, root)
     path = root / named if root is not None and (root / named).exists() else named
     return open_checkpoint(path, count_steps=count_steps)
+
+
+def name_twins(*chosen: "Checkpoint") -> tuple[str, ...]:
+    """One line for each abandoned checkpoint of the same step: the step alone meant the one of the present lineage."""
+    return tuple(f"step {one.step} was also abandoned: {twin}" for one in chosen for twin in one.twins)

@@ -26,6 +26,7 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     YesOption,
+    name_twins,
     settings_from,
     settings_with_checkpoints,
 )
@@ -366,7 +367,7 @@ def make_plan(
         config=find_deepspeed_config(opened.settings, entries, state),
         evidence=_evidence(request, chosen, entries),
         cost=_cost(request.step, opened),
-        remarks=(*_remarks(findings, full, verdict), *_tried(request.step, entries)),
+        remarks=(*_remarks(findings, full, verdict), *name_twins(chosen), *_tried(request.step, entries)),
     )
 
 

@@ -21,6 +21,7 @@ from chronicle.cli.options import (
     RunOption,
     YesOption,
     checkpoint_named,
+    name_twins,
     settings_root,
     settings_with_checkpoints,
 )
@@ -101,7 +102,7 @@ def verify_checkpoints(
         where = root or chosen[0].path.parent
         return move_strays(where, chosen, beside, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
     found, stamps = _verified(chosen, full)
-    talk = _remember(found, stamps, full, run, logs, checkpoints)
+    talk = (*_remember(found, stamps, full, run, logs, checkpoints), *name_twins(*chosen))
     if root is not None:
         beside_them = remnant_findings(root, chosen) + root_stray_findings(list_root_strays(root)) + _retention(found)
         if beside_them:

@@ -153,7 +153,8 @@ def compute_lineage(
 ) -> Lineage:
     """Fold launches, rollbacks and undos in journal order.
 
-    `observed` maps a launch to the first and last step in its per-step log. It completes launches that were killed or that log every tenth step.
+    `observed` maps a launch to the first and last step in its per-step log, which completes launches that
+    were killed or that log every tenth step.
     """
     reached: dict[int, int] = {}
     relevant: list[Entry] = []

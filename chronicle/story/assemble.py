@@ -282,8 +282,7 @@ def assemble(
 ) -> Story:
     """The story of a journal.
 
-    `observed`: first and last logged step by launch. `alive`: launches with a fresh heartbeat. `saved`: step of the last
-    checkpoint by launch, where its entry is not in `journal`.
+    `observed`: first and last logged step by launch. `alive`: launches with a fresh heartbeat.
     """
     lineage = compute_lineage(journal.entries, observed)
     parent = _parent_run(journal.entries, lineage)

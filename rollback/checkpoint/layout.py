@@ -81,7 +81,7 @@ class Checkpoint:
     ("name", "manifest", "counters", "unknown"). `strays` are paths relative to `path` ("../x" for a sibling that the
     loader would consider). `abandoned` is the id of the rollback that moved it away; `launch` the launch that saved
     it, where a manifest says so. `written` are the files that its own save wrote, by the manifest of that save; None where
-    no save has told.
+    no save has told. `twins` are the abandoned checkpoints of the same step, in words, where the step alone chose this one.
     """
 
     path: Path
@@ -94,6 +94,7 @@ class Checkpoint:
     launch: int | None = None
     single_file: bool = False
     written: frozenset[str] | None = None
+    twins: tuple[str, ...] = ()
 
     def with_role(self, role: Role) -> tuple[StateFile, ...]:
         """The files of one role, in the order of their paths."""

@@ -133,11 +133,18 @@ def select_checkpoint(
 ) -> Checkpoint:
     """The one checkpoint of exactly `step` (and `launch`), of those in `root`.
 
+    A step alone means the checkpoint that lies in the directory: what a rollback abandoned is one of its `twins`. A link is
+    what it points to.
+
     Raises `CheckpointNotFound` naming the two nearest, or directories near `root` that hold some; `AmbiguousStep` listing all
     when there are several.
     """
     candidates = list(checkpoints)
-    found = [c for c in candidates if c.step == step and (launch is None or c.launch == launch)]
+    found = _without_links([c for c in candidates if c.step == step and (launch is None or c.launch == launch)])
+    present = [c for c in found if c.abandoned is None]
+    if launch is None and len(present) == 1:
+        twins = tuple(_one_line(c) for c in found if c.abandoned is not None)
+        return replace(present[0], twins=twins)
     if len(found) > 1:
         lines = "".join(f"\n  {_one_line(checkpoint)}" for checkpoint in found)
         raise AmbiguousStep(f"step {step} exists {len(found)} times, one was expected:{lines}", _way_to_pick(found))
@@ -155,6 +162,12 @@ def select_checkpoint(
     raise CheckpointNotFound(
         f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}", remedy=_way_to_near(candidates, step, root)
     )
+
+
+def _without_links(found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """The checkpoints without links to another one of them."""
+    present = {c.path for c in found if not c.path.is_symlink()}
+    return [c for c in found if c.path in present or Path(os.path.realpath(c.path)) not in present]
 
 
 def list_elsewhere(root: Path | str, later: Sequence[str]) -> Mapping[Path, tuple[str, ...]]:

@@ -96,22 +96,45 @@ def test_missing_step_names_the_two_nearest(seed_root: Path) -> None:
         select_checkpoint(list_checkpoints(seed_root), 7)
 
 
-def test_a_step_that_exists_twice_is_refused_with_a_list_and_picked_by_launch(seed_root: Path) -> None:
-    """The seed's exp10 went back to a checkpoint that exp8 had saved: abandoned ones stay candidates."""
-    moved = seed_root.parent / "abandoned" / "rb-1" / "opt_step-10"
+def move_to_abandoned(checkpoint: Path, rollback: str, launch: int) -> Path:
+    moved = checkpoint.parent.parent / "abandoned" / rollback / checkpoint.name
     moved.parent.mkdir(parents=True)
-    (seed_root / "opt_step-10").rename(moved)
-    write_manifest(moved, step=10, launch=8, digests=False)
+    checkpoint.rename(moved)
+    write_manifest(moved, step=10, launch=launch, digests=False)
+    return moved
+
+
+def test_a_bare_step_is_the_checkpoint_in_the_directory_and_the_abandoned_one_is_its_twin(seed_root: Path) -> None:
+    """After each rollback every step is there twice; the seed's exp10 went back to an abandoned one by its launch."""
+    moved = move_to_abandoned(seed_root / "opt_step-10", "rb-1", launch=8)
     (seed_root / "opt_step-5").rename(seed_root / "opt_step-10")
     write_manifest(seed_root / "opt_step-10", step=10, launch=9, digests=False)
     found = list_checkpoints(seed_root)
-    with pytest.raises(AmbiguousStep, match="exists 2 times") as caught:
-        select_checkpoint(found, 10)
-    assert "launch 8, abandoned by rb-1" in caught.value.message
-    assert "`10@9`" in (caught.value.remedy or "")
+    chosen = select_checkpoint(found, 10)
+    assert (chosen.path, chosen.abandoned) == (seed_root / "opt_step-10", None)
+    assert "launch 8, abandoned by rb-1" in chosen.twins[0]
     chosen = select_checkpoint(found, 10, launch=8)
     assert (chosen.path, chosen.abandoned) == (moved, "rb-1")
     assert [c.abandoned for c in list_checkpoints(seed_root, include_abandoned=False)] == [None]
+
+
+def test_a_step_that_was_abandoned_twice_is_refused_with_a_list_and_picked_by_launch(seed_root: Path) -> None:
+    """Nothing in the directory says which of them is meant."""
+    move_to_abandoned(seed_root / "opt_step-10", "rb-1", launch=8)
+    (seed_root / "opt_step-5").rename(seed_root / "opt_step-10")
+    move_to_abandoned(seed_root / "opt_step-10", "rb-2", launch=9)
+    with pytest.raises(AmbiguousStep, match="exists 2 times") as caught:
+        select_checkpoint(list_checkpoints(seed_root), 10)
+    assert "launch 8, abandoned by rb-1" in caught.value.message
+    assert "@8`" in (caught.value.remedy or "") or "@9`" in (caught.value.remedy or "")
+
+
+def test_a_link_to_a_checkpoint_is_no_second_one(seed_root: Path) -> None:
+    (seed_root / "opt_step-10").rename(seed_root.parent / "kept")
+    (seed_root.parent / "kept").rename(seed_root / "step-10")
+    (seed_root / "opt_step-10").symlink_to("step-10")
+    found = select_checkpoint(list_checkpoints(seed_root), 10)
+    assert found.path == seed_root / "step-10"
 
 
 STRAYS = [

@@ -347,21 +347,22 @@ def test_of_two_rollbacks_at_once_one_wins_and_the_other_changes_nothing(top: Pa
     assert sorted(p.name for p in (top / "checkpoints").iterdir()) == ["opt_step-10", "opt_step-15", "opt_step-20"]
 
 
-def test_step_that_exists_twice_without_a_launch_is_picked_by_its_path(
+def test_a_step_that_is_there_and_abandoned_is_the_one_there_and_the_other_is_named(
     top: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither copy says who saved it: what one is told to type works, for either of them."""
+    """Neither copy says who saved it: the step alone means the one in the directory, the path means either."""
     subprocess.run(["cp", "-a", str(top / "checkpoints/opt_step-20"), str(top / "kept")], check=True)
     assert chronicle(top, "rollback", "--to", "15", "--yes") == 0
     (away,) = (top / "abandoned").glob("*/opt_step-20")
     (top / "kept").rename(top / "checkpoints/opt_step-20")
     before = picture(top / "checkpoints")
-    capsys.readouterr()
-    assert chronicle(top, "rollback", "--to", "20", "--yes") == 3
-    said = capsys.readouterr().err
-    assert "exists 2 times" in said and "pick one by its path" in said
-    named = said.partition("its path, e.g. `")[2].partition("`")[0]
-    assert named in (str(away), str(top / "checkpoints/opt_step-20"))
+    for words in (["verify", "20"], ["inspect", "20"], ["manifest", "20"], ["rollback", "--to", "20", "--dry-run"]):
+        capsys.readouterr()
+        assert chronicle(top, *words) == 0
+        said = capsys.readouterr()
+        assert f"step 20 was also abandoned: `{away}`" in said.out + said.err, words
+    (top / "checkpoints/opt_step-20/manifest.chronicle.json").unlink(missing_ok=True)
+    before = picture(top / "checkpoints")
     for path in (str(top / "checkpoints/opt_step-20"), str(away)):
         assert chronicle(top, "rollback", "--to", path, "--lr-scale", "0.5", "--yes") == 0
         assert chronicle(top, "undo", "--yes") == 0
