@@ -26,7 +26,7 @@ from chronicle.journal.place import (
 )
 from chronicle.journal.writer import fresh_id
 from chronicle.paths import RunPaths
-from chronicle.settings import Settings
+from chronicle.settings import Settings, load_settings
 from chronicle.story import read_story
 from rollback.disk.durable import REAL_DISK, Attributes
 
@@ -85,6 +85,9 @@ def init(
     if not config.exists():
         config.write_text(_config(settings.run, settings.logs_dir, settings.checkpoints_dir), encoding="utf-8")
         lines.append(f"settings: {config}")
+    acts_on = load_settings(Path.cwd(), os.environ).run
+    if acts_on != settings.run:
+        lines.append(f"commands here still act on run `{acts_on}` ({config.name}): name this one with --run {settings.run}")
     data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _path_text(settings.checkpoints_dir)}
     return CommandResult(text="\n".join(lines), data=data)
 

@@ -83,7 +83,7 @@ def note(
         entry = writer.write(event, step=step, launch=launch, title=title, refs=refs)
     talk = [f"new journal: {paths.journal_dir}"] if fresh else []
     if incident:
-        talk.append(f'record the outcome with: chronicle close {entry.id[-8:]} --outcome worked|failed|partly "…"')
+        talk.append(f'record the outcome with: chronicle close {entry.id[-8:]} --outcome worked')
     result = {"id": entry.id, "kind": entry.kind, "title": title, "run": settings.run}
     return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
 

@@ -389,21 +389,24 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     for matter in matters[-SHOWN:]:
         yield _Row("open", f"{_short(matter.first_id)} {_matter(matter)}", LOUD)
         yield from _cause(story, matter, printed)
+        yield _close_row(matter.first_id)
     waiting = [x for x in story.interventions if x.open]
     for intervention in waiting[-SHOWN:]:
         words = plain(intervention.entry.title) + _answered(story, intervention)
         yield _Row("outcome?", f"{_short(intervention.entry.id)} {words}")
+        yield _close_row(intervention.entry.id)
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
         yield _Row("", f"… and {hidden} more: `chronicle log --open`")
-    if matters or waiting:
-        some = matters[-1].first_id if matters else waiting[-1].entry.id
-        yield _Row("", f'`chronicle close {_short(some)} --outcome worked|failed|partly "…"`')
     if story.proposal is not None:
         yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
         yield _Row("", plain(story.proposal.command).replace(" ", "\u2007"))  # to be pasted: on one line
         if "--to" in story.proposal.command:
             yield _Row("", "other ways tried first, in a sandbox: `chronicle rollback --try 3`")
+
+
+def _close_row(entry_id: str) -> _Row:
+    return _Row("", f"record the outcome (worked, failed, partly): `chronicle close {_short(entry_id)} --outcome worked`")
 
 
 def _matter(matter: Matter) -> str:

@@ -270,8 +270,8 @@ class Story:
 
     @property
     def open_matters(self) -> tuple[Matter, ...]:
-        """Incidents that are still open, without mere notices."""
-        return tuple(matter for matter in self.matters if matter.open and event_of(matter.entry).tier != "notice")
+        """Incidents that are still open; a mere notice only while it is diverging."""
+        return tuple(matter for matter in self.matters if matter.open and not _is_mere_notice(matter))
 
 
 def assemble(
@@ -319,6 +319,11 @@ def _parent_run(entries: Sequence[Entry], lineage: Lineage) -> Parent | None:
     if seen is None or named is None or named.run_id != seen.run_id:
         return seen
     return seen._replace(path=named.path)
+
+
+def _is_mere_notice(matter: Matter) -> bool:
+    event = event_of(matter.entry)
+    return event.tier == "notice" and event.status != "diverging"
 
 
 def _headline(lineage: Lineage, points_until: PointsUntil, parent: Parent | None) -> Headline:
