@@ -12,6 +12,8 @@ mfu-85M, mfu-1.21B   share of the device's peak arithmetic, in bf16
 save          guard's description of memory, and writing the same state
 memory        peak memory of a step against the formula of PF31
 streams       a loop on a stream of its own, bare and under the guard: losses and weights equal to the bit
+guard-cost    steps and a save of 100M parameters in bf16, bare and under the guard, in turns
+first-gradient   a resume whose labels are no longer shifted, in bf16
 resume-*      n steps, a resume in a fresh process and n more against 2n steps: every tensor and every loss, to the bit
 """
 
@@ -213,6 +215,135 @@ def compare_resume(
     return {"exact": True, "tensors": len(tensors[0]), "losses": len(losses[0])}
 
 
+def resume_loop(form: str) -> Callable[[str], Result]:
+    """12 steps against 6, a resume and 6, of a plain loop in bf16 that saves by `torch.save`, DCP, or FSDP2 and DCP."""
+
+    def play(device: str) -> Result:
+        last = "step-12/state.pt" if form == "plain" else "step-12"
+        words = ["-m", "benchmarks.gpu_loop", "--form", form, "--device", device]
+        found = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, launches in (("whole", [[]]), ("parts", [["--stop-at", "6"], ["--resume"]])):
+                root = Path(folder) / name
+                for extra in launches:
+                    more = [*extra, str(root / "checkpoints" / "step-6")] if extra == ["--resume"] else extra
+                    _guarded(root, [*words, "--checkpoints", str(root / "checkpoints"), *more])
+                found[name] = (_losses(root), _digest(root / "checkpoints" / last))
+            verdict = _verdicts(Path(folder) / "parts")[-1]
+        if found["whole"] != found["parts"]:
+            raise RuntimeError(f"not exact; the guard said {verdict}")
+        return {"exact": True, "losses": len(found["whole"][0]), "guard": verdict}
+
+    return play
+
+
+def first_gradient(device: str) -> Result:
+    """A resume in bf16 whose labels are no longer shifted: no file shows it, the first gradient does."""
+    words = ["-m", "benchmarks.gpu_loop", "--device", device]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        words += ["--checkpoints", str(root / "checkpoints")]
+        _guarded(root, [*words, "--stop-at", "8"])
+        resumed = [*words, "--resume", str(root / "checkpoints" / "step-6")]
+        _guarded(root, resumed)
+        healthy = _verdicts(root)[-1]
+        code = _guarded(root, [*resumed, "--plant", "shift"], check=False)
+        planted = _verdicts(root)[-1]
+    return {"healthy": healthy, "planted": planted, "exit_code_of_planted": code}
+
+
+def guard_cost(device: str) -> Result:
+    """Steady steps of a transformer of 100M parameters in bf16, bare and under the guard, in turns; and a save of each."""
+    import torch
+
+    import chronicle
+    from benchmarks.gpu_loop import build, loss_of
+
+    os.environ["CHRONICLE_RUN_DIR"] = tempfile.mkdtemp()
+    os.environ["CHRONICLE_FRESH_START"] = "1"
+    width, layers, batch, length = (1024, 8, 16, 512) if device == "cuda" else (64, 2, 2, 16)
+
+    def prepare() -> tuple[Any, Any]:
+        model = build(width, layers, device)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    bare, guarded = prepare(), prepare()
+    chronicle.attach(None, *guarded)
+    times: dict[str, list[float]] = {"bare": [], "guarded": []}
+    for step in range(1, 121 if device == "cuda" else 31):
+        for name, (model, optimizer) in (("bare", bare), ("guarded", guarded)):
+            _wait(device)
+            began = time.perf_counter()
+            torch.autograd.backward(loss_of(model, step, device, batch=batch, length=length))
+            optimizer.step()
+            optimizer.zero_grad()
+            _wait(device)
+            times[name].append(time.perf_counter() - began)
+    saves = {}
+    for name, (model, optimizer) in (("bare", bare), ("guarded", guarded)):
+        began = time.perf_counter()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}
+        torch.save(state, Path(os.environ["CHRONICLE_RUN_DIR"]) / f"{name}.pt")
+        saves[name] = time.perf_counter() - began
+    steady = {name: statistics.median(values[len(values) // 2 :]) for name, values in times.items()}
+    return {"parameters": sum(p.numel() for p in bare[0].parameters()), "bare_step_ms": steady["bare"] * 1e3,
+            "guarded_step_ms": steady["guarded"] * 1e3, "ratio_of_steps": steady["guarded"] / steady["bare"],
+            "ratio_of_all_steps": sum(times["guarded"][5:]) / sum(times["bare"][5:]),
+            "bare_save_ms": saves["bare"] * 1e3, "guarded_save_ms": saves["guarded"] * 1e3}  # fmt: skip
+
+
+def _wait(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _guarded(root: Path, words: Sequence[str], *, check: bool = True) -> int:
+    """Run a script under `chronicle run` with its journal below `root`; its exit code. Raises RuntimeError where it fails."""
+    root.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "chronicle_ml", "run", "--run", "cell", "--logs", str(root / "logs"), "--checkpoints",
+               str(root / "checkpoints"), "--", sys.executable, *words]  # fmt: skip
+    more = {"PYTHONPATH": str(ROOT), "CHRONICLE_MLFLOW_URI": "off", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = subprocess.run(command, cwd=root, env=os.environ | more, capture_output=True, text=True)
+    if check and done.returncode:
+        raise RuntimeError(f"ended with code {done.returncode}: {(done.stdout + done.stderr).strip()[-600:]}")
+    return done.returncode
+
+
+def _losses(root: Path) -> list[float]:
+    """The logged losses of all launches, in order."""
+    paths = sorted(root.glob("logs/cell/launches/*/metrics.jsonl"))
+    return [json.loads(line)["loss"] for path in paths for line in path.read_text().splitlines()]
+
+
+def _verdicts(root: Path) -> list[str]:
+    """What the guard said before the first step of each launch, oldest first."""
+    lines = [line for path in sorted(root.glob("logs/cell/journal/*.jsonl")) for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in lines if '"kind":"guard.verdict"' in line]
+    found.sort(key=lambda entry: str(entry["id"]))
+    return [str(entry["data"].get("verdict")) for entry in found]
+
+
+def _digest(path: Path) -> str:
+    """A digest of the tensors of a `torch.save` file or a DCP directory."""
+    import torch
+
+    digest = hashlib.sha256()
+    if path.is_dir():
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        target = path.with_suffix(".whole.pt")
+        dcp_to_torch_save(path, target)
+        path = target
+    state = torch.load(path, map_location="cpu", weights_only=False)
+    leaves, _ = torch.utils._pytree.tree_flatten({"model": state["model"], "optim": state.get("optim", state.get("optimizer"))})
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            digest.update(leaf.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _tensors(checkpoint: Path) -> dict[str, bytes]:
     """The bytes of every tensor of a checkpoint by file and path; files of torch and of safetensors."""
     import torch
@@ -240,6 +371,11 @@ def _tensors(checkpoint: Path) -> dict[str, bytes]:
 
 
 CELLS: dict[str, Cell] = {
+    "guard-cost": Cell(play=guard_cost, seconds=100),
+    "first-gradient": Cell(play=first_gradient, seconds=100),
+    "resume-plain": Cell(play=resume_loop("plain"), seconds=100),
+    "resume-dcp": Cell(play=resume_loop("dcp"), seconds=100),
+    "resume-fsdp2-dcp": Cell(play=resume_loop("fsdp2"), seconds=120),
     "streams": Cell(play=streams, seconds=40),
     "memory": Cell(play=memory, seconds=60),
     "save": Cell(play=save, seconds=60),
