@@ -54,12 +54,16 @@ class Cell:
 
 def python(words: Sequence[str], *, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
     """Run a program of this repository in this environment; return what it printed. Raises RuntimeError with its last words."""
-    own = {key: value for key, value in os.environ.items() if not key.startswith("CHRONICLE_")} | {"PYTHONPATH": str(ROOT)}
+    own = {key: value for key, value in os.environ.items() if not key.startswith("CHRONICLE_")} | {"PYTHONPATH": _with_root()}
     done = subprocess.run([sys.executable, *words], cwd=cwd, env={**own, **(environ or {})}, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
         raise RuntimeError(f"`{' '.join(words[:3])}` ended with code {done.returncode}: {last[0][:300]}")
     return done.stdout
+
+
+def _with_root() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def step(device: str) -> Result:
@@ -177,7 +181,9 @@ def resume(*settings: str) -> Callable[[str], Result]:
     """12 steps against 6, a resume and 6, of the bit transformer with these settings."""
 
     def play(device: str) -> Result:
-        words = ["-m", "bit_transformer.train", "--recipe", "demo"]
+        sharded = any(setting.startswith("sharding=") for setting in settings)
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"] if sharded else []
+        words = [*launcher, "-m", "bit_transformer.train", "--recipe", "demo"]
         for one in (*TINY, *settings, *(["device=auto"] if device == "cuda" else [])):
             words += ["--set", one]
         return compare_resume(words, lambda at: ["--stop-at", str(at)], lambda path: [], "opt_step-12")
@@ -304,7 +310,7 @@ def _guarded(root: Path, words: Sequence[str], *, check: bool = True) -> int:
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "chronicle_ml", "run", "--run", "cell", "--logs", str(root / "logs"), "--checkpoints",
                str(root / "checkpoints"), "--", sys.executable, *words]  # fmt: skip
-    more = {"PYTHONPATH": str(ROOT), "CHRONICLE_MLFLOW_URI": "off", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    more = {"PYTHONPATH": _with_root(), "CHRONICLE_MLFLOW_URI": "off", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     done = subprocess.run(command, cwd=root, env=os.environ | more, capture_output=True, text=True)
     if check and done.returncode:
         raise RuntimeError(f"ended with code {done.returncode}: {(done.stdout + done.stderr).strip()[-600:]}")
