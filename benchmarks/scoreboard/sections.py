@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import statistics
 import sys
 import tempfile
@@ -30,16 +31,16 @@ ALWAYS_PLANTED = (
     ("torch", "LR halved in the script, the file wins"),
 )  # red on 28 November 2026
 SCRIPTS = (
-    ("six", "dcgan-ema"),
-    ("six", "titan-fsdp2"),
-    ("six", "scaler-unet"),
-    ("six", "plateau-early-stop"),
-    ("six", "batch-curriculum"),
-    ("ten", "memory-bank"),
-    ("ten", "stateful-lstm"),
-    ("twelve", "lawa-swap"),
-    ("twelve", "sam-closure"),
-    ("twelve", "time-budget"),
+    "gan-with-average",
+    "fully-sharded",
+    "accelerate-language-model",
+    "hf-trainer-packed",
+    "lightning-weight-averaging",
+    "fabric-rate-by-hand",
+    "zero1",
+    "lightning-manual",
+    "memory-bank",
+    "schedule-by-phase",
 )
 EVERY_CELL, EVERY_CRASH = 4, 8
 HANGS = ("loop/2g", "sleeping/2g", "lock/2p", "stopped/2p", "fifo/1p", "skipped/3g", "evaluation/2g", "slow_loader/2p")
@@ -93,15 +94,16 @@ def play_planted() -> Rows:
 
 def play_scripts() -> Rows:
     """What each of three resumes after a kill came to, for ten scripts of others."""
-    from benchmarks.strangers.play import OFFLINE, list_scripts, play
+    from benchmarks.scripts_of_others.play import OFFLINE, list_scripts, play
 
     os.environ.update(OFFLINE)
     rows: Rows = {}
-    for lot, name in SCRIPTS:
-        (script,) = [one for one in list_scripts(lot) if one.name == name]
-        with tempfile.TemporaryDirectory(prefix="stranger-") as folder:
-            cycles = play(script, Path(folder).resolve(), clones=None)
-        rows[name] = ", ".join(str(cycle.outcome) for cycle in cycles) or "not on this machine"
+    for name in SCRIPTS:
+        (script,) = [one for one in list_scripts() if one.name == name]
+        folder = Path(tempfile.mkdtemp(prefix="script-"))  # no TemporaryDirectory: a fork that ends would remove it
+        cycles = play(script, folder.resolve())
+        shutil.rmtree(folder, ignore_errors=True)
+        rows[name] = ", ".join(str(cycle.outcome) for cycle in cycles)
         rows[f"{name}: faults of the guard"] = sum(cycle.faults for cycle in cycles)
     return rows
 
@@ -155,12 +157,11 @@ def play_detector() -> Rows:
 def play_authorities() -> Rows:
     """Whether an edited LR was the one that 50 steps used, was refused with the right line, or was silently wrong."""
     from benchmarks.authorities.__main__ import judge
-    from benchmarks.authorities.frameworks import FRAMEWORKS
-    from benchmarks.authorities.others import OTHERS
+    from benchmarks.authorities.configs import CONFIGS
     from benchmarks.authorities.writers import CASES, NotInstalled
 
     rows: Rows = {}
-    for case in (*CASES, *OTHERS, *FRAMEWORKS):
+    for case in (*CASES, *CONFIGS):
         if not is_in_third(case.name):
             continue
         try:
