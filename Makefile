@@ -2,6 +2,7 @@
 # make test   what the tests need, and the tests, on all cores
 # make test-fast   pure parts, command line, one real rollback: a minute
 # make docs   these pages as a site in build/site, with an environment of their own
+# make scoreboard   what chronicle does today as figures, 20 minutes; AGAINST=FILE what changed since, ONLY="verbs size" a part
 # make check  lint, types, import contracts and the tests: what .ci/run runs
 #
 # No variable is needed. TORCH=torch==2.12.0 another torch     TORCH_INDEX=URL    another index for it
@@ -30,7 +31,7 @@ FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics test
 	tests/rollback/test_rollback_command.py tests/rollback/test_torch_file.py tests/rollback/test_transaction.py \
 	tests/watch/test_commands.py
 
-.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants chaos gpu-evidence docs picture clean
+.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector scoreboard planted-bugs crash-sweep mutants chaos gpu-evidence docs picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -69,6 +70,10 @@ check: lint types imports test
 
 bench-detector: install
 	$(BIN)/python -m benchmarks.detector
+
+scoreboard: install
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.scoreboard --out build/scoreboard $(if $(AGAINST),--against "$(AGAINST)") $(if $(ONLY),--only $(ONLY))
 
 planted-bugs: install
 	$(BIN)/python -m benchmarks.planted_bugs

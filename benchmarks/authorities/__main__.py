@@ -2,8 +2,7 @@
 
     python -m benchmarks.authorities               every case whose library is installed
     python -m benchmarks.authorities timm torch    only cases whose name holds one of these words
-    python -m benchmarks.authorities others        the writers of `others.py`, which the command was not written for
-    python -m benchmarks.authorities strangers     frameworks with configs, Hydra, overrides and "auto" (`strangers.py`)
+    python -m benchmarks.authorities configs        frameworks with configs, Hydra, overrides and "auto" (`configs.py`)
 
 Every case trains 20 steps, saves, and goes on for 50: the control. The checkpoint is then edited with
 `chronicle rollback --lr-scale 0.5` and resumed for 50 steps by the writer's own loader. Three answers are possible:
@@ -45,17 +44,11 @@ def main() -> int:
     """Run the cases, print one line each and the counts; 1 when one is silently wrong."""
     words = sys.argv[1:]
     cases = CASES
-    if "others" in words:
-        from benchmarks.authorities.others import OTHERS
+    if "configs" in words:
+        from benchmarks.authorities.configs import CONFIGS
 
-        words.remove("others")
-        cases = OTHERS
-    if "strangers" in words:
-        from benchmarks.authorities.frameworks import FRAMEWORKS
-        from benchmarks.authorities.strangers import STRANGERS
-
-        words.remove("strangers")
-        cases = [*STRANGERS, *FRAMEWORKS]
+        words.remove("configs")
+        cases = CONFIGS
     counts: Counter[str] = Counter()
     absent: set[str] = set()
     for case in cases:

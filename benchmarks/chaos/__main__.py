@@ -3,7 +3,7 @@
     python -m benchmarks.chaos [--faults 40] [--seed 1] [--out chaos.json] [--no-bare] [--only KIND]
 
 The same training runs three times: undisturbed; with the faults under `chronicle run --restarts`; with the same faults under
-`torchrun --max-restarts` (`benchmarks.chaos.slurm_alone`: under SLURM's requeue). Where a run ends although it is not finished,
+`torchrun --max-restarts`. Where a run ends although it is not finished,
 a person would have to come: the benchmark does what the printed sentence says, and counts it. A bare run that stands still for
 a minute is ended, and that is counted as well.
 

@@ -18,10 +18,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from benchmarks.detector.curves import Curve, Label
+from benchmarks.detector.noises import NOISES
 from benchmarks.detector.report import Row, alarm_row, format_table, share
 from benchmarks.detector.rules import window_median
 from benchmarks.detector.scoring import Alarm, Score, merge_rows, run_detector, score_curve, spread_rows
-from benchmarks.detector.unseen import NOISES
 from rollback.detect import Kind
 
 LEAST_SIGMAS = 10.0  # of what an eye takes for the noise around: a smaller rise is no spike

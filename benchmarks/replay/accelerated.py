@@ -1,8 +1,6 @@
 """Planted causes of other kinds: an Accelerate training of one or two ranks, with a schedule, clipping and augmentation.
 
-Chosen on 23 November 2026, when the verdict's code had stood since the kinds of `causes.py` were played. Only that a launch
-keeps which files it read came with these kinds: two of them are about settings in a file. What is planted is gone
-when the step is taken again (`planting.py`).
+What is planted is gone when the step is taken again (`planting.py`).
 """
 
 import json

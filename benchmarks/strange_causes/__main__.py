@@ -19,11 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.strange_causes.causes import CAUSES, HEALTHY, Cause
-from benchmarks.strange_causes.fifth import FIFTH, FIFTH_HEALTHY
-from benchmarks.strange_causes.fourth import FOURTH, FOURTH_HEALTHY
-from benchmarks.strange_causes.fresh import FRESH, FRESH_HEALTHY
 from benchmarks.strange_causes.scripts import FORMS, NUM_AGAIN, NUM_FIRST, SAVED_AT
-from benchmarks.strange_causes.third import THIRD, THIRD_HEALTHY
 from chronicle import ResumeRefused
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
@@ -80,7 +76,7 @@ def play(cause: Cause, folder: Path, *, promise: bool = False) -> tuple[Outcome,
 
 def later_step(cause: Cause) -> int:
     """Steps completed when something happens in the middle of a launch: the third step after the save begins."""
-    return (12 if cause.form == "lightning" else SAVED_AT) + 2
+    return SAVED_AT + 2
 
 
 def first_launch(cause: Cause, folder: Path, run: Path) -> Path:
@@ -129,22 +125,14 @@ def main() -> int:
     parser.add_argument("--healthy-only", action="store_true")
     parser.add_argument("--promise", action="store_true", help="every script promises the next batch: same_data=True")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--fresh", action="store_true", help="the second list instead of the first")
-    parser.add_argument("--third", action="store_true", help="the third list; needs peft")
-    parser.add_argument("--fourth", action="store_true", help="the fourth list")
-    parser.add_argument("--fifth", action="store_true", help="the fifth list")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    lists = {"fresh": (FRESH, FRESH_HEALTHY), "third": (THIRD, THIRD_HEALTHY), "fourth": (FOURTH, FOURTH_HEALTHY),
-             "fifth": (FIFTH, FIFTH_HEALTHY)}  # fmt: skip
-    causes, twins = next((pair for name, pair in lists.items() if getattr(asked, name)), (CAUSES, HEALTHY))
-    chosen = [*([] if asked.healthy_only else causes), *twins]
+    chosen = [*([] if asked.healthy_only else CAUSES), *HEALTHY]
     chosen = [c for c in chosen if not asked.words or any(w in f"{c.form} {c.family} {c.name}" for w in asked.words)]
     counts: Counter[Outcome] = Counter()
     said_if_healthy: dict[str, set[str]] = {}
     false, healthy, rows = 0, 0, []
-    # DeepSpeed last: Accelerate trains as one rank of many where a process group exists
-    for cause in sorted(chosen, key=lambda one: (one.form == "deepspeed", not one.healthy)):
+    for cause in sorted(chosen, key=lambda one: not one.healthy):
         folder = Path(tempfile.mkdtemp(prefix="strange-"))
         try:
             outcome, words = play(cause, folder, promise=asked.promise)

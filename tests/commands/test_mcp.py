@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import agent_seat
 from chronicle.cli.main import run as chronicle
 from chronicle.cli.mcp import DAY_SECONDS, MARK, MOST_LETTERS, NOTES_AN_HOUR, Allowance, Seat, brief, respond, tools
 from chronicle.errors import UsageProblem
 from chronicle.journal import read_journal
+from tests.commands import agent_seat
 
 ALLOWED = Allowance(rollback=1, stop=1, steps=500)
 

@@ -62,6 +62,25 @@ def test_each_figure_counts_what_it_says(house: ModuleType, tmp_path: Path) -> N
     assert path == ("chronicle/cli/rollback.py", "rollback/deep.py")
 
 
+def test_a_room_above_its_row_is_said_and_rows_are_lowered_only(
+    house: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more line than the row allows is one sentence; `--lower` takes the smaller of row and figure, and keeps a reason."""
+    monkeypatch.setattr(house, "BUDGETS", tmp_path / "budgets.toml")
+    path = tmp_path / "chronicle" / "launch" / "a.py"
+    path.parent.mkdir(parents=True)
+    path.write_text('"""One string."""\n\nx = 1 if y and z else f"{y} {z}"  # a comment is no token\n', encoding="utf-8")
+    figures = house.room_figures(tmp_path)
+    assert figures["chronicle/launch"] == {"lines": 3, "tokens": 10} == figures["all"]
+    assert figures["density of chronicle"]["booleans"] == figures["density of chronicle"]["conditionals"] == 1000
+    rows = {**figures, "chronicle/launch": {"lines": 2, "tokens": 99, "reason": "why"}}
+    assert house.find_above(figures, rows) == ["chronicle/launch: 3 lines, and its row in scripts/budgets.toml allows 2"]
+    house.write_budgets(figures, rows)
+    written = house.read_budgets(house.BUDGETS.read_text(encoding="utf-8"))
+    assert written["chronicle/launch"] == {"lines": 2, "tokens": 10, "reason": "why"}
+    assert house.find_above(figures, {}) == [f"{room} has no row in scripts/budgets.toml" for room in figures]
+
+
 def test_every_file_of_the_groups_is_there() -> None:
     """A test file that is renamed keeps its group: a name in the table that nothing has would protect nothing."""
     tests = Path(__file__).resolve().parents[1]

@@ -1,6 +1,6 @@
 """Directories of several torch files: litgpt, OLMo-core, SpeechBrain, torchtune, a script's. Read, moved, edited, undone.
 
-The layouts are those that the frameworks' own classes wrote for `python -m benchmarks.authorities strangers`.
+The layouts are those that the frameworks' own classes wrote for `python -m benchmarks.authorities configs`.
 """
 
 from __future__ import annotations
