@@ -612,9 +612,8 @@ class GuardSession:
             with self.contained("what follows a save"):
                 self.sequel.stepping(self._before_next_step)
         self._steps_here += 1
-        if self.own_buffers.looks_at_steps:
-            with self.contained("buffers"):
-                self.own_buffers.stepping(self._models)
+        if not (self.gradients_later or has_closure):  # else the passes of this step are still to come
+            self._look_at_buffers()
         if self.pulse is not None:
             self.pulse.step()
         if not self.gradients_later:
@@ -633,6 +632,12 @@ class GuardSession:
         if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
 
+    def _look_at_buffers(self) -> None:
+        """All forward passes of the step are done."""
+        if self.own_buffers.looks_at_steps:
+            with self.contained("buffers"):
+                self.own_buffers.stepping(self._models)
+
     def _lrs(self) -> LrRow:
         return tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
 
@@ -648,6 +653,7 @@ class GuardSession:
                     self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
             self._see_gradient(optimizer)
             self._see_lr_inside(self._lrs())
+            self._look_at_buffers()
         with self._printing:
             self.prints.gradient_ready(optimizer)
         if refused is not None:

@@ -180,9 +180,11 @@ class AttachedRun:
             begun, _ = self._begun.pop(target, (None, 0))
             self.session.after_save(target, begun=begun)
         else:
-            memory = self.session.describe()
+            taken = self._taken
+            memory = taken.memory if taken and taken.memory else self.session.describe()
             identity = self.session.identity
-            self.session.records.keep(memory, self._taken.digest if self._taken else "")
+            if taken is None or taken.memory is None:
+                self.session.records.keep(memory, taken.digest if taken else "")
             self.session.sealer.seal_file(
                 target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
             )
