@@ -439,7 +439,7 @@ def inject(
                 ended = "" if error == "interrupt" else "KeyboardInterrupt"
             except BaseException as problem:  # noqa: BLE001 a refusal is a SystemExit; whatever ends the run is the finding
                 ended = f"{type(problem).__name__}: {problem}"[:300]
-        written = "".join(path.read_text() for path in sorted((top / "logs").rglob("*.jsonl")))
+        written = "".join(path.read_text() for path in sorted((top / "logs").rglob("*.json*")))
     recorded = error == "interrupt" or WORDS in written or WORDS in said.getvalue()
     return Outcome(injection=injection, raised=bool(raised), ended=ended, recorded=recorded)
 

@@ -25,6 +25,7 @@ from chronicle.journal.events import (
     EntryKind,
     LaunchStart,
     RollbackReceipt,
+    StateSaved,
     UndoReceipt,
     Verified,
     events_of,
@@ -335,11 +336,22 @@ class KnownStates(NamedTuple):
 
     stamps: Mapping[str, Mapping[str, Any]] = NOTHING  # stamp -> identity: id, run_id, run, launch, step
     stale: frozenset[str] = frozenset()  # ids in manifests that were left behind when their checkpoint was overwritten
+    taken: Mapping[str, Mapping[str, Any]] = NOTHING  # digest of an optimizer's state -> identity, as the guard saw it saved
 
     def identity_of(self, path: Path, carried: Mapping[str, Any]) -> Mapping[str, Any]:
         """The identity of the checkpoint at `path`, which carries this one; empty where neither names its launch."""
         seen = self.stamps.get(stamp_or_none(path) or "") if self.stamps else None
         return seen or ({} if carried.get("id") in self.stale else carried)
+
+    def identity_in(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """The identity of a checkpoint on disk: what it carries, what its content was known as, or its stamp."""
+        from rollback.checkpoint.listing import read_identity, read_state_digests
+
+        carried = read_identity(checkpoint)
+        if not carried and self.taken:
+            known = (self.taken.get(digest, NOTHING) for digest in read_state_digests(checkpoint))
+            carried = next(filter(None, known), carried)
+        return self.identity_of(checkpoint.path, carried)
 
 
 NO_STATES = KnownStates()
@@ -349,8 +361,14 @@ def known_states(entries: Iterable[Entry]) -> KnownStates:
     """Fold the entries about checkpoints that a launch left without an identity of their own. Pure."""
     found: dict[str, Mapping[str, Any]] = {}
     stale: set[str] = set()
+    taken: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
-        if entry.kind == EntryKind.CHECKPOINT_SEEN:
+        if entry.kind == EntryKind.GUARD_SAVED:
+            saved = StateSaved.of(entry)
+            if saved.state and saved.identity:
+                named = {"id": saved.identity, "run_id": saved.run_id, "run": entry.run}
+                taken[saved.state] = named | {"launch": entry.launch, "step": saved.step}
+        elif entry.kind == EntryKind.CHECKPOINT_SEEN:
             seen = CheckpointSeen.of(entry)
             stale.add(seen.replaces)
             if seen.stamp and entry.launch is not None and entry.step is not None:
@@ -360,7 +378,7 @@ def known_states(entries: Iterable[Entry]) -> KnownStates:
             event = read(entry)
             if isinstance(event, RollbackReceipt | UndoReceipt) and event.stamp and is_by_stamp(event.identity):
                 found[event.stamp] = dict(event.identity) | {"id": BY_STAMP + event.stamp}
-    return KnownStates(found, frozenset(stale - {""}))
+    return KnownStates(found, frozenset(stale - {""}), taken)
 
 
 def is_by_stamp(identity: Mapping[str, Any]) -> bool:
@@ -398,15 +416,16 @@ def checkpoints_left(
     `before` is what lay there before the launch. A manifest that is older than the files beside it was left behind by an
     earlier save. Left out are checkpoints whose step is unknown, and what `chronicle` itself wrote since then.
     """
-    known = {found.stamp for found in before.values()} | known_states(entries).stamps.keys()
+    states = known_states(entries)
+    known = {found.stamp for found in before.values()} | states.stamps.keys()
     for path, found in sorted(stamps_below(roots).items()):
         if found.stamp in known:
             continue
-        from rollback.checkpoint.listing import open_checkpoint, read_identity
+        from rollback.checkpoint.listing import open_checkpoint
 
         with contextlib.suppress(RollbackError, OSError, ValueError):
             checkpoint = open_checkpoint(path)
-            carried = str(read_identity(checkpoint).get("id") or "")
+            carried = str(states.identity_in(checkpoint).get("id") or "")
             left_behind = found.manifest is not None and path in before and before[path].manifest == found.manifest
             if checkpoint.step is not None and checkpoint.abandoned is None and (left_behind or not carried):
                 seen = CheckpointSeen(path=str(path), stamp=found.stamp, run_id=run_id, replaces=carried)

@@ -31,7 +31,7 @@ from chronicle.journal.lineage import Lineage
 from chronicle.journal.place import read_place
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_identity
+from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
 from rollback.checks.verify import verify_checkpoint
 from rollback.disk import RemoteView
 from rollback.disk.content import read_pointer
@@ -117,7 +117,7 @@ def _own_ids(entries: Sequence[Entry], settings: Settings | None) -> frozenset[s
 def _other_run(one: Checkpoint, own: frozenset[str] | None, states: KnownStates) -> str:
     """That another run saved it, where the checkpoint says so; "" where it does not."""
     try:
-        found = {} if own is None else states.identity_of(one.path, read_identity(one))
+        found = {} if own is None else states.identity_in(one)
     except (RollbackError, OSError, ValueError):
         return ""  # verification says what is wrong with it
     if not found.get("run_id") or own is None or found["run_id"] in own:

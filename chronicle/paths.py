@@ -80,6 +80,11 @@ class RunPaths:
         return self.run_dir / "sequels"
 
     @property
+    def states_dir(self) -> Path:
+        """What memory was when a plain loop saved a state, under the digest of that state."""
+        return self.run_dir / "states"
+
+    @property
     def objects_dir(self) -> Path:
         """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
         return self.run_dir / "objects"

@@ -4,7 +4,7 @@ import json as json_module
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,9 @@ from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 from chronicle.story import read_story
 from rollback.disk.durable import REAL_DISK, Attributes
+
+if TYPE_CHECKING:
+    from rollback.checkpoint.layout import Checkpoint
 
 __all__ = ["init"]
 
@@ -178,7 +181,7 @@ def _parent_at(source: Path, settings: Settings) -> Parent:
     checkpoint = open_checkpoint(Path(os.path.abspath(source)))
     identity = read_identity(checkpoint)
     logs_dirs = (settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))
-    identity = identity or _identity_in_journals(checkpoint.path, logs_dirs)
+    identity = identity or _identity_in_journals(checkpoint, logs_dirs)
     if not identity:
         return Parent(run_id="", run="", step=checkpoint.step, path=str(checkpoint.path))
     run_id = str(identity.get("run_id") or "")
@@ -191,11 +194,11 @@ def _parent_at(source: Path, settings: Settings) -> Parent:
     )
 
 
-def _identity_in_journals(path: Path, logs_dirs: Iterable[Path]) -> Mapping[str, Any]:
-    """The identity of a checkpoint that carries none, by its stamp in the journal of the run that saved it."""
+def _identity_in_journals(checkpoint: "Checkpoint", logs_dirs: Iterable[Path]) -> Mapping[str, Any]:
+    """The identity of a checkpoint that carries none, as the journal of the run that saved it knows it."""
     for logs in dict.fromkeys(logs_dirs):
         for journal_dir in sorted(logs.glob("*/journal")) if logs.is_dir() else ():
-            found = known_states(read_journal(RunPaths(journal_dir.parent)).entries).identity_of(path, {})
+            found = known_states(read_journal(RunPaths(journal_dir.parent)).entries).identity_in(checkpoint)
             if found:
                 return found
     return {}

@@ -50,7 +50,7 @@ from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, is_url
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import open_checkpoint, read_identity
+from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
 from rollback.disk.content import ByteProgress
@@ -177,8 +177,8 @@ class OpenedRun:
 
     def naming(self, checkpoint: Path) -> "OpenedRun":
         """The run, whose entries name this checkpoint by the identity that it carries, else by its stamp."""
-        carried = read_identity(open_checkpoint(checkpoint, count_steps=False))
-        return replace(self, identity=known_states(self.journal.entries).identity_of(checkpoint, carried))
+        opened = open_checkpoint(checkpoint, count_steps=False)
+        return replace(self, identity=known_states(self.journal.entries).identity_in(opened))
 
     def finishing(self, entry: Entry) -> "OpenedRun":
         """The run, whose receipt names the checkpoint of an earlier entry: an intent that is recovered, or what is undone."""

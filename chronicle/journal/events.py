@@ -531,6 +531,8 @@ class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     honours: Any = None
     spoilt: str = ""
     weights: str = ""  # digest of them, as in a manifest
+    state: str = ""  # digest of the optimizer's state (`rollback.checkpoint.state_digest`)
+    run_id: str = ""
     optimizers: Any = None  # their classes
 
 

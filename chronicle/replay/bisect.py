@@ -89,12 +89,16 @@ class BisectTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectAnswer:
-    """What halving found: the last candidate that goes well and the first that does not; `left`: untold ones between them."""
+    """What halving found: the last candidate that goes well and the first that does not; `left`: untold ones between them.
+
+    `untold`: a trial of one of the ends that could not be judged, so that nothing was found.
+    """
 
     trials: tuple[BisectTrial, ...]
     good: int | None = None
     bad: int | None = None
     left: tuple[int, ...] = ()
+    untold: BisectTrial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +142,17 @@ def halve(num: int, judge: Callable[[int], BisectTrial], *, ends_known: bool = F
     def answer(good: int | None, bad: int | None, left: Sequence[int] = ()) -> BisectAnswer:
         return BisectAnswer(trials=tuple(trials.values()), good=good, bad=bad, left=tuple(left))
 
+    def untold(place: int) -> BisectAnswer | None:
+        trial = trials[place]
+        skipped = trial.outcome is TrialOutcome.SKIPPED
+        return BisectAnswer(trials=tuple(trials.values()), untold=trial) if skipped else None
+
     low, high = 0, num - 1
     if not ends_known:
         if outcome(high) is not TrialOutcome.BAD:
-            return answer(None, None)
+            return untold(high) or answer(None, None)
         if outcome(low) is not TrialOutcome.GOOD:
-            return answer(None, high)
+            return untold(low) or answer(None, high)
     while high - low > 1:
         middle = (low + high) / 2
         order = sorted(range(low + 1, high), key=lambda place: (abs(place - middle), place))
@@ -338,8 +347,10 @@ def _among(asked: Bisect, judge: Callable[[Candidate], BisectTrial]) -> BisectAn
         trials.append(judge(Candidate(name=",".join(members), change=_command(asked.origin, members))))
         return trials[-1].outcome
 
-    if outcome(names) is not TrialOutcome.BAD:
-        return BisectAnswer(trials=tuple(trials))
+    whole = outcome(names)
+    if whole is not TrialOutcome.BAD:
+        untold = trials[-1] if whole is TrialOutcome.SKIPPED else None
+        return BisectAnswer(trials=tuple(trials), untold=untold)
     left = names
     while len(left) > 1:
         half, other = left[: len(left) // 2], left[len(left) // 2 :]
@@ -471,6 +482,9 @@ def sentence(asked: Bisect, answer: BisectAnswer) -> str:
     """What was found, in one sentence."""
     names = [one.name for one in asked.candidates]
     words = [_WORDS[asked.axis].format(name) for name in names]
+    if answer.untold is not None:
+        which = _WORDS[asked.axis].format(answer.untold.name)
+        return f"nothing was found: the trial {which} could not be judged: {answer.untold.why}"
     if answer.bad is None:
         which = f"with all of {', '.join(names)}" if asked.axis is Axis.AMONG else words[-1]
         return f"{which} it goes well, too: the cause is not there, or it is not repeatable"

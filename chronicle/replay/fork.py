@@ -283,7 +283,7 @@ def _listed(roots: Sequence[Path], entries: Sequence[Entry]) -> Iterator[AsRecor
     listed = {one.path: one for root in roots for one in with_launches(list_checkpoints(root), entries)}
     for one in listed.values():
         try:
-            identity: Mapping[str, Any] = identity_of(one) or states.identity_of(one.path, {}) or {}
+            identity: Mapping[str, Any] = identity_of(one, states) or states.identity_of(one.path, {}) or {}
         except (RollbackError, OSError):
             continue
         at = identity.get("step", one.step)

@@ -28,7 +28,7 @@ from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.notes import rewrite_notes
-from chronicle.replay.places import identity_of, is_wide
+from chronicle.replay.places import identity_of, is_wide, states_of
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from chronicle.replay.watched import watched
@@ -203,8 +203,9 @@ def rewind(root: Path, spec: Spec) -> list[str]:
     listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
     kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
     others = [one for one in listed if one is not kept]
-    if is_wide(root, Path(spec.cwd)) and any(map(identity_of, listed)):
-        others = [one for one in others if identity_of(one)]  # a script's other files are no checkpoints of this run
+    states = states_of(Path(spec.run_dir))
+    if is_wide(root, Path(spec.cwd)) and any(identity_of(one, states) for one in listed):
+        others = [one for one in others if identity_of(one, states)]  # a script's other files are no checkpoints of this run
     steps = {n: spec.saved.get(str(one.path), one.step) for one in others for n in one.names}  # a name may count something else
     gone = {name for name, step in steps.items() if step is None or step >= spec.start or not spec.checkpoint}
     if kept is not None:
@@ -219,7 +220,7 @@ def rewind(root: Path, spec: Spec) -> list[str]:
         gone |= copies | {name for name in POINTER_NAMES if os.path.lexists(root / name)}
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
-    notes = [] if kept is None else rewrite_notes(root, Path(spec.cwd), listed, gone, kept, spec.start)
+    notes = [] if kept is None else rewrite_notes(root, Path(spec.cwd), listed, gone, kept, spec.start, states)
     for name in sorted(gone):
         path = root / name
         if path.is_dir() and not path.is_symlink():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chronicle.checkpoints import KnownStates
 from chronicle.paths import UNWATCHED
 from chronicle.replay.places import identity_of
 from rollback.checkpoint.layout import Checkpoint, saved_number
@@ -36,13 +37,19 @@ class _Around:
 
 
 def rewrite_notes(
-    root: Path, cwd: Path, listed: Sequence[Checkpoint], gone: set[str], kept: Checkpoint, start: int
+    root: Path,
+    cwd: Path,
+    listed: Sequence[Checkpoint],
+    gone: set[str],
+    kept: Checkpoint,
+    start: int,
+    states: KnownStates,
 ) -> list[str]:
     """Let the notes in `root` name `kept`, of step `start`, before what is in `gone` is removed; what was done, in words."""
     found = [(path, text) for path, text in _texts(root, gone) if _speaks(text)]
     if not found or not gone:
         return []
-    steps = [(one, identity_of(one).get("step", one.step)) for one in listed if one.path.name != kept.path.name]
+    steps = [(one, identity_of(one, states).get("step", one.step)) for one in listed if one.path.name != kept.path.name]
     later = ((one, step) for one, step in steps if one.path.name in gone)
     hidden = sorted(later, key=lambda row: (row[1] or 0, row[0].path.name))
     if not hidden:

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal import Entry
+from chronicle.checkpoints import NO_STATES, KnownStates, known_states
+from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import StateSaved, events_of
+from chronicle.paths import RunPaths
 from chronicle.replay.watched import is_born_within
 from rollback.checkpoint.layout import Checkpoint, scan_entries
-from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint, read_identity
+from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint
 from rollback.errors import RollbackError
 
-__all__ = ["found_near", "holder_of", "identity_of", "is_wide", "made_since_start", "own_places"]
+__all__ = ["found_near", "holder_of", "identity_of", "is_wide", "made_since_start", "own_places", "states_of"]
 
 DEEPEST, MOST_DIRECTORIES, FEW_FILES = 3, 200, 4
 PASSED = ("__pycache__", "site-packages", "node_modules", "abandoned")
@@ -26,33 +28,40 @@ PASSED = ("__pycache__", "site-packages", "node_modules", "abandoned")
 def found_near(directory: Path, run_dir: Path, entries: Sequence[Entry]) -> tuple[Path, ...]:
     """Directories at or below this one that hold a state which the guard saw being taken."""
     wanted = {saved.identity for _, saved in events_of(entries, StateSaved) if saved.identity}
+    states = known_states(entries)
     if not wanted:
         return ()
-    return tuple(one for one in _directories(directory, run_dir) if any(_ids(one, wanted)))
+    return tuple(one for one in _directories(directory, run_dir) if any(_ids(one, wanted, states)))
 
 
-def _ids(directory: Path, wanted: set[str]) -> Iterator[bool]:
+def _ids(directory: Path, wanted: set[str], states: KnownStates) -> Iterator[bool]:
     try:
         listed = list_checkpoints(directory, include_abandoned=False)
     except (RollbackError, OSError):
         return
-    yield from (identity_of(one).get("id") in wanted for one in listed)
+    yield from (identity_of(one, states).get("id") in wanted for one in listed)
 
 
-def identity_of(one: Checkpoint) -> Mapping[str, Any]:
-    """The identity that a checkpoint carries, or the state file in its directory; empty where there is none to be read."""
+def states_of(run_dir: Path) -> KnownStates:
+    """The states that the journal of this run knows."""
+    paths = RunPaths(run_dir)
+    return known_states(read_journal(paths).entries) if paths.journal_dir.is_dir() else NO_STATES
+
+
+def identity_of(one: Checkpoint, states: KnownStates) -> Mapping[str, Any]:
+    """The identity of a checkpoint, or of the state file in its directory; empty where there is none to be read."""
     try:
-        found = read_identity(one)
+        found = states.identity_in(one)
     except (RollbackError, OSError):
         return {}
-    return found or (_identity_inside(one) if not one.single_file else {})
+    return found or (_identity_inside(one, states) if not one.single_file else {})
 
 
-def _identity_inside(one: Checkpoint) -> Mapping[str, Any]:
+def _identity_inside(one: Checkpoint, states: KnownStates) -> Mapping[str, Any]:
     """Of a script's own directory for each save (`step-000008/lit_model.pth`): the guard saw the file alone."""
     for file in one.files if len(one.files) <= FEW_FILES else ():
         try:
-            found = read_identity(open_checkpoint(one.path / file.path, count_steps=False))
+            found = states.identity_in(open_checkpoint(one.path / file.path, count_steps=False))
         except (RollbackError, OSError):
             continue
         if found:
@@ -95,12 +104,12 @@ def is_wide(root: Path, directory: Path) -> bool:
 
 def own_places(run_dir: Path, roots: Iterable[Path], directory: Path) -> tuple[Path, ...]:
     """What is the run's own: its directory, its checkpoint roots, and of a wide root only the identified checkpoints."""
-    found = [run_dir]
+    found, states = [run_dir], states_of(run_dir)
     for root in roots:
         if not is_wide(root, directory):
             found.append(root)
             continue
-        found += [one.path for one in list_checkpoints(root, include_abandoned=False) if identity_of(one)]
+        found += [one.path for one in list_checkpoints(root, include_abandoned=False) if identity_of(one, states)]
     return tuple(found)
 
 

@@ -106,6 +106,11 @@ class WayTried:
     known: bool = field(default=False, compare=False)  # from the journal: it was tried before
 
     @property
+    def is_run(self) -> bool:
+        """Whether it took a step: else nothing is known of this way."""
+        return self.last_step is not None
+
+    @property
     def margin(self) -> float:
         """Another loss within it is as good: what the detector calls recovered."""
         config = ChannelConfig()
@@ -117,6 +122,8 @@ class WayTried:
         A lower LR lowers the loss at once, and tells nothing of the state or the data: with it, or with it for longer, the
         other one is no better.
         """
+        if not (self.is_run and better.is_run):
+            return Versus.UNTOLD
         if bool(self.trouble) != bool(better.trouble):
             return Versus.WORSE if self.trouble else Versus.UNTOLD
         pairs = list(zip(self.blocks, better.blocks, strict=False))
@@ -288,11 +295,15 @@ def _known(way: Way, known: dict[str, Tried]) -> WayTried | None:
 
 
 def _record(settings: Settings, one: WayTried, digest: str, number: int) -> None:
-    event = Tried(search=digest, change=one.way.command, verdict="bad" if one.trouble else "good", why=one.trouble,
+    event = Tried(search=digest, change=one.way.command, verdict=_verdict(one), why=one.trouble,
                   start=one.way.begin[0], last_step=one.last_step, loss=one.loss, blocks=one.blocks, noise=one.noise,
                   rises=one.rises, state=str(one.way.begin[2].get("id") or ""), seconds=round(one.seconds, 1))  # fmt: skip
     with JournalWriter(settings.paths) as writer:
         writer.write(event, launch=number, step=one.last_step, title=f"try: {one.way.words}: {_result(one)}")
+
+
+def _verdict(one: WayTried) -> str:
+    return "skipped" if not one.is_run else "bad" if one.trouble else "good"
 
 
 def _try(way: Way, origin: Origin, until: int, after: int, sandbox: Path | None) -> WayTried:
@@ -355,9 +366,9 @@ def _blocks(losses: Sequence[tuple[int, float]], until: int, after: int) -> tupl
 
 
 def order(found: Iterable[WayTried]) -> list[WayTried]:
-    """Best first: without trouble before with, then by the mean loss; what is not worse than the best, as it was asked for."""
+    """Best first: what took a step, without trouble, then by the mean loss; what is not worse than the best, as asked."""
     asked = list(found)
-    ranked = sorted(asked, key=lambda one: (bool(one.trouble), one.loss if one.loss is not None else math.inf))
+    ranked = sorted(asked, key=lambda one: (not one.is_run, bool(one.trouble), one.loss if one.loss is not None else math.inf))
     best = ranked[0]
     level = [one for one in asked if one is best or (one.blocks and one.versus(best) is not Versus.WORSE)]
     return [*level, *(one for one in ranked if one not in level)]
@@ -366,16 +377,22 @@ def order(found: Iterable[WayTried]) -> list[WayTried]:
 def answer_of(ranked: Sequence[WayTried]) -> str:
     """One sentence: the best way, which are equivalent to it, and which are not told apart from it."""
     best = ranked[0]
+    if not best.is_run:
+        return f"nothing is known: none of {len(ranked)} ways took a step; {best.way.words}: {_result(best)}"
+    run = [one for one in ranked if one.is_run]
+    named = [f"{one.way.words} ({_result(one)})" for one in ranked if not one.is_run]
+    not_run = [f"could not be tried: {', '.join(named)}"] if named else []
     if best.trouble:
-        worse = [one.way.words for one in ranked[1:] if one.versus(best) is Versus.WORSE]
-        nearest = f"{best.way.words}: {_result(best)}" + (f"; worse: {', '.join(worse)}" if worse else "")
-        return f"none of {len(ranked)} ways goes well: {nearest}"
+        worse = [one.way.words for one in run[1:] if one.versus(best) is Versus.WORSE]
+        told = [f"none of {len(run)} ways goes well: {best.way.words}: {_result(best)}"]
+        told += [f"worse: {', '.join(worse)}"] if worse else []
+        return "; ".join([*told, *not_run])
     parts = [f"{best.way.words} goes best: {_result(best)}"]
     for kind in (Versus.EQUIVALENT, Versus.UNTOLD):
-        named = [one.way.words for one in ranked[1:] if one.versus(best) is kind]
+        named = [one.way.words for one in run[1:] if one.versus(best) is kind]
         within = f" within ± {best.margin:.2g}" if kind is Versus.EQUIVALENT else ""
         parts += [f"{kind}{within}: {', '.join(named)}"] if named else []
-    return "; ".join(parts)
+    return "; ".join([*parts, *not_run])
 
 
 def _versus_first(one: WayTried, ranked: Sequence[WayTried]) -> str:

@@ -55,6 +55,7 @@ from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import note_longer_schedule
 from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory, GuardJournal
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
+from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
 from chronicle.resume.writers import claim_run
@@ -89,6 +90,8 @@ class Loads:
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
         self.options_set = HandSet()
         self.own_buffers = OwnBuffers(None, 0)
+        self.records = Records(None, 0)
+        self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
         # whether the first batch met the generators of the first pass (`FirstGradient`)
         self.entered_alike: Callable[[Expectation | None], bool] = lambda expected: False
         self._opening = StartingPoint()  # of the load that has begun
@@ -257,7 +260,12 @@ class Loads:
         return check_generators(self.start.expectation, found, rank=rank)
 
     def state_loaded(self, memory: Memory | None, live: LiveState) -> None:
-        """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
+        """A plain loop loads an optimizer state that was saved with `memory`; it is compared at the first step."""
+        self._by_weights = memory is None and self.start.no_basis == NOT_RECORDED
+        if self._by_weights and not self.start.again:  # in a process that has trained, the weights may be of another save
+            found = self._record_of_weights(live)
+            if found is not None and found.step:
+                self.start.no_basis, memory = "", found
         self.pending, self._calibration.looked = [], False
         if self.start.again and memory is not None and not memory.step:
             self.start.no_basis, memory = BEGINS_ANEW, None
@@ -270,6 +278,19 @@ class Loads:
         if memory is not None and "weights" in memory.habits:
             self._weights_loaded, self._each_loaded = weights_digests(live)[0], digest_of_each(live)
 
+    def look_again(self, live: LiveState) -> None:
+        """The optimizer's state was not known by itself; the weights that were loaded after it may be."""
+        if not self._by_weights or not self.start.state_loaded:
+            return
+        memory = self._record_of_weights(live)
+        if memory is not None and memory.identity != self.start.identity:
+            self.start.no_basis = ""
+            self.state_loaded(memory, live)
+            self._by_weights = True
+
+    def _record_of_weights(self, live: LiveState) -> Memory | None:
+        return self.records.of_weights(weights_digests(live)[0])
+
     def first_batch(self, observe: Callable[[], LiveState]) -> None:
         """The first batch is about to change running statistics: note them now.
 
@@ -278,6 +299,7 @@ class Loads:
         self._seeded = fresh_seed() if self.start.resumed and self._away else None
         if self.state is not None or self.start.state_loaded:
             live = observe()
+            self.look_again(live)
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=self._objects_now(live))
             now = sample_buffers(live.models)
             self._calibration.evaluated(now)

@@ -48,6 +48,7 @@ from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
+from chronicle.resume.records import Records
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
@@ -129,6 +130,7 @@ class GuardSession:
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
         self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
+        self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters_part = self._enters_part
         self.batches.enters_first = self._enters_first
@@ -147,6 +149,7 @@ class GuardSession:
         self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.loads.own_buffers = self.own_buffers
+        self.loads.records = self.records
         self.loads.entered_alike = self.first_gradient.entered_alike
         self.envelope = Envelope(
             observe,
@@ -451,9 +454,9 @@ class GuardSession:
             self.verdicts.exchange([failed("load", "F2", found=reason_of(problem), where=where)])
 
     def state_loaded(self, memory: Memory | None, why: str = "") -> None:
-        """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step.
+        """A plain loop loads an optimizer state that was saved with `memory`; it is compared at the first step.
 
-        `why`: what prevented that the state was described.
+        `why`: why it is not known, where it is None.
         """
         if not self.off:
             self._identity = {}
@@ -609,9 +612,8 @@ class GuardSession:
             with self.contained("what follows a save"):
                 self.sequel.stepping(self._before_next_step)
         self._steps_here += 1
-        if self.own_buffers.looks_at_steps:
-            with self.contained("buffers"):
-                self.own_buffers.stepping(self._models)
+        if not (self.gradients_later or has_closure):  # else the passes of this step are still to come
+            self._look_at_buffers()
         if self.pulse is not None:
             self.pulse.step()
         if not self.gradients_later:
@@ -630,6 +632,12 @@ class GuardSession:
         if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
 
+    def _look_at_buffers(self) -> None:
+        """All forward passes of the step are done."""
+        if self.own_buffers.looks_at_steps:
+            with self.contained("buffers"):
+                self.own_buffers.stepping(self._models)
+
     def _lrs(self) -> LrRow:
         return tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
 
@@ -645,6 +653,7 @@ class GuardSession:
                     self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
             self._see_gradient(optimizer)
             self._see_lr_inside(self._lrs())
+            self._look_at_buffers()
         with self._printing:
             self.prints.gradient_ready(optimizer)
         if refused is not None:
@@ -781,6 +790,7 @@ class GuardSession:
 
     def _check_first_step(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
         live = self._live()
+        self.loads.look_again(live)
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
             self._others.add(type(optimizer).__name__)

@@ -11,6 +11,7 @@ and among the callbacks of a Lightning checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -33,6 +34,7 @@ from rollback.checkpoint.layout import (
 )
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, as_mapping, find_states
+from rollback.checkpoint.state_digest import digest_in_file
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
@@ -55,12 +57,14 @@ __all__ = [
     "open_checkpoint",
     "read_identity",
     "read_state",
+    "read_state_digests",
     "refuse_strays",
     "select_checkpoint",
 ]
 
 _ABANDONED_DIR = "abandoned"
-IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer (`chronicle.resume.adapters.torch`)
+IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer, written before 2026-11-28
+_MOST_STATES = 8  # files of a directory
 IDENTITY_CALLBACK = "ChronicleCallback"  # start of the callback's name (`chronicle.resume.adapters.lightning`)
 IDENTITY_FIELDS = {"id": str, "run_id": str, "run": str, "launch": int, "step": int}
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
@@ -474,6 +478,20 @@ def read_identity(checkpoint: Checkpoint) -> Mapping[str, Any]:
         return _parse_identity((manifest.memory or {}).get("identity"))
     found = (_identity_in_file(checkpoint.folder / file.path) for file in checkpoint.files if file.role is Role.OPTIMIZER)
     return next((identity for identity in found if identity), {})
+
+
+def read_state_digests(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Digests of the optimizers' states in a checkpoint that says nothing of itself: a plain file, or a directory of them."""
+    if not checkpoint.single_file and read_manifest(checkpoint.path) is not None:
+        return ()
+    own = [checkpoint.path] if checkpoint.single_file else []
+    held = own or [checkpoint.folder / file.path for file in checkpoint.files if file.role is Role.OPTIMIZER]
+    found = []
+    for path in held[:_MOST_STATES]:
+        with contextlib.suppress(UnreadableFile, UnknownFormat):
+            file = read_state_file(path)
+            found += [digest_in_file(file, value) for _, value, kind in find_states(file.tree) if kind == "optimizer"]
+    return tuple(filter(None, found))
 
 
 def _identity_in_file(path: Path) -> Mapping[str, Any]:

@@ -52,6 +52,59 @@ def test_a_public_silent_bug_is_named(name: str) -> None:
         assert (flight.told[bug.kinds[0]].seen or 0) <= SOON[name]
 
 
+class Careful(torch.optim.SGD):
+    """Skips a step whose gradients are not finite, as many trainers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        if all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
+            super().step(closure)
+
+
+@pytest.mark.parametrize("share", [1e-12, 1.0])
+@pytest.mark.parametrize("begins", [1, 3, 11, 70])
+def test_gradients_that_are_not_finite_are_told_with_the_step_at_which_they_began(
+    tmp_path: Path, begins: int, share: float
+) -> None:
+    """Whatever share of the time the looks may take: with none of it, there is a look in fifty steps."""
+    model = network()
+    optimizer = Careful(model.parameters(), lr=0.1)
+    run = attached(tmp_path, model, optimizer)
+    run.session.envelope.share_of_time = share
+
+    def step(number: int) -> None:
+        (loss_of(model) * (math.inf if number >= begins else 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    breach = fly(run, begins + 8, step).told[BreachKind.GRADIENTS]
+    assert breach.step == begins and (breach.low in (None, begins - 1)) and (breach.seen or 0) <= begins + 3
+
+
+def test_a_scale_that_is_searched_for_two_steps_is_no_incident(tmp_path: Path) -> None:
+    model = network()
+    optimizer = Careful(model.parameters(), lr=0.1)
+    run = attached(tmp_path, model, optimizer)
+
+    def step(number: int) -> None:
+        (loss_of(model) * (math.inf if number % 10 in (1, 2) else 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert fly(run, 60, step).told == {}
+
+
+# above; by a resume (`test_first_gradient.py`); by two ranks (`test_ranks_that_drift_apart_are_named_and_equal_ones_are_not`)
+ELSEWHERE = (BreachKind.GRADIENTS, BreachKind.UPDATE, BreachKind.REPLICAS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BreachKind if kind not in ELSEWHERE])
+def test_every_kind_of_breach_is_told_of_a_bug_that_does_it(kind: BreachKind) -> None:
+    """The list is that of the code: a new kind needs a bug, and a kind that nothing can raise is none."""
+    flights = (play(bug) for bug in {**BUGS, **FURTHER}.values() if kind in bug.kinds and bug.plant and not bug.ranks)
+    assert any(flight is not None and kind in flight.told for flight in flights)
+
+
 @pytest.mark.parametrize("name", [name for name, training in HEALTHY.items() if training.quick])
 def test_a_healthy_training_is_quiet(name: str) -> None:
     """Nothing is told, not even a notice, and the envelope did not fail."""

@@ -90,3 +90,9 @@ def test_bare_framework_goes_on_without_a_word() -> None:
 def test_whole_benchmark() -> None:
     results = play_all(("accelerate", "torch", "transformers", "lightning", "deepspeed", "ddp", "zero"), bare=False)
     assert find_defects(results) == [], format_report(results)
+
+
+def test_passes_inside_a_step_are_no_change_between_two_steps() -> None:
+    """Lightning's step calls the model itself, which moves running statistics: that they start again is still refused."""
+    asked = [item for item in EVERYTHING if item[1].rig == "lightning" and "batch norm" in item[1].name]
+    assert {result.outcome for result in play_here("lightning", asked, guarded=True)} == {Outcome.BEFORE}

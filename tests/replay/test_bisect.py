@@ -7,13 +7,15 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.replay.bisect import BisectTrial, TrialOutcome, halve
+from chronicle.replay.bisect import Axis, Bisect, BisectTrial, Candidate, TrialOutcome, _among, halve, sentence
 from tests.replay.test_replay import PROBE, chronicle, environ
 
 UNPROVED = ("--accept-unproved", "the script makes the optimizer, and loads its state afterwards")
@@ -45,6 +47,19 @@ def test_ends_that_are_not_as_said_end_the_search() -> None:
     assert halve(8, lambda place: trial(place, False)).bad is None
     answer = halve(8, lambda place: trial(place, True))
     assert (answer.good, answer.bad, len(answer.trials)) == (None, 7, 2)
+
+
+def test_an_end_that_could_not_be_judged_is_no_answer() -> None:
+    """The launcher ended at once with code 2: that is neither "it goes well" nor "it goes bad"."""
+    for untold, words in ((7, "7"), (0, "0")):
+        answer = halve(8, lambda place, no=untold: trial(place, True, place == no))
+        assert (answer.good, answer.bad) == (None, None) and answer.untold is not None and answer.untold.name == words
+    names = tuple(Candidate(name=name) for name in "abc")
+    origin: Any = SimpleNamespace(command=("train", "{}"))
+    asked = Bisect(origin=origin, axis=Axis.AMONG, candidates=names, until=9, bad_if="loss > 1")
+    skipped = BisectTrial(name="a,b,c", outcome=TrialOutcome.SKIPPED, why="no loss was logged (code 2)")
+    told = sentence(asked, _among(asked, lambda candidate: skipped))
+    assert told == "nothing was found: the trial with a,b,c could not be judged: no loss was logged (code 2)"
 
 
 def trial(place: int, bad: bool, untold: bool = False) -> BisectTrial:

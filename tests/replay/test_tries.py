@@ -74,7 +74,7 @@ def tried(words: str, loss: float | None, *, spread: float = 0.0, trouble: str =
     any_checkpoint: Any = (10, None, {})
     blocks = () if loss is None else tuple(loss - 0.05 * place + spread * (-1) ** place for place in range(8))
     return WayTried(
-        way=Way(words=words, begin=any_checkpoint), loss=loss, blocks=blocks, noise=0.05, trouble=trouble
+        way=Way(words=words, begin=any_checkpoint), loss=loss, blocks=blocks, noise=0.05, trouble=trouble, last_step=40
     )  # fmt: skip
 
 
@@ -122,6 +122,16 @@ def test_trouble_comes_last_and_what_is_not_worse_keeps_the_order_of_the_questio
         "first goes best: loss 2.01; equivalent within ± 0.02: second; not told apart: noisy"
     )  # fmt: skip
     assert answer_of(order(asked[:1] + asked[2:3])).startswith("none of 2 ways goes well")
+
+
+def test_a_way_that_took_no_step_is_no_result() -> None:
+    """The launcher ended at once: nothing is known of the way, neither that it goes well nor that it does not."""
+    why = "it ended at step None (the launcher ended with code 2)"
+    dead = [replace(tried(name, None, trouble=why), last_step=None) for name in ("first", "second")]
+    assert answer_of(order(dead)) == f"nothing is known: none of 2 ways took a step; first: {why}"
+    bad, good = tried("bad", 2.0, trouble="nan"), tried("good", 2.0)
+    assert answer_of(order([dead[0], bad])) == f"none of 1 ways goes well: bad: loss 2, nan; could not be tried: first ({why})"
+    assert answer_of(order([dead[0], good])) == f"good goes best: loss 2; could not be tried: first ({why})"
 
 
 def test_where_none_goes_well_the_nearest_is_named_and_what_is_shown_to_be_worse() -> None:

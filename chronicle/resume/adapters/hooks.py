@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from chronicle.resume.faults import last_resort, raised_by_script, record_withou
 from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.session import GuardSession
 
-__all__ = ["GuardedCallback", "StepLog", "hear_async_saves", "hook_engine_steps", "hook_optimizer_steps"]
+__all__ = ["GuardedCallback", "StepLog", "hear_saves", "hook_engine_steps", "hook_optimizer_steps"]
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
@@ -59,44 +59,68 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             last_resort(functools.partial(session.lost, "step"), problem)
 
 
-# ---- asynchronous saves of torch's distributed checkpoint ------------------------------------------------------------------
+# ---- saves of torch ---------------------------------------------------------------------------------------------------------
 
 _EXECUTORS = (
     ("torch.distributed.checkpoint._async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor"),
     ("torch.distributed.checkpoint._async_process_executor", "_ProcessBasedAsyncCheckpointExecutor"),
 )
 _SAVER, _EVERY_SAVE = "torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"
-_hears_saves: "weakref.WeakSet[Any]" = weakref.WeakSet()  # with the two methods below
+_FILE_SAVERS = ("torch", "torch.serialization")
+_hears_saves: "weakref.WeakSet[Any]" = weakref.WeakSet()  # with the three methods below
 
 
-def hear_async_saves(run: Any) -> None:
-    """Call `run.async_save_begins(directory)` when `async_save` is called: what will be in the directory is the state of now.
+def hear_saves(run: Any) -> None:
+    """Tell `run` what torch writes, and where.
 
-    `run.save_begins(directory)` is called by every save in the thread that writes. Torch keeps no hook for it: what every kind
-    of it calls is wrapped, so that a name that the script imported counts as well.
+    `run.writes(object)` is called by every `torch.save` and distributed save. `run.async_save_begins(directory)` is called when
+    `async_save` is: what will be in the directory is the state of now. `run.save_begins(directory)` is called by every
+    distributed save in the thread that writes. Torch keeps no hook for it: what every kind of it calls is wrapped, so that a
+    name that the script imported counts as well; of `torch.save` only what is looked up from here on.
     """
     _hears_saves.add(run)
     for name, kind in _EXECUTORS:
-        _wrap(getattr(sys.modules.get(name), kind, None), "execute_save", "async_save_begins")
-    _wrap(sys.modules.get(_SAVER), _EVERY_SAVE, "save_begins")
+        _wrap(getattr(sys.modules.get(name), kind, None), "execute_save", _tell_of_async_save)
+    _wrap(sys.modules.get(_SAVER), _EVERY_SAVE, _tell_of_save)
+    for name in _FILE_SAVERS:
+        _wrap(sys.modules.get(name), "save", _tell_of_file)
 
 
-def _wrap(holder: Any, name: str, method: str) -> None:
-    """Call `method` of every run with the directory before what `holder` has under `name`; once, and where it has it."""
+def _wrap(holder: Any, name: str, tell: Callable[[Any, Any, Any], None]) -> None:
+    """Call `tell` for every run before what `holder` has under `name`; once, and where it has it."""
     call = getattr(holder, name, None)
     if call is None or hasattr(call, "_tells_of_saves"):
         return
 
     @functools.wraps(call)
     def telling(*args: Any, **kwargs: Any) -> Any:
-        writer = kwargs.get("storage_writer") or next((one for one in args[1:2] if hasattr(one, "path")), None)
-        directory = kwargs.get("checkpoint_id") or getattr(writer, "checkpoint_id", None) or getattr(writer, "path", None)
-        for run in tuple(_hears_saves) if isinstance(directory, str | os.PathLike) else ():
-            getattr(run, method)(directory)
+        for run in tuple(_hears_saves):
+            tell(run, args, kwargs)
         return call(*args, **kwargs)
 
     telling._tells_of_saves = True  # type: ignore[attr-defined]
     setattr(holder, name, telling)
+
+
+def _tell_of_async_save(run: Any, args: Any, kwargs: Any) -> None:
+    if directory := _directory_of(args, kwargs):
+        run.async_save_begins(directory)
+
+
+def _tell_of_save(run: Any, args: Any, kwargs: Any) -> None:
+    if directory := _directory_of(args, kwargs):
+        run.save_begins(directory)
+    run.writes(args[0] if args else kwargs.get("state_dict"))
+
+
+def _tell_of_file(run: Any, args: Any, kwargs: Any) -> None:
+    run.writes(args[0] if args else kwargs.get("obj"))
+
+
+def _directory_of(args: Any, kwargs: Any) -> Any:
+    writer = kwargs.get("storage_writer") or next((one for one in args[1:2] if hasattr(one, "path")), None)
+    found = kwargs.get("checkpoint_id") or getattr(writer, "checkpoint_id", None) or getattr(writer, "path", None)
+    return found if isinstance(found, str | os.PathLike) else None
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

@@ -1,30 +1,24 @@
 """Plain torch under guard: one line, `run = chronicle.attach("tr-190", model, optimizer, scheduler)`.
 
-The description of memory is stored in the optimizer's own `state_dict` under the key `chronicle` (plain values; torch ignores
-it on load), and so in whatever file the script writes. It is made when the state is written (`Description`). Torch's own
-hooks tell the guard of a save (`state_dict`), a resume (`load_state_dict`) and the first step. Generators are not compared,
-because the script may not save them.
+`optimizer.state_dict()` stays as torch made it. The description of memory is kept in the run's directory, under the digest of
+the state that was saved (`records.py`), and found again by the digest of the state that is loaded: wherever the file was moved.
+Torch's own hooks tell the guard that a state is taken (`state_dict`), loaded (`load_state_dict`), and of the first step.
+Generators are not compared, because the script may not save them.
 
-What the state of a plain torch optimizer carries under the key `chronicle`: a description that is made when it is needed.
-
-A script may call `optimizer.state_dict()` at every step and throw the result away, so nothing is computed by the call itself.
-The description is made when the state is pickled, copied or read. What torch returns refers to the optimizer's own tensors:
-a file holds them as they are when it is written, and so must its description. A state that is still held when the next
-optimizer step begins is described right before that step, at most once in `STEPS_BETWEEN` steps. A state that is written
-only after further steps, or by another thread meanwhile, says that it is not described.
+Memory is described when the state is taken. That something was saved is known once torch writes it (`torch.save`, a distributed
+checkpoint). A script may take the state at every step and throw it away: after `MOST_UNSEEN` states that nobody was seen
+writing, one in `STEPS_BETWEEN` steps is described beforehand, and any other when it is written.
 """
 
 import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
-from chronicle.resume.adapters.hooks import StepLog, hear_async_saves, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, hear_saves, hook_optimizer_steps
 from chronicle.resume.contract import Options, parse_mode
 from chronicle.resume.faults import (
     last_resort,
@@ -39,12 +33,27 @@ from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimize
 from chronicle.resume.learning_rate import BoundScheduler, number
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.own_objects import see_own_loads
+from chronicle.resume.records import NOT_RECORDED, optimizer_states, state_digest
 from chronicle.resume.session import GuardSession
 
-__all__ = ["STEPS_BETWEEN", "AttachedRun", "Description", "attach"]
+__all__ = ["MOST_UNSEEN", "STEPS_BETWEEN", "AttachedRun", "attach"]
 
-MOST_BEGUN = 8  # asynchronous saves
-KEY = "chronicle"  # in the optimizer's `state_dict`
+MOST_BEGUN = 8  # asynchronous saves, and states that are known by their digest
+MOST_UNSEEN, STEPS_BETWEEN = 16, 50  # states that are described though nobody was seen writing them; later one in so many steps
+KEY = "chronicle"  # in an optimizer's `state_dict`, where chronicle 0.1.0 put the description before 2026-11-28
+
+
+@dataclass(slots=True)
+class Taken:
+    """A state that the script has asked for, and what is known of the moment."""
+
+    digest: str
+    lrs: tuple[float | None, ...]
+    seen: str  # position in the data
+    thread: int
+    memory: Memory | None = None  # once it is described
+    is_first: bool = False  # it was taken before the first step
+    is_written: bool = False
 
 
 def _unguarded(problem: Exception, run: Any = None) -> "AttachedRun":
@@ -120,8 +129,10 @@ class AttachedRun:
     def __init__(self, live: LiveState, options: Options, accumulation: int | None = None) -> None:
         self._live, self._accumulation = live, accumulation
         self._log = StepLog()
-        self._latest: weakref.ref[Description] | None = None  # of the state that was taken last
-        self._since = STEPS_BETWEEN  # optimizer steps since a state was described because it was held
+        self._taken: Taken | None = None  # since the last step
+        self._unseen = self._since = 0  # states described that nobody was seen writing; steps since the last of them
+        self._recorded: dict[str, Taken] = {}  # by digest, the newest last
+        self._awaited: list[str] = []  # digests of states that were written before they were described
         self._begun: dict[Path, tuple[Memory, int]] = {}  # asynchronous saves that are not told yet, and who began them
         try:
             self._begin(options)
@@ -146,7 +157,7 @@ class AttachedRun:
             optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
         see_own_loads(options.objects, self.session.loads.own_object_loaded, lambda problem: self.session.lost("load", problem))
         hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
-        hear_async_saves(self)
+        hear_saves(self)
         self.session.before_change = self._memory_changes
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
@@ -169,8 +180,11 @@ class AttachedRun:
             begun, _ = self._begun.pop(target, (None, 0))
             self.session.after_save(target, begun=begun)
         else:
-            memory = self.session.describe()
+            taken = self._taken
+            memory = taken.memory if taken and taken.memory else self.session.describe()
             identity = self.session.identity
+            if taken is None or taken.memory is None:
+                self.session.records.keep(memory, taken.digest if taken else "")
             self.session.sealer.seal_file(
                 target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
             )
@@ -181,6 +195,9 @@ class AttachedRun:
         if self.session is None or self.session.off:
             return
         begun = self.session.state_taken(), threading.get_ident()
+        if self._taken is not None:
+            self._record(self._taken)
+            self._is_written(self._taken)
         self._begun = dict([*self._begun.items(), (Path(directory).absolute(), begun)][-MOST_BEGUN:])
 
     @shielded("save")
@@ -206,90 +223,108 @@ class AttachedRun:
         else:
             self.session.faults.record(where, problem)
 
-    # ---- the state of the optimizer is taken: it is described when it is written --------------------------------
+    # ---- the state of the optimizer is taken, and written ----------------------------------------------------------
 
-    def _on_save(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-        if self.session.off or self._is_allocated(optimizer):
-            return state
-        latest, lrs = self._latest() if self._latest else None, _lrs(self._live.optimizers)
-        seen = self.session.data.position
-        if latest is None or latest.is_made:
-            # a load will overwrite what is taken before the first step: nothing has been trained yet
-            is_first = self.session.waits_for_first_step and not self.session.stepped_unseen
-            taken = _nothing if is_first else shield(self._taken, self._save_failed)
-            latest = Description(make=lambda: self._describe(lrs, seen), missed=self._missed, saved=taken)
-            self._latest = weakref.ref(latest)
-        return {**state, KEY: latest}
-
-    def _is_allocated(self, optimizer: Any) -> bool:
-        """Whether its state was made to be loaded into (`_is_allocation_step`).
-
-        torch's distributed checkpoint asks the file for every key of what it loads into, and a file may have none of ours.
-        """
-        session = self.session
-        return not (session.has_begun or session.start.resumed or session.stepped_unseen) and bool(optimizer.state)
+    def _on_save(self, optimizer: Any, state: dict[str, Any]) -> None:
+        if self.session.off:
+            return
+        digest = state_digest(state)
+        if self._taken is None or self._taken.digest != digest or self._taken.memory is not None:
+            lrs = _lrs(self._live.optimizers)
+            self._taken = Taken(digest=digest, lrs=lrs, seen=self.session.data.position, thread=threading.get_ident())
+            if self._unseen < MOST_UNSEEN or self._since >= STEPS_BETWEEN:
+                self._record(self._taken)
+                self._unseen, self._since = self._unseen + 1, 0
 
     def _save_failed(self, problem: Exception) -> None:
         self.session.faults.record("save", problem)
 
-    def _memory_changes(self) -> None:
-        """An optimizer step begins: a state that somebody still holds is described now, or never."""
-        self._since += 1
-        latest = self._latest() if self._latest else None
-        self._latest = None
-        if latest is None or latest.is_made:
+    @shielded("save")
+    def writes(self, written: Any) -> None:
+        """Torch writes this object now. Where it holds the optimizer's state, that state is saved."""
+        if self.session is None or self.session.off:
             return
-        if self._since >= STEPS_BETWEEN:
-            self._since = 0
-            latest.made()
-        latest.expire()
+        digests = [state_digest(state) for state in optimizer_states(written)]
+        taken = self._taken
+        if taken is not None and taken.digest in digests and taken.thread == threading.get_ident():
+            self._record(taken)
+            self._is_written(taken)
+            return
+        for digest in filter(None, digests):  # a copy, or another thread writes while training goes on
+            known = self._recorded.get(digest)
+            if known is None:
+                self._awaited = [*self._awaited[1 - MOST_BEGUN :], digest]
+            else:
+                self._is_written(known)
 
-    def _describe(self, lrs: tuple[Any, ...], seen: str) -> Mapping[str, Any]:
-        """The record of memory now; `lrs` and `seen` (batches) are those of the moment when the state was taken."""
+    def _memory_changes(self) -> None:
+        """An optimizer step begins: a state that another thread writes is described now, or never."""
+        self._since += 1
+        taken, self._taken = self._taken, None
+        if taken is not None and taken.digest in self._awaited:
+            self._record(taken)
+            self._is_written(taken)
+
+    def _record(self, taken: "Taken") -> None:
+        """Keep the description of memory now, which is that of the taken state."""
+        if taken.memory is not None:
+            return
+        # a load will overwrite what is taken before the first step: nothing has been trained yet
+        taken.is_first = self.session.waits_for_first_step and not self.session.stepped_unseen
+        taken.memory = self._describe(taken)
+        self.session.records.keep(taken.memory, taken.digest, replaces=not taken.is_first)
+        self._recorded[taken.digest] = taken
+        if len(self._recorded) > MOST_BEGUN:
+            del self._recorded[next(iter(self._recorded))]
+
+    def _describe(self, taken: "Taken") -> Memory:
+        """Memory now; LRs and position in the data are those of the moment when the state was taken."""
         try:
-            memory: Memory = self.session.describe(seen)
-            if tuple(group.lr for group in memory.groups) != lrs and len(memory.groups) == len(lrs):
-                why = "the LR changed between `optimizer.state_dict()` and the writing of the state"
-                groups = tuple(replace(group, lr=lr) for group, lr in zip(memory.groups, lrs, strict=True))
-                unknown = {**memory.unknown, "next_lrs": why, "schedulers": why}
-                memory = replace(memory, groups=groups, unknown=unknown).without(("next_lrs", "schedulers"))
-            return memory.to_json()
+            memory: Memory = self.session.describe(taken.seen)
         except Exception as problem:
             if raised_by_script(problem):
                 raise
             last_resort(self._save_failed, problem)
-            return self._missed(f"the guard failed: {reason_of(problem)}")
+            return Memory(unknown={WHOLE: f"the guard failed: {reason_of(problem)}"})
+        if tuple(group.lr for group in memory.groups) == taken.lrs or len(memory.groups) != len(taken.lrs):
+            return memory
+        why = "the LR changed between `optimizer.state_dict()` and the writing of the state"
+        groups = tuple(replace(group, lr=lr) for group, lr in zip(memory.groups, taken.lrs, strict=True))
+        unknown = {**memory.unknown, "next_lrs": why, "schedulers": why}
+        return replace(memory, groups=groups, unknown=unknown).without(("next_lrs", "schedulers"))
 
-    def _missed(self, why: str) -> Mapping[str, Any]:
-        """The record of a state that could not be described."""
-        return Memory(unknown={WHOLE: why}).to_json()
-
-    def _taken(self, record: Mapping[str, Any]) -> None:
-        """The state is being written."""
-        with self.session.contained("save"):
-            memory = Memory.from_json(record)
-            saved = StateSaved(
-                step=memory.step,
-                identity=str(memory.identity.get("id") or ""),
-                honours=list(memory.honours) or None,
-                spoilt=memory.spoilt,
-                weights=next((one.weights for one in memory.ranks), ""),
-                optimizers=list(memory.optimizers) or None,
-            )
-            self.session.journal.write(saved, step=memory.step, title="state taken")
-            if memory.step is not None:
-                self.session.state_written()
+    def _is_written(self, taken: "Taken") -> None:
+        """This state is being written: the journal knows that something was saved."""
+        memory = taken.memory
+        if memory is None or taken.is_first or taken.is_written:
+            return
+        taken.is_written = True
+        self._unseen -= 1
+        saved = StateSaved(
+            step=memory.step,
+            identity=str(memory.identity.get("id") or ""),
+            run_id=str(memory.identity.get("run_id") or ""),
+            honours=list(memory.honours) or None,
+            spoilt=memory.spoilt,
+            weights=next((one.weights for one in memory.ranks), ""),
+            state=taken.digest,
+            optimizers=list(memory.optimizers) or None,
+        )
+        self.session.journal.write(saved, step=memory.step, title="state taken")
+        if memory.step is not None:
+            self.session.state_written()
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        self._taken = None  # what was taken before is overwritten
+        given = {key: value for key, value in state.items() if key != KEY}
         if self.session.retired:
-            return state  # the session that took over reads the record
-        record = state.get(KEY)
-        if isinstance(record, Description):
-            record = record.made()
-        memory = Memory.from_json(record) if isinstance(record, Mapping) else None
-        why = "" if memory is None else memory.unknown.get(WHOLE, "")
+            return given  # the session that took over reads the record
+        inside = state.get(KEY)
+        known = self.session.records.of_state(state_digest(state))
+        memory = Memory.from_json(inside) if isinstance(inside, Mapping) else known
+        why = memory.unknown.get(WHOLE, "") if memory else NOT_RECORDED
         self.session.state_loaded(None if why else memory, why)
-        return {key: value for key, value in state.items() if key != KEY}
+        return given
 
     def _before_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self.session.loads.options_set.before_load((optimizer,))
@@ -334,101 +369,7 @@ def _trained_before(live: LiveState) -> str:
     return ""
 
 
-def _nothing(record: Mapping[str, Any]) -> None:
-    """A state that is taken before the first step is no save."""
-
-
 def _many(thing: Any) -> tuple[Any, ...]:
     if thing is None:
         return ()
     return tuple(thing) if isinstance(thing, Iterable) and not hasattr(thing, "state_dict") else (thing,)
-
-
-# ---- the description in the optimizer's state --------------------------------------------------------------------------
-
-
-STEPS_BETWEEN = 50  # optimizer steps between two descriptions of states that are only held
-
-
-def _unknown(problem: Exception) -> dict[str, Any]:
-    return {"unknown": {"memory": f"the guard failed: {reason_of(problem)}"}}
-
-
-def _failed(problem: Exception, otherwise: Any) -> Any:
-    """The script's own save goes on, without a description."""
-    record_without_session("save", problem)
-    return otherwise
-
-
-class Description(Mapping[str, Any]):
-    """A mapping that is filled when it is needed, and pickled as a plain ordered dict.
-
-    `make` describes memory now; `missed(why)` is the record of a state that can no longer be described; `saved(record)`, which
-    does not raise, is called once, when the state is really written.
-    """
-
-    __slots__ = ("__weakref__", "_is_saved", "_make", "_missed", "_record", "_saved", "_thread")
-
-    def __init__(
-        self,
-        record: Mapping[str, Any] | None = None,
-        make: Callable[[], Mapping[str, Any]] = dict,
-        missed: Callable[[str], Mapping[str, Any]] = lambda why: {},
-        saved: Callable[[Mapping[str, Any]], None] = lambda record: None,
-    ) -> None:
-        self._record, self._make, self._missed, self._saved = record, make, missed, saved
-        self._thread = threading.get_ident()
-        self._is_saved = record is not None
-
-    @property
-    def is_made(self) -> bool:
-        """Whether memory has been described, or can no longer be."""
-        return self._record is not None
-
-    @or_else(lambda problem, *_: _failed(problem, _unknown(problem)))
-    def made(self) -> Mapping[str, Any]:
-        """The record, made now if it was not yet."""
-        if self._record is None:
-            if threading.get_ident() != self._thread:
-                self._record = self._missed("another thread wrote the state while training went on")
-            else:
-                self._record = self._made_now()
-        return self._record
-
-    def _made_now(self) -> Mapping[str, Any]:
-        try:
-            return self._make()
-        except Exception as problem:
-            if raised_by_script(problem):
-                raise
-            return self._missed(f"the guard failed: {reason_of(problem)}")
-
-    def expire(self) -> None:
-        """Memory changes now, and nobody described this state before."""
-        if self._record is None:
-            self._record = self._missed("the state was written only after further optimizer steps")
-
-    def _written(self) -> Mapping[str, Any]:
-        record = self.made()
-        if not self._is_saved:
-            self._is_saved = True
-            self._saved(record)
-        return record
-
-    def __getitem__(self, key: str) -> Any:
-        return self._written()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._written())
-
-    def __len__(self) -> int:
-        return len(self._written())
-
-    @or_else(lambda problem, self, *_: _failed(problem, self))
-    def __deepcopy__(self, memo: Any) -> "Description":
-        self.made()
-        return self
-
-    @or_else(lambda problem, *_: _failed(problem, (OrderedDict, (), None, None, iter(_unknown(problem).items()))))
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return (OrderedDict, (), None, None, iter(self._written().items()))

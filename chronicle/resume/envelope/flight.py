@@ -4,6 +4,7 @@ It looks at the first three steps of every optimizer, and then as often as half 
 every `MOST_STEPS`. What it finds is told by `BreachLog`. When it fails itself, it says so once and stays out of the way.
 """
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,6 +94,8 @@ class Envelope:
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
         self._pulse: Any = None  # one element of a weight on the CPU, read before every step
         self._pulse_of: weakref.ref[Any] | None = None  # its optimizer
+        self._pulse_param: weakref.ref[Any] | None = None  # the weight that it is an element of
+        self._is_bad = False  # its gradient was not finite at the last step
         self._pulse_value, self._unmoved = 0.0, 0  # what it was, and for how many steps
         self._sound: int | None = None  # the last step after which the weights were seen to be finite
         self._probes: list[ForwardProbe] = []
@@ -124,7 +127,7 @@ class Envelope:
         if self._structure is not None and self._structure.has_turned():
             with self._flying():
                 self._look_at_structure(self._begin(), self._step())
-        waits = pace is not None and pace.steps < pace.wait and key not in self._rearm
+        waits = pace is not None and pace.steps < pace.wait and key not in self._rearm and not self._doubts(key)
         strays = waits and engine is None and self._plan.strays(key)
         if pace is not None and waits and not self._promises.armed and not compare and not strays and self._beats():
             if not self._stands_still(key):
@@ -214,7 +217,8 @@ class Envelope:
         groups = self._groups(key, is_engine)
         if not is_engine:
             self._promises.before_step(key, step, self._declared(live))
-        if pace.steps < pace.wait and key not in self._rearm:  # a window of promises is open, no look is due
+        is_due = pace.steps >= pace.wait or key in self._rearm or self._doubts(key)
+        if not is_due:  # a window of promises is open
             pace.steps += 1
             return
         self._motion.close(key, step)
@@ -293,6 +297,23 @@ class Envelope:
         if words:
             self.log.tell(Breach(kind=BreachKind.ORPHANS, step=step, words=words, seen=step))
 
+    def _doubts(self, key: Any) -> bool:
+        """Whether the gradient at this step may not be finite: by one element of it, or by the last look."""
+        if BreachKind.GRADIENTS in self.log.told:
+            return False
+        held = self._pulse_param() if self._pulse_param is not None else None
+        if held is None or held.grad is None or self._pulse_of is None or self._pulse_of() is not key:
+            return self._motion.doubts(key)
+        part = part_of(held.grad, 1)
+        value = 0.0 if part is None else part.item()
+        if math.isfinite(value):
+            self._is_bad = False
+            return self._motion.doubts(key)
+        if not self._is_bad and (step := self._step()) is not None:
+            self._motion.was_fine(key, step - 1)
+        self._is_bad = True
+        return True
+
     def _feel_pulse(self, key: Any, groups: Sequence[Mapping[str, Any]]) -> None:
         held = [p for group in groups for p in group["params"] if p.requires_grad and p.grad is not None and p.numel()]
         if not held and self._pulse is not None:
@@ -301,6 +322,7 @@ class Envelope:
         last = held[-1] if held else None
         part = part_of(last, 1) if last is not None and last.device.type == "cpu" else None
         self._pulse = part if part is not None and BreachKind.POISONED not in self.log.told else None
+        self._pulse_param = weakref.ref(last) if last is not None and self._pulse is not None else None
 
     def _look_at_structure(self, live: LiveState, step: int | None) -> None:
         for kind, words in self._structure.changes() if self._structure else ():

@@ -30,6 +30,7 @@ __all__ = ["EngineClipping", "Motion", "Promises", "find_orphans", "lr_of"]
 
 FULL_LOOKS, FULL_TENSORS = 3, 512  # the first looks of an optimizer see every tensor, up to so many
 TENSORS = 32  # per later look, in turn
+BAD_LOOKS = 3  # in a row: a scaler inside an optimizer may skip two steps while it searches its scale
 STILL_STEPS = 3  # without any movement, until it is told
 ALIVE_LOOKS, DEAD_LOOKS, CHANCE = 20, 3, 1e-9  # a layer dies when so many zero gradients in a row are no chance
 SAFETY = 1e-2  # of an update lr * min(|g|, 1): optimizers scale it differently
@@ -67,6 +68,8 @@ class _Watched:
     still_since: int | None = None
     idle: int = 0  # steps in a row in which no parameter had a gradient, and none that was looked at moved
     bad: int = 0  # looks in a row with gradients that are not finite
+    bad_since: int | None = None  # the step of the first of them
+    fine_at: int | None = None  # the last step with a gradient that was known to be finite
     lives: dict[str, _Life] = field(default_factory=dict)
     not_finite: frozenset[str] = frozenset()  # infinite from the beginning: masks kept as parameters
 
@@ -129,6 +132,17 @@ class Motion:
             before=Snapshot(params),
             gradients=Snapshot([g if _is_alike(p, g) else None for p, g in zip(params, gradients, strict=True)]),
         )
+
+    def doubts(self, key: Any) -> bool:
+        """Whether the last look at this optimizer found gradients that are not finite: the next step is looked at, too."""
+        known = self._watched.get(key)
+        return known is not None and known.bad > 0
+
+    def was_fine(self, key: Any, step: int | None) -> None:
+        """The gradient was finite at this step, as far as one element shows it."""
+        known = self._watched.get(key)
+        if known is not None and known.bad == 0:
+            known.fine_at = step
 
     def forget(self) -> None:
         """A state was loaded: samples from before it say nothing."""
@@ -194,10 +208,18 @@ class Motion:
             words = f"`{name}`{more} holds NaN or infinity{cause}"
             self._tell(Breach(kind=BreachKind.POISONED, step=look.step, words=words, seen=now))
             return
-        known.bad = known.bad + 1 if bad else 0
-        if known.bad >= 2:
+        if not bad:
+            known.bad = 0
+            if look.step is not None:
+                known.fine_at = max(look.step, known.fine_at or 0)
+            return
+        known.bad_since = look.step if known.bad == 0 else known.bad_since
+        known.bad += 1
+        if known.bad >= BAD_LOOKS:
             words = f"the gradient of `{bad[0]}` is NaN or infinite at the step, and no loss scaler skips it"
-            self._tell(Breach(kind=BreachKind.GRADIENTS, step=look.step, words=words, seen=now))
+            since, fine = known.bad_since, known.fine_at
+            low = fine if since is not None and fine is not None and fine < since else None
+            self._tell(Breach(kind=BreachKind.GRADIENTS, step=since, words=words, seen=now, low=low))
 
     def _judge_motion(self, known: _Watched, look: _Look, moved: bool, should_move: bool, now: int | None) -> None:
         steps = 1 if now is None or look.step is None else max(1, now - look.step)
