@@ -15,15 +15,16 @@ import shutil
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
+from chronicle.checkpoints import SaveWatch, checkpoints_left
 from chronicle.errors import JournalError
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
+    CheckpointSeen,
     EndCause,
     EntryKind,
     LaunchAttempt,
@@ -156,7 +157,7 @@ class Launch:
         self._oom_kills = count_oom_kills()
         self._attempts: list[tuple[int, float]] = []  # each further start of the ranks by their launcher, and when
         self._start_step: int | None = None
-        self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
+        self._saves: SaveWatch | None = None
         node = request.node
         self._peers = None
         if node is not None:
@@ -248,7 +249,7 @@ class Launch:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
         self._say_start(self._containment)
-        self._contained("checkpoints", self._note_stamps)
+        self._contained("checkpoints", self._watch_saves)
         supervisor = self._make_supervisor()
         try:
             outcome = supervisor.run()
@@ -452,21 +453,30 @@ class Launch:
         except (JournalError, OSError):
             return known  # a journal that cannot be read ends no launch
 
-    def _note_stamps(self) -> None:
+    def _watch_saves(self) -> None:
         """Note which checkpoints lie there before the launch; on the first node only."""
         if self._request.node is None or self._request.node[1] == 0:
-            self._stamps = stamps_below(self._roots())
+            self._saves = SaveWatch(self._roots, self._record.writer.place.run_id)
+
+    def _record_new_saves(self) -> None:
+        """Record the checkpoints without an identity that have appeared: no guard says who saved them."""
+        if self._saves is not None:
+            self._write_seen(self._saves.look())
 
     def _record_checkpoints(self) -> None:
-        """Record the checkpoints that the launch left without an identity: no guard said who saved them."""
-        if self._stamps is None:
-            return
-        entries, run_id = read_journal(self._request.paths).entries, self._record.writer.place.run_id
-        for step, seen in checkpoints_left(self._roots(), self._stamps, entries, run_id):
+        """Record the checkpoints without an identity that the launch has left and that are not recorded yet."""
+        if self._saves is not None:
+            entries, run_id = read_journal(self._request.paths).entries, self._record.writer.place.run_id
+            self._write_seen(checkpoints_left(self._roots(), self._saves.before, entries, run_id))
+
+    def _write_seen(self, saves: Iterable[tuple[int, CheckpointSeen]]) -> None:
+        for step, seen in saves:
             self._record.write(seen, title=f"checkpoint {Path(seen.path).name} of launch {self._number}", step=step)
 
     def _roots(self) -> tuple[str, ...]:
-        return self._record.writer.place.anchors(self._request.paths.run_dir).roots
+        """The directories of checkpoints: those that are known, and the usual one, which may not be there yet."""
+        known = self._record.writer.place.anchors(self._request.paths.run_dir).roots
+        return known if known else (str(self._request.cwd / "checkpoints"),)
 
     def _contained(self, what: str, work: Callable[[], None]) -> None:
         """Do something that a launch can do without: an error is said and ends nothing."""
@@ -615,6 +625,7 @@ class Launch:
             self._complain(f"cannot write the heartbeat: {error.strerror or error}")
         if self._record.waiting:
             self._record.flush()
+        self._contained("checkpoints", self._record_new_saves)
         self._devices.sample()
 
     def _last_step(self) -> int | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from chronicle import attach
+from chronicle.checkpoints import SaveWatch
 from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
@@ -376,6 +377,49 @@ def test_nothing_is_trained_from_scratch_where_no_checkpoint_passes(driver):
     assert train(driver, {}) == 78
     assert len(driver.entries("launch.start")) == 1
     assert sorted(path.name for path in (driver.directory / "ck").iterdir()) == ["step-2.pt", "step-4.pt"]
+
+
+GONE = {"removed": shutil.rmtree, "emptied": lambda path: [one.unlink() for one in path.iterdir()]}
+
+
+@pytest.mark.parametrize("how", GONE)
+@pytest.mark.parametrize("options", [(), ("--restarts", "2", "--restart-pause", "0.1"), ("--sbatch", "2")])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_from_scratch(driver, how, options):
+    """A disk that is not mounted is no wish to begin again; where it is one, the reason is recorded, once."""
+    assert train(driver, {"1": [5, KILL]}, restarts="0") == 137
+    GONE[how](driver.directory / "ck")
+    driver.start([sys.executable, "train.py"], "--checkpoints", "ck", *options, environ={"ACCIDENTS": "{}"})
+    assert driver.wait(300) == 78 and len(driver.entries("launch.start")) == 1
+    assert "2 saves were completed (the last one `step-4.pt`) and none can be found" in driver.out.read_text()
+    assert "--force" in driver.out.read_text() and "--checkpoints DIR" in driver.out.read_text()
+
+
+def test_checkpoints_that_vanish_between_two_launches_stop_the_run(driver):
+    assert train(driver, {"1": [5, f"shutil.rmtree('ck'); {KILL}"], "2": [5, KILL]}, restarts="0") == 137  # none was recorded
+    assert train(driver, {"2": [5, KILL], "3": [8, f"shutil.rmtree('ck'); {KILL}"]}) == 78
+    assert starts(driver) == [0, 0, 4]
+
+
+def test_a_launch_that_was_forced_to_begin_from_scratch_may_fail_before_its_first_save(driver):
+    assert train(driver, {"1": [5, KILL]}, restarts="0") == 137
+    shutil.rmtree(driver.directory / "ck")
+    assert train(driver, {"2": [1, KILL]}, "--force", "the old disk is dead") == 0
+    assert starts(driver) == [0, 0, 0]
+    assert [one.data.get("fresh") for one in driver.entries("launch.start")] == [None, "the old disk is dead", None]
+
+
+def test_a_save_without_a_guard_is_told_when_it_stands_still(driver):
+    """What is being written still changes, and nothing is listed again while no name is new."""
+    root = driver.directory / "ck"
+    root.mkdir()
+    watch = SaveWatch(lambda: [str(root)], "R")
+    made = (driver.directory / "made" / "step-2.pt").read_bytes()
+    (root / "step-2.pt").write_bytes(made[:300])
+    assert watch.look() == []
+    (root / "step-2.pt").write_bytes(made)
+    assert watch.look() == []
+    assert [(step, Path(seen.path).name, seen.run_id) for step, seen in watch.look()] == [(2, "step-2.pt", "R")]
+    assert watch.look() == []
 
 
 def test_a_pointer_that_names_a_cut_save_names_the_newest_verified_one_and_comes_back(driver):
