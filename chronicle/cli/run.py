@@ -66,7 +66,7 @@ def run_launcher(
     ] = None,
     force: Annotated[
         str | None,
-        typer.Option(help="Start although a launch seems alive elsewhere, the journal is damaged or checkpoints are gone: why."),
+        typer.Option(help="Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why."),
     ] = None,
     restarts: Annotated[
         int | None, typer.Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
