@@ -12,6 +12,7 @@ import os
 import secrets
 import selectors
 import shutil
+import signal
 import sys
 import time
 from bisect import bisect_right
@@ -32,6 +33,7 @@ from chronicle.journal.events import (
     LaunchSettings,
     LaunchStart,
     LaunchStep,
+    events_of,
 )
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
@@ -47,7 +49,7 @@ from chronicle.launch.admission import (
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.code import CODE_VARIABLE, files_of, read_code
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
-from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_attempt, judge_end
+from chronicle.launch.ending import Ending, Seen, Steps, count_oom_kills, full_disks, judge_attempt, judge_end
 from chronicle.launch.heartbeat import (
     FRESH_SECONDS,
     INTERVAL_SECONDS,
@@ -64,6 +66,7 @@ from chronicle.launch.live_metrics import (
     PrintedMetrics,
     Watcher,
     last_point,
+    last_steps,
     read_start_step,
 )
 from chronicle.launch.nodes import Node, Peers, has_passed, share_number
@@ -89,7 +92,7 @@ from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
-from chronicle.story.launch_settings import FILE_SOURCE, plain_settings
+from chronicle.story.launch_settings import FILE_SOURCE, plain_settings, planned_steps
 from rollback.disk.durable import mount_points
 
 __all__ = [
@@ -382,7 +385,33 @@ class Launch:
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
                 peer="" if self._peers is None else self._peers.said,
                 stall=self._stall.words,
+                steps=Steps() if failed else self._steps_known(),
+                killed=outcome.killed_behind or _killed_first(death),
             )
+        )
+
+    def _steps_known(self) -> Steps:
+        """What the log, the guard and the settings say of the steps of this launch and of the run; the first node looks."""
+        if self._request.node is not None and self._request.node[1] > 0:
+            return Steps()
+        entries, number = read_journal(self._request.paths).entries, self._number
+        own = {entry.kind for entry in entries if entry.launch == number}
+        earlier = [end.last_step for entry, end in events_of(entries, LaunchEnd) if (entry.launch or 0) < number]
+        reached = [step for step in earlier if step is not None]
+        handed = self._start.get("handed") or {}
+        logged = last_steps(self._request.paths.metrics_path(number))
+        begun = self._start_step if handed.get("step") is None else handed["step"]
+        if begun is None and reached:
+            begun = reached[-1]
+        guarded = EntryKind.GUARD_ATTACHED in own
+        stepped = EntryKind.GUARD_VERDICT in own
+        return Steps(
+            planned=planned_steps(entries, number),
+            begun=begun,
+            last=logged[-1] if logged else None,
+            stride=max(1, logged[-1] - (logged[0] if len(logged) > 1 else begun or 0)) if logged else 1,
+            none_taken=guarded and not stepped and not logged,
+            none_logged=bool(reached) and not stepped and not logged,
         )
 
     def _named(self) -> list[FirstFailure]:
@@ -660,6 +689,12 @@ class Launch:
         sys.stdout.flush()
         where = self._request.paths.launch_dir(self._number)
         self._channels.say(f"launch {self._number} of run `{self._request.paths.run}`: logs in {where}; {containment}")
+
+
+def _killed_first(death: RankDeath | None) -> str:
+    if death is None or death.code != -signal.SIGKILL:
+        return ""
+    return f"rank {death.rank} was ended by SIGKILL"
 
 
 def _ignore(source: int, data: bytes) -> None:

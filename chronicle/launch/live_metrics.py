@@ -32,6 +32,7 @@ __all__ = [
     "PrintedMetrics",
     "Watcher",
     "last_point",
+    "last_steps",
     "parse_sample",
     "read_start_step",
     "tier_of",
@@ -266,15 +267,27 @@ def tier_of(event: object) -> str:
 
 def last_point(path: Path) -> Point | None:
     """Return the point of the last complete line of a `metrics.jsonl`; None when there is none."""
-    try:
-        with open(path, "rb") as metrics:
-            metrics.seek(0, 2)
-            metrics.seek(max(0, metrics.tell() - TAIL_BYTES))
-            lines = metrics.read().split(b"\n")[:-1]
-    except OSError:
-        return None
+    lines = read_last_bytes(path).split(b"\n")[:-1]
     points = (parse_line(line) for line in reversed(lines))
     return next((point for point in points if point is not None), None)
+
+
+def last_steps(path: Path) -> list[int]:
+    """The last two steps of a `metrics.jsonl`, in the order of the file; fewer where it has no more."""
+    lines = read_last_bytes(path).split(b"\n")[:-1]
+    steps = [point.step for line in lines if (point := parse_line(line)) is not None]
+    return list(dict.fromkeys(steps))[-2:]
+
+
+def read_last_bytes(path: Path) -> bytes:
+    """The last 64 KiB of a log; nothing where it cannot be read."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            return log.read()
+    except OSError:
+        return b""
 
 
 def read_start_step(path: Path) -> int | None:

@@ -1,6 +1,6 @@
 """Whether a run goes on by itself after a launch: a policy by cause, a budget, and progress as a newer verified checkpoint.
 
-    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, unknown; disk full, when there is room
+    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, ended early, unknown; disk full with room
                                    ├─ again, in a new job            preempted, time limit, node lost
                                    ├─ stop: a person has to look     out of memory, refused, stopped, proposal
                                    └─ finished
@@ -108,6 +108,7 @@ class RestartRule(NamedTuple):
 
 RULES: Mapping[EndCause, RestartRule] = {
     EndCause.FINISHED: RestartRule(Verdict.FINISHED, None, "the run has finished"),
+    EndCause.EARLY: RestartRule(Verdict.HERE, None, "it did not reach its last step"),
     EndCause.PREEMPTED: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
     EndCause.NODE_LOST: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
     EndCause.TIME_LIMIT: RestartRule(Verdict.NEW_JOB, None, "the job's time was over"),
@@ -174,6 +175,8 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
         rule, said = REQUEUED, f"{last.cause.value}: {REQUEUED.why}"
     if rule.verdict in (Verdict.STOP, Verdict.FINISHED):
         return Onward(rule.verdict, said)
+    if last.cause is EndCause.EARLY and len(attempts) > 1 and attempts[-2].cause is EndCause.EARLY:
+        return Onward(Verdict.STOP, f"{last.cause.value} twice in a row: it may be meant to end there; a person has to look")
     streak = 0
     while streak < len(attempts) and not attempts[-1 - streak].progress:
         streak += 1

@@ -54,6 +54,7 @@ class LaunchOutcome:
     ended: EndReport
     first_death: RankDeath | None
     launcher_ended_at: float
+    killed_behind: str = ""  # a process that the launcher left, which somebody else ended by SIGKILL
 
     @property
     def first_to_end(self) -> RankDeath | None:
@@ -100,6 +101,7 @@ class Supervisor:
         self._launcher_pid: int | None = None
         self._launcher_code: int | None = None
         self._launcher_ended_at = 0.0
+        self._killed_behind = ""
         self._num_deaths = 0  # of ranks whose orphans were looked for
         self._signals: list[int] = []  # received from outside, in order
         self._stop_signal: int | None = None
@@ -189,6 +191,8 @@ class Supervisor:
             if pid == self._launcher_pid and self._launcher_code is None:
                 self._launcher_code = os.waitstatus_to_exitcode(status)
                 self._launcher_ended_at = time.monotonic()
+            elif os.waitstatus_to_exitcode(status) == -signal.SIGKILL and self._stop_signal is None:
+                self._killed_behind = f"process {pid}, which the launcher had left, was ended by SIGKILL"
 
     def _end_orphaned_loaders(self) -> None:
         """End the DataLoader workers of ranks that have died: as orphans they are our own children now."""
@@ -301,6 +305,7 @@ class Supervisor:
             ended=ended,
             first_death=self._ranks.first_death(),
             launcher_ended_at=self._launcher_ended_at or time.monotonic(),
+            killed_behind=self._killed_behind,
         )
 
 

@@ -38,6 +38,8 @@ CRASH, LOST, NOTHING, SAVED = EndCause.CRASH, EndCause.NODE_LOST, False, True
     "history, verdict, pause",
     [
         ([(EndCause.FINISHED, NOTHING)], Verdict.FINISHED, 0),
+        ([(EndCause.EARLY, NOTHING)], Verdict.HERE, 10),
+        ([(EndCause.EARLY, SAVED)] * 2, Verdict.STOP, 0),  # early stopping, perhaps
         ([(CRASH, SAVED)], Verdict.HERE, 0),  # the run gets on: nothing is waited for
         ([(CRASH, NOTHING)], Verdict.HERE, 10),
         ([(CRASH, NOTHING), (CRASH, NOTHING)], Verdict.HERE, 20),
@@ -377,6 +379,43 @@ def test_nothing_is_trained_from_scratch_where_no_checkpoint_passes(driver):
     assert train(driver, {}) == 78
     assert len(driver.entries("launch.start")) == 1
     assert sorted(path.name for path in (driver.directory / "ck").iterdir()) == ["step-2.pt", "step-4.pt"]
+
+
+EARLY = "sys.exit(0)"
+
+
+def test_an_end_before_the_last_planned_step_is_no_end_of_the_run(driver):
+    """Code 0 says that nothing failed, not that everything was done."""
+    trainer = driver.directory / "train.py"
+    logging = "    print(f'step {step} loss 1', flush=True)\n"
+    trainer.write_text(trainer.read_text().replace("    if step % 2", logging + "    if step % 2"))
+    environ = {"ACCIDENTS": json.dumps({"1": [5, EARLY]})}
+    options = ("--restarts", "4", "--restart-pause", "0.1", "--checkpoints", "ck")
+    driver.start([sys.executable, "train.py", "--max_steps", "12"], *options, environ=environ)
+    assert driver.wait(300) == 0 and starts(driver) == [0, 4]
+    ends = [(end.data["cause"], end.data["because"]) for end in driver.entries("launch.end")]
+    assert ends == [("ended early", "ended with code 0 after 4 of 12 planned steps"),
+                    ("finished", "the launcher ended with 0 at step 12 of 12")]  # fmt: skip
+    driver.start([sys.executable, "train.py", "--max_steps", "16"], environ={"ACCIDENTS": json.dumps({"3": [1, EARLY]})})
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[-1].data["because"] == "ended with code 0 after 0 of 4 planned steps"
+
+
+def test_a_guarded_launch_that_took_no_step_has_not_finished(driver):
+    """A checkpoint at the end of an epoch: the resume's loader is empty, and the script ends with 0."""
+    script = "import torch, chronicle; m = torch.nn.Linear(1, 1); chronicle.attach('r', m, torch.optim.SGD(m.parameters(), 1.0))"
+    driver.start([sys.executable, "-c", script])
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[0].data["because"].startswith("ended with code 0 and took no step")
+
+
+def test_a_daemon_that_is_killed_behind_its_launcher_did_not_finish(driver):
+    daemon = "import os, time; os.setsid(); time.sleep(0.5); os.kill(os.getpid(), 9)"
+    script = f"import subprocess, sys, time; subprocess.Popen(['sh', '-c', '{sys.executable} -c \"{daemon}\" & exit']).wait()"
+    driver.start([sys.executable, "-c", script + "; time.sleep(1.5)"])
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[-1].data["cause"] == "crash"
+    assert "was ended by SIGKILL; the launcher ended with 0" in driver.entries("launch.end")[-1].data["because"]
 
 
 GONE = {"removed": shutil.rmtree, "emptied": lambda path: [one.unlink() for one in path.iterdir()]}
