@@ -403,7 +403,8 @@ def test_an_end_before_the_last_planned_step_is_no_end_of_the_run(driver):
 
 def test_a_guarded_launch_that_took_no_step_has_not_finished(driver):
     """A checkpoint at the end of an epoch: the resume's loader is empty, and the script ends with 0."""
-    script = "import torch, chronicle; m = torch.nn.Linear(1, 1); chronicle.attach('r', m, torch.optim.SGD(m.parameters(), 1.0))"
+    script = "import torch, chronicle; m = torch.nn.Linear(1, 1); o = torch.optim.SGD(m.parameters()); "
+    script += "run = chronicle.attach('logs/demo', m, o)"
     driver.start([sys.executable, "-c", script])
     assert driver.wait() == 0
     assert driver.entries("launch.end")[0].data["because"].startswith("ended with code 0 and took no step")
