@@ -305,12 +305,13 @@ class Launch:
             ranks=self._ranks,
             group=self._group,
             watch=self._look,
+            work=self._printed.read_some,
             beat=self._beat,
             beat_seconds=INTERVAL_SECONDS,
         )
 
     def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchResult:
-        self._printed.finish()
+        self._printed.finish(in_a_hurry=outcome.stopped_by is not None)
         self._note_start_step()
         self._watcher.finish()
         launcher_tail = self._channels.log.last_lines(TAIL_LINES)

@@ -66,7 +66,8 @@ class LaunchOutcome:
 class Supervisor:
     """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`.
 
-    `watch` is called once a second; the reason that it returns ends the launch.
+    `watch` is called once a second; the reason that it returns ends the launch. `work` does a bounded piece of work, between
+    two looks at signals and output; whether more is left.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Supervisor:
         ranks: RankWatch,
         group: ControlGroup | None = None,
         watch: Callable[[], str | None] = lambda: None,
+        work: Callable[[], bool] = lambda: False,
         beat: Callable[[Sequence[tuple[int, int]]], None] = lambda processes: None,
         beat_seconds: float = 30.0,
     ) -> None:
@@ -95,6 +97,7 @@ class Supervisor:
         self._ranks = ranks
         self._group = group
         self._watch = watch
+        self._work = work
         self._beat = beat
         self._beat_seconds = beat_seconds
         self._launcher: Process | None = None
@@ -161,7 +164,8 @@ class Supervisor:
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
             soon = next_look if self._ranks.unsettled or self._are_ranks_missing(now) else next_beat
-            self._wait(min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
+            is_left = self._work()
+            self._wait(0.0 if is_left else min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
             self._end_orphaned_loaders()
             self._take_signals()
