@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,10 +48,13 @@ __all__ = [
     "NO_STATES",
     "CheckpointVerdict",
     "KnownStates",
+    "SaveWatch",
     "Stamped",
     "checkpoints_left",
     "describe_verdict",
     "find_checkpoint_roots",
+    "find_lost_saves",
+    "find_present_roots",
     "find_verdict",
     "is_by_stamp",
     "known_states",
@@ -160,12 +163,45 @@ def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, bas
     """Directories that hold this run's checkpoints: the configured one, else the parents of the recorded saves."""
     if configured is not None:
         return (configured,)
-    parents: dict[Path, None] = {}
-    for _, saved in events_of(entries, CheckpointSaved):
-        if saved.path:
-            path = Path(saved.path) if Path(saved.path).is_absolute() else base / saved.path
-            parents[path.parent] = None
-    return tuple(parents)
+    return tuple(dict.fromkeys(path.parent for path in _recorded_saves(entries, base)))
+
+
+def _recorded_saves(entries: Iterable[Entry], base: Path) -> list[Path]:
+    """Where the journal says that checkpoints were saved, in its order."""
+    events = (read(entry) for entry in entries if entry.kind in (EntryKind.CHECKPOINT, EntryKind.CHECKPOINT_SEEN))
+    saved = (event.path for event in events if isinstance(event, CheckpointSaved | CheckpointSeen))
+    return [base / path for path in saved if path]
+
+
+def find_present_roots(settings: Settings, entries: Sequence[Entry]) -> tuple[Path, ...]:
+    """Where this run's checkpoints are: the directory that is set, else `checkpoints` here, and those of recorded saves."""
+    found = dict.fromkeys(find_checkpoint_roots(entries, None, settings.paths.run_dir))
+    own = settings.checkpoints_dir
+    if own is None and settings.origin.get("checkpoints", "default") == "default":
+        own = Path.cwd() / "checkpoints"  # it may not have been there when the first launch began
+    if own is not None:
+        found = {own: None} | found
+    by_inode = {(state.st_dev, state.st_ino): root for root in reversed(found) if root.is_dir() and (state := root.stat())}
+    return tuple(reversed(by_inode.values()))
+
+
+def find_lost_saves(settings: Settings, entries: Sequence[Entry]) -> list[Path]:
+    """The recorded saves, where none of them is there any more and no directory of the run holds another checkpoint.
+
+    What was saved before a launch that was begun afresh on purpose does not count.
+    """
+    from rollback.checkpoint.listing import list_checkpoints  # nearly always a recorded save is there
+
+    begun = max((at for at, entry in enumerate(entries) if _begins_afresh(entry)), default=0)
+    saved = _recorded_saves(entries[begun:], settings.paths.run_dir)
+    if any(path.exists() for path in saved):
+        return []
+    roots = find_present_roots(settings, entries) if saved else ()
+    return [] if any(list_checkpoints(root, include_abandoned=False) for root in roots) else saved
+
+
+def _begins_afresh(entry: Entry) -> bool:
+    return entry.kind == EntryKind.LAUNCH_START and bool(entry.data.get("fresh"))
 
 
 def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -> list[Checkpoint]:
@@ -418,7 +454,57 @@ def checkpoints_left(
     """
     states = known_states(entries)
     known = {found.stamp for found in before.values()} | states.stamps.keys()
-    for path, found in sorted(stamps_below(roots).items()):
+    yield from _without_identity(stamps_below(roots), before, known, states, run_id)
+
+
+class SaveWatch:
+    """Checkpoints without an identity, told while their launch runs: each when two looks in a row found it unchanged.
+
+    A look costs one listing of the roots while nothing is new in them. What is replaced under its old name in a
+    subdirectory is told by `checkpoints_left`, after the launch.
+    """
+
+    def __init__(
+        self, roots: Callable[[], Iterable[str]], entries: Callable[[], Iterable[Entry]], run_id: str
+    ) -> None:
+        self._roots, self._entries, self._run_id = roots, entries, run_id
+        self.before = stamps_below(roots())
+        self._seen = self.before
+        self._told = {found.stamp for found in self.before.values()}
+        self._names = _names_below(roots())
+        self._unsettled = False
+
+    def look(self) -> list[tuple[int, CheckpointSeen]]:
+        """What has appeared and is whole."""
+        names = _names_below(self._roots())
+        if names == self._names and not self._unsettled:
+            return []
+        now = stamps_below(self._roots())
+        same = {path: found for path, found in now.items() if self._seen.get(path) == found}
+        self._names, self._seen, self._unsettled = names, now, len(same) < len(now)
+        states = known_states(self._entries())
+        told = list(_without_identity(same, self.before, self._told, states, self._run_id))
+        self._told |= {found.stamp for found in same.values()}
+        return told
+
+
+def _names_below(roots: Iterable[str]) -> list[tuple[str, int, int]]:
+    found = []
+    for path in (child for root in roots for child in _children(Path(root))):
+        with contextlib.suppress(OSError):
+            state = path.lstat()
+            found.append((str(path), state.st_ino, state.st_mtime_ns))
+    return found
+
+
+def _without_identity(
+    found_now: Mapping[Path, Stamped],
+    before: Mapping[Path, Stamped],
+    known: Set[str],
+    states: KnownStates,
+    run_id: str,
+) -> Iterator[tuple[int, CheckpointSeen]]:
+    for path, found in sorted(found_now.items()):
         if found.stamp in known:
             continue
         from rollback.checkpoint.listing import open_checkpoint

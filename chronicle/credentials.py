@@ -1,15 +1,17 @@
 """What looks like a password or key, by its name or by its form; and commands and texts without them.
 
-The one rule for everything that is recorded: the command of a launch, its settings, what `ps` shows of other processes. A
+The one rule for everything that is recorded: the journal's writer passes every entry through `redact_values`. A
 name is read word by word, so that `hf_token` and `apiKey` are secrets, and `max_tokens` and `tokenizer` are not. What is hidden
 in a command reads `***`; the names of its arguments stay, so that a person knows what to give again (`hidden_arguments`).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
-__all__ = ["MASK", "hidden_arguments", "holds_secret", "looks_secret", "redact", "redact_command", "redact_source"]
+__all__ = ["MASK", "hidden_arguments", "holds_secret", "looks_secret", "redact", "redact_command", "redact_source",
+           "redact_values"]
 
 MASK = "***"
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
@@ -25,7 +27,7 @@ _ABOUT_TEXT = {
     *("types", "length", "limit", "budget", "dropout", "count", "level", "classes", "embedding", "weight"),
 }
 _FORMS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{12,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_[A-Za-z0-9_]{12,}"
+    r"\b(?:hf_[A-Za-z0-9]{12,}|sk-(?=[\w-]{0,99}\d)[A-Za-z0-9_-]{12,}|AIza[\w-]{30,}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_[A-Za-z0-9_]{12,}"
     r"|AKIA[A-Z0-9]{12,}|glpat-[A-Za-z0-9_-]{12,}|xox[abprs]-[A-Za-z0-9-]{10,}|nvapi-[A-Za-z0-9_-]{12,}"
     r"|wandb_v1_[A-Za-z0-9_-]{12,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
 )
@@ -33,7 +35,17 @@ _FORMS = re.compile(
 _URL_PASSWORD = re.compile(r"(?<!\w)(\w+://[^\s:/@]*):[^\s@/]+@")
 _URL_FIELD = re.compile(r"([?&;])([\w.-]+)=([^\s&;#]+)")
 _SIGNED = re.compile(r"(?:^|-)(?:sig|signature|credential)$", re.IGNORECASE)  # who holds the URL may read the object
-_BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
+_BEARER = re.compile(r"\b((?:bearer|basic)\s+)(?=[\w.~+/-]{0,99}[\d=])[\w.~+/=-]{8,}", re.IGNORECASE)
+_WEBHOOK = re.compile(r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)[\w/-]+")
+_AZURE = re.compile(r"\b((?:Account|SharedAccess)Key=)[\w+/=-]{16,}", re.IGNORECASE)
+_NETRC = re.compile(r"\b(machine\s+\S+\s+(?:login\s+\S+\s+)?password\s+)\S+")
+# forty hexadecimal digits are a commit, too: only where W&B is named before them
+_WANDB = re.compile(r"""(wandb[\w.-]{0,24}["']?(?:\s*[:=]|\s+(?:key|is))*\s*["']?)\b[0-9a-f]{40}\b""", re.IGNORECASE)
+_PEM_LINES = r"[A-Za-z0-9+/=]{4,}"  # of a key that was cut, too: the last lines of a log may begin or end within it
+_PEM = re.compile(
+    rf"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]{{0,20000}}?-----END [A-Z ]*PRIVATE KEY-----|(?:(?:\\n|\s)+{_PEM_LINES})*)"
+    rf"|(?:{_PEM_LINES}\s+)+-----END [A-Z ]*PRIVATE KEY-----"
+)
 _FIELD = re.compile(r"""(["']?)([A-Za-z_][\w.-]{0,99})\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'{}\[\]]+)""")
 
 _LITERAL = re.compile(r"""([A-Za-z_][\w.-]{0,99})(["']?\]?\s*[:=]\s*)(["'])(?!\*\*\*)[^"'\n]{6,}\3""")
@@ -56,11 +68,48 @@ def holds_secret(text: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """The text without tokens of known forms, passwords in URLs and their queries, and headers of authorization."""
+    """The text without tokens of known forms, private keys, passwords in URLs, their queries and netrc lines, and headers of
+    authorization. It keeps its lines.
+    """
     text = _URL_PASSWORD.sub(rf"\1:{MASK}@", _FORMS.sub(MASK, text))
     if "://" in text:
         text = _URL_FIELD.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if _SIGNED.search(m[2]) or looks_secret(m[2]) else m[0], text)
-    return _BEARER.sub(rf"\1 {MASK}", text)
+    if "PRIVATE KEY-----" in text:
+        text = _PEM.sub(lambda m: "\n".join([MASK] * (m[0].count("\n") + 1)), text)
+    for form in (_BEARER, _WEBHOOK, _AZURE, _NETRC, _WANDB):
+        text = form.sub(rf"\1{MASK}", text)
+    return text
+
+
+def redact_values(value: Any) -> Any:
+    """A value of JSON with every text redacted; a list of texts as the lines of one text. A path stays what it is."""
+    if isinstance(value, str):
+        return value if _is_path(value) else redact(value)
+    if isinstance(value, Mapping):
+        return {key: _redact_named(str(key), one) for key, one in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    if not value or not all(isinstance(one, str) for one in value):
+        return type(value)(redact_values(one) for one in value)
+    lines = redact("\n".join(value)).split("\n")
+    found, at = [], 0
+    for one in value:
+        count = one.count("\n") + 1
+        found.append(one if _is_path(one) else "\n".join(lines[at : at + count]))
+        at += count
+    return type(value)(found)
+
+
+def _redact_named(name: str, value: Any) -> Any:
+    """A W&B key is known by the name beside it alone."""
+    if isinstance(value, str) and _WANDB.sub(MASK, f"{name}={value}") == MASK:
+        return MASK
+    return redact_values(value)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is one path: a directory may be called as a token is."""
+    return "/" in text and not any(sign in text for sign in " =\n\t") and "://" not in text
 
 
 def redact_source(text: str) -> str:

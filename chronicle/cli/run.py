@@ -66,7 +66,7 @@ def run_launcher(
     ] = None,
     force: Annotated[
         str | None,
-        typer.Option(help="Start although a launch seems alive on another host or the journal is damaged, for this reason."),
+        typer.Option(help="Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why."),
     ] = None,
     restarts: Annotated[
         int | None, typer.Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
@@ -119,7 +119,7 @@ def run_launcher(
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.say_store("what the launch saves there is not recorded, not checked, and never proposed")
     skipped = _known_checks(skip)
-    seconds, recorded = _check_before(settings, command, grace, skipped, force)
+    seconds, recorded = _check_before(settings, command, grace, skipped, force, fresh=force)
     policy = None if restarts is None and sbatch is None else _policy(restarts, crashes, restart_pause)
     if sbatch is not None and policy is not None:
         flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
@@ -241,10 +241,11 @@ def _unattended(
 
     def begin(handed: "HandedOver", part: "Node | None" = request.node) -> "LaunchResult":
         nonlocal first
-        if not first:
-            check()  # of the host: disk, ports and strays may have changed
-        first = False
         recorded = {**request.recorded, "chain": chain, "handed": handed.to_json()}
+        if not first:
+            check()  # of the host: disk, ports, strays and checkpoints may have changed
+            recorded.pop("fresh", None)  # that was the first launch
+        first = False
         return launch(replace(request, recorded=recorded, environ={**request.environ, **handed.environment()}, node=part))
 
     if request.node is not None and request.node.in_rounds:
@@ -330,16 +331,21 @@ def _batch_script(
 
 
 def _check_before(
-    settings: Settings, command: tuple[str, ...], grace: float | None, skipped: tuple[str, ...], force: str | None
+    settings: Settings,
+    command: tuple[str, ...],
+    grace: float | None,
+    skipped: tuple[str, ...],
+    force: str | None,
+    fresh: str | None = None,
 ) -> tuple[float, dict[str, Any]]:
-    """The grace in seconds and the results of the quick preflight.
+    """The grace in seconds and the results of the quick preflight. `fresh`: why lost checkpoints do not keep it from starting.
 
-    Raises `LaunchRefused` when a check failed, `Refusal` when the directory is a copy, or when the journal is damaged and no
-    reason to go on is given.
+    Raises `LaunchRefused` when a check failed, `NotResumable` when the checkpoints are gone, `Refusal` when the directory is a
+    copy, or when the journal is damaged and no reason to go on (`force`) is given.
     """
     from chronicle.journal import read_journal
     from chronicle.journal.place import look, refuse_copy
-    from chronicle.launch.admission import LaunchRefused, refuse_damaged
+    from chronicle.launch.admission import LaunchRefused, ensure_saves_are_there, refuse_damaged
     from chronicle.launch.build_locks import find_build_locks, remove_dead_lock
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
     from chronicle.preflight.results import CheckVerdict
@@ -351,6 +357,7 @@ def _check_before(
     if force is None:
         refuse_damaged(settings.paths, journal)
     entries = journal.entries
+    begun = ensure_saves_are_there(settings, entries, fresh)
     save = measured_save_seconds(entries) or 0.0
     seconds = grace if grace is not None else max(DEFAULT_GRACE_SECONDS, 2.0 * save)
     host = Host(
@@ -374,7 +381,7 @@ def _check_before(
         if result.verdict is CheckVerdict.WARN:
             _say(f"preflight {result.check} {result.title}: {result.message}")
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
-    return seconds, {"preflight": verdicts, "skipped": list(skipped)}
+    return seconds, {"preflight": verdicts, "skipped": list(skipped), **begun}
 
 
 def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:

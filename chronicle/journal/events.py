@@ -94,6 +94,7 @@ class EndCause(StrEnum):
     """Why a launch ended (`launch.end`, field `cause`; docs/launching.md says from what it follows)."""
 
     FINISHED = "finished"
+    EARLY = "ended early"
     STOPPED = "stopped by a person"
     PROPOSAL = "proposal"
     PREEMPTED = "preempted"
@@ -110,7 +111,8 @@ class EndCause(StrEnum):
 # Of several nodes, the one that says most about the launch: what others report is often only that a peer was gone.
 TELLING = (
     EndCause.REFUSED, EndCause.OUT_OF_MEMORY, EndCause.DISK_FULL, EndCause.NODE_LOST, EndCause.TIME_LIMIT, EndCause.PREEMPTED,
-    EndCause.PROPOSAL, EndCause.STOPPED, EndCause.HANG, EndCause.CRASH, EndCause.UNKNOWN, EndCause.FINISHED,
+    EndCause.PROPOSAL, EndCause.STOPPED, EndCause.HANG, EndCause.CRASH, EndCause.UNKNOWN, EndCause.EARLY,
+    EndCause.FINISHED,
 )  # fmt: skip
 
 
@@ -365,6 +367,7 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     python: str = ""
     force: str | None = None  # why a launch that seemed alive, or a damaged journal, was overridden
     overrode: tuple[str, ...] = ()  # the damage of the journal that it was started in spite of
+    fresh: str | None = None  # why it begins from scratch although the checkpoints of earlier launches are gone
     purpose: str | None = None  # "preflight": a launch of `preflight --full`
     part: str | None = None
     preflight: Mapping[str, Any] = NOTHING  # check -> verdict of the quick preflight

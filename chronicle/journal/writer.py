@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chronicle.credentials import redact, redact_values
 from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.journal.events import EntryKind
@@ -153,9 +154,9 @@ class JournalWriter:
                     kind=kind,
                     step=step,
                     launch=launch,
-                    title=title,
+                    title=redact(title),
                     refs=tuple(refs),
-                    data=data or {},
+                    data=redact_values(data or {}),
                     heads=self._heads if self._seq == 0 else {},
                 )
                 stored = replace(entry, data=self._anchors.store(entry.data)) if entry.data else entry

@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from chronicle.checkpoints import find_lost_saves
 from chronicle.credentials import redact_command
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
@@ -40,9 +41,11 @@ from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import JobStart, NodeWord, ask_job, ask_node, ask_past_state, is_over, start_of
 from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.disk.lock import Locked, hold_lock
+from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
     from chronicle.launch.keeper import Killed
+    from chronicle.settings import Settings
 
 __all__ = [
     "EXCLUDE",
@@ -50,10 +53,12 @@ __all__ = [
     "LaunchFacts",
     "LaunchRefused",
     "LiveProcess",
+    "NotResumable",
     "ProcessRole",
     "close_lost_launches",
     "end_orphans",
     "ensure_node_in_use",
+    "ensure_saves_are_there",
     "ensure_startable",
     "find_alive",
     "find_alive_elsewhere",
@@ -277,6 +282,35 @@ class LaunchRefused(Refusal):
     """`chronicle run` could not start its launcher: not found, already alive, a failed check, an open transaction."""
 
     exit_code = 125
+
+
+class NotResumable(Refusal):
+    """No checkpoint may be handed to a launch, and it may not begin from scratch."""
+
+    exit_code = 78
+
+
+def ensure_saves_are_there(settings: Settings, entries: Sequence[Entry], fresh: str | None) -> dict[str, Any]:
+    """Raise `NotResumable` where saves were recorded and no checkpoint is there any more: a disk is not mounted, or another.
+
+    With `fresh` (a reason) the launch begins from scratch: what to record of it.
+    """
+    if settings.checkpoints_url is not None:
+        return {}  # in a store, of which nothing is recorded
+    try:
+        lost = find_lost_saves(settings, entries)
+    except (RollbackError, OSError):
+        return {}  # not known: who hands a checkpoint on says so
+    if not lost:
+        return {}
+    if fresh is not None:
+        return {"fresh": fresh}
+    places = ", ".join(f"`{place}`" for place in dict.fromkeys(path.parent for path in lost))
+    saves = "a save was completed" if len(lost) == 1 else f"{len(lost)} saves were completed"
+    raise NotResumable(
+        f"{saves} (the last one `{lost[-1].name}`) and none can be found: {places} is gone, empty or another directory",
+        'bring it back (a mount?), name the directory with --checkpoints DIR, or begin from scratch: --force "reason"',
+    )
 
 
 @contextmanager

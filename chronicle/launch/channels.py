@@ -103,6 +103,7 @@ class LatencyTest:
 # --- Pipes and sockets
 
 READ_BYTES = 1 << 16
+READS_OF_WAITING = 16  # as much as a pipe of the largest usual size holds
 HELLO_BYTES = 4096
 TEE_PREFIX = re.compile(rb"\[[^\]\d]{0,40}(\d+)\]:")
 SRUN_PREFIX = re.compile(rb" *(\d+): ")
@@ -151,7 +152,7 @@ class Channels:
         self._several_ranks = False
         self._starts: dict[int, list[tuple[int, int]]] = {}  # of the processes that were a rank: pid, where its log stood
         self.latency = LatencyTest(clock=clock)
-        self._open: dict[int, Callable[[], None]] = {}
+        self._open: dict[int, Callable[[], bool]] = {}
         self._listener: socket.socket | None = None
 
     def open_pipes(self) -> tuple[int, int]:
@@ -178,15 +179,19 @@ class Channels:
 
     def drain(self) -> None:
         """Read the remaining bytes of all pipes and sockets after the last process ended."""
-        self.read_waiting()
+        for fd, read in list(self._open.items()):
+            while read() and fd in self._open:
+                pass
         for fd in list(self._open):
             self._drop(fd)
         self.flush_views()
 
     def read_waiting(self) -> None:
-        """Read what was printed until now. Not from within a callback of the selector."""
-        for read in list(self._open.values()):
-            read()
+        """Read what was printed until now, at most what a pipe or socket holds. Not from within a callback of the selector."""
+        for fd, read in list(self._open.items()):
+            for _ in range(READS_OF_WAITING):
+                if not read() or fd not in self._open:
+                    break
 
     def last_lines_of(self, rank: int, pid: int, count: int) -> list[str]:
         """The last lines that this process printed as this rank; [] where the rank has no log of its own here."""
@@ -244,7 +249,7 @@ class Channels:
             self.rank_logs[rank] = self._open_log(f"rank-{rank}.log")
         return self.rank_logs[rank]
 
-    def _register(self, fd: int, read: Callable[[], None]) -> None:
+    def _register(self, fd: int, read: Callable[[], bool]) -> None:
         self._open[fd] = read
         self._selector.register(fd, selectors.EVENT_READ, read)
 
@@ -253,19 +258,22 @@ class Channels:
             self._selector.unregister(fd)
             os.close(fd)
 
-    def _pipe_reader(self, fd: int, view: LiveView) -> Callable[[], None]:
-        def read() -> None:
+    def _pipe_reader(self, fd: int, view: LiveView) -> Callable[[], bool]:
+        """A function that reads once, so that a flood never keeps the loop from its signals; whether it read anything."""
+
+        def read() -> bool:
             data = _read(fd)
-            while data:
-                data = self.latency.take(data, fd)
-                view.show(data)
-                self.log.write(data)
-                self._on_printed(fd, data)
-                if self._rank_prefix is not None:
-                    self._split_by_prefix(fd, data)
-                data = _read(fd)
             if data == b"":
                 self._drop(fd)
+            if not data:
+                return False
+            data = self.latency.take(data, fd)
+            view.show(data)
+            self.log.write(data)
+            self._on_printed(fd, data)
+            if self._rank_prefix is not None:
+                self._split_by_prefix(fd, data)
+            return True
 
         return read
 
@@ -287,32 +295,33 @@ class Channels:
         fd = connection.detach()
         self._register(fd, self._rank_reader(fd))
 
-    def _rank_reader(self, fd: int) -> Callable[[], None]:
+    def _rank_reader(self, fd: int) -> Callable[[], bool]:
         rank: int | None = None
         rest = b""
 
-        def read() -> None:
+        def read() -> bool:
             nonlocal rank, rest
             data = _read(fd)
-            while data:
-                if rank is None:
-                    rank, data = self._take_hello(rest + data)
-                    if rank is None:
-                        rest = data
-                        return
-                    rest = b""
-                data = self.latency.take(data, fd)
-                if data:
-                    self._rank_log(rank).write(data)
-                    if rank == 0:
-                        self._on_printed(fd, data)
-                lines, rest = split_lines(rest, data)
-                self._show_rank(rank, lines)
-                data = _read(fd)
             if data == b"":
                 if rank is not None:
                     self._show_rank(rank, split_lines(rest, b"", final=True)[0])
                 self._drop(fd)
+            if not data:
+                return False
+            if rank is None:
+                rank, data = self._take_hello(rest + data)
+                if rank is None:
+                    rest = data
+                    return True
+                rest = b""
+            data = self.latency.take(data, fd)
+            if data:
+                self._rank_log(rank).write(data)
+                if rank == 0:
+                    self._on_printed(fd, data)
+            lines, rest = split_lines(rest, data)
+            self._show_rank(rank, lines)
+            return True
 
         return read
 

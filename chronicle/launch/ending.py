@@ -1,6 +1,7 @@
 """Why a launch ended: one typed cause, with what was seen, from signals, scheduler, kernel, exit codes and last lines.
 
-    refusal ─ proposal ─ signal from outside (the scheduler says which) ─ code 0 ─ oom_kill ─ scheduler ─ last exception ─ crash
+    refusal ─ proposal ─ signal from outside (the scheduler says which) ─ code 0, by the steps
+    ─ oom_kill ─ scheduler ─ last exception ─ crash
 
 The first that holds is the cause. `because` is what was seen, for people. What nothing tells is `unknown`, and said so: a
 supervisor that vanished on a machine that still runs leaves no reason behind. `judge_end` is a function of values; the
@@ -23,6 +24,7 @@ __all__ = [
     "Ending",
     "LostSupervisor",
     "Seen",
+    "Steps",
     "count_oom_kills",
     "full_disks",
     "judge_attempt",
@@ -43,6 +45,17 @@ class Ending(NamedTuple):
     because: str
 
 
+class Steps(NamedTuple):
+    """What is known of the steps of a launch; None: not known."""
+
+    planned: int | None = None  # of the whole run
+    begun: int | None = None  # the step that it went on from
+    last: int | None = None  # in its log
+    stride: int = 1  # between two steps in its log
+    none_taken: bool = False  # by the guard: none was begun
+    none_logged: bool = False  # although the log of an earlier launch of this run has steps
+
+
 class Seen(NamedTuple):
     """What was seen at the end of a launch on one node."""
 
@@ -61,6 +74,8 @@ class Seen(NamedTuple):
     lead_seconds: float = 0.0  # how long before its limit SLURM sends USR1
     peer: str = ""  # how another node of this launch ended
     stall: str = ""  # which rank stood still
+    steps: Steps = Steps()
+    killed: str = ""  # a process behind the launcher that a signal ended, while the launcher ended with 0
 
 
 def judge_end(seen: Seen) -> Ending:
@@ -76,8 +91,29 @@ def judge_end(seen: Seen) -> Ending:
     if seen.stopped_by == "signal":
         return _judge_signal(seen)
     if seen.exit_code == 0:
-        return Ending(EndCause.FINISHED, "the launcher ended with 0")
+        return _judge_code_0(seen)
     return _judge_failure(seen)
+
+
+def _judge_code_0(seen: Seen) -> Ending:
+    """Whether the run has finished: by its steps, where they are known. Code 0 alone says that nothing failed."""
+    steps, planned = seen.steps, seen.steps.planned
+    none = steps.none_taken or steps.none_logged
+    last = steps.begun if none else steps.last
+    if planned is not None and last is not None and last + steps.stride >= planned:
+        return Ending(EndCause.FINISHED, f"the launcher ended with 0 at step {last} of {planned}")
+    if seen.killed:
+        return Ending(EndCause.CRASH, f"{seen.killed}; the launcher ended with 0")
+    if none:
+        taken = "took no step" if steps.none_taken else "none of its steps is in the log"
+        if planned is not None:
+            left = planned - (steps.begun or 0)
+            return Ending(EndCause.EARLY, f"ended with code 0 after 0 of {left} planned steps")
+        return Ending(EndCause.EARLY, f"ended with code 0 and {taken}; how many were planned is not known")
+    if planned is not None and last is not None:
+        begun = steps.begun or 0
+        return Ending(EndCause.EARLY, f"ended with code 0 after {last - begun} of {planned - begun} planned steps")
+    return Ending(EndCause.FINISHED, "the launcher ended with 0")
 
 
 def judge_attempt(seen: Seen) -> Ending:

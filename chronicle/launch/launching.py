@@ -12,18 +12,20 @@ import os
 import secrets
 import selectors
 import shutil
+import signal
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
+from chronicle.checkpoints import SaveWatch, checkpoints_left
 from chronicle.errors import JournalError
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
+    CheckpointSeen,
     EndCause,
     EntryKind,
     LaunchAttempt,
@@ -31,6 +33,7 @@ from chronicle.journal.events import (
     LaunchSettings,
     LaunchStart,
     LaunchStep,
+    events_of,
 )
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
@@ -46,7 +49,7 @@ from chronicle.launch.admission import (
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.code import CODE_VARIABLE, files_of, read_code
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
-from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_attempt, judge_end
+from chronicle.launch.ending import Ending, Seen, Steps, count_oom_kills, full_disks, judge_attempt, judge_end
 from chronicle.launch.heartbeat import (
     FRESH_SECONDS,
     INTERVAL_SECONDS,
@@ -63,6 +66,7 @@ from chronicle.launch.live_metrics import (
     PrintedMetrics,
     Watcher,
     last_point,
+    last_steps,
     read_start_step,
 )
 from chronicle.launch.nodes import Node, Peers, has_passed, share_number
@@ -88,7 +92,7 @@ from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
-from chronicle.story.launch_settings import FILE_SOURCE, plain_settings
+from chronicle.story.launch_settings import FILE_SOURCE, plain_settings, planned_steps
 from rollback.disk.durable import mount_points
 
 __all__ = [
@@ -156,7 +160,7 @@ class Launch:
         self._oom_kills = count_oom_kills()
         self._attempts: list[tuple[int, float]] = []  # each further start of the ranks by their launcher, and when
         self._start_step: int | None = None
-        self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
+        self._saves: SaveWatch | None = None
         node = request.node
         self._peers = None
         if node is not None:
@@ -248,7 +252,7 @@ class Launch:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
         self._say_start(self._containment)
-        self._contained("checkpoints", self._note_stamps)
+        self._contained("checkpoints", self._watch_saves)
         supervisor = self._make_supervisor()
         try:
             outcome = supervisor.run()
@@ -301,12 +305,13 @@ class Launch:
             ranks=self._ranks,
             group=self._group,
             watch=self._look,
+            work=self._printed.read_some,
             beat=self._beat,
             beat_seconds=INTERVAL_SECONDS,
         )
 
     def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchResult:
-        self._printed.finish()
+        self._printed.finish(in_a_hurry=outcome.stopped_by is not None)
         self._note_start_step()
         self._watcher.finish()
         launcher_tail = self._channels.log.last_lines(TAIL_LINES)
@@ -381,7 +386,33 @@ class Launch:
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
                 peer="" if self._peers is None else self._peers.said,
                 stall=self._stall.words,
+                steps=Steps() if failed else self._steps_known(),
+                killed=outcome.killed_behind or _killed_first(death),
             )
+        )
+
+    def _steps_known(self) -> Steps:
+        """What the log, the guard and the settings say of the steps of this launch and of the run; the first node looks."""
+        if self._request.node is not None and self._request.node[1] > 0:
+            return Steps()
+        entries, number = read_journal(self._request.paths).entries, self._number
+        own = {entry.kind for entry in entries if entry.launch == number}
+        earlier = [end.last_step for entry, end in events_of(entries, LaunchEnd) if (entry.launch or 0) < number]
+        reached = [step for step in earlier if step is not None]
+        handed = self._start.get("handed") or {}
+        logged = last_steps(self._request.paths.metrics_path(number))
+        begun = self._start_step if handed.get("step") is None else handed["step"]
+        if begun is None and reached:
+            begun = reached[-1]
+        guarded = EntryKind.GUARD_ATTACHED in own
+        stepped = EntryKind.GUARD_VERDICT in own
+        return Steps(
+            planned=planned_steps(entries, number),
+            begun=begun,
+            last=logged[-1] if logged else None,
+            stride=max(1, logged[-1] - (logged[0] if len(logged) > 1 else begun or 0)) if logged else 1,
+            none_taken=guarded and not stepped and not logged,
+            none_logged=bool(reached) and not stepped and not logged,
         )
 
     def _named(self) -> list[FirstFailure]:
@@ -452,21 +483,33 @@ class Launch:
         except (JournalError, OSError):
             return known  # a journal that cannot be read ends no launch
 
-    def _note_stamps(self) -> None:
+    def _watch_saves(self) -> None:
         """Note which checkpoints lie there before the launch; on the first node only."""
         if self._request.node is None or self._request.node[1] == 0:
-            self._stamps = stamps_below(self._roots())
+            self._saves = SaveWatch(self._roots, self._entries, self._record.writer.place.run_id)
+
+    def _record_new_saves(self) -> None:
+        """Record the checkpoints without an identity that have appeared: no guard says who saved them."""
+        if self._saves is not None:
+            self._write_seen(self._saves.look())
 
     def _record_checkpoints(self) -> None:
-        """Record the checkpoints that the launch left without an identity: no guard said who saved them."""
-        if self._stamps is None:
-            return
-        entries, run_id = read_journal(self._request.paths).entries, self._record.writer.place.run_id
-        for step, seen in checkpoints_left(self._roots(), self._stamps, entries, run_id):
+        """Record the checkpoints without an identity that the launch has left and that are not recorded yet."""
+        if self._saves is not None:
+            run_id = self._record.writer.place.run_id
+            self._write_seen(checkpoints_left(self._roots(), self._saves.before, self._entries(), run_id))
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return tuple(read_journal(self._request.paths).entries)
+
+    def _write_seen(self, saves: Iterable[tuple[int, CheckpointSeen]]) -> None:
+        for step, seen in saves:
             self._record.write(seen, title=f"checkpoint {Path(seen.path).name} of launch {self._number}", step=step)
 
     def _roots(self) -> tuple[str, ...]:
-        return self._record.writer.place.anchors(self._request.paths.run_dir).roots
+        """The directories of checkpoints: those that are known, and the usual one, which may not be there yet."""
+        known = self._record.writer.place.anchors(self._request.paths.run_dir).roots
+        return known if known else (str(self._request.cwd / "checkpoints"),)
 
     def _contained(self, what: str, work: Callable[[], None]) -> None:
         """Do something that a launch can do without: an error is said and ends nothing."""
@@ -615,6 +658,7 @@ class Launch:
             self._complain(f"cannot write the heartbeat: {error.strerror or error}")
         if self._record.waiting:
             self._record.flush()
+        self._contained("checkpoints", self._record_new_saves)
         self._devices.sample()
 
     def _last_step(self) -> int | None:
@@ -649,6 +693,12 @@ class Launch:
         sys.stdout.flush()
         where = self._request.paths.launch_dir(self._number)
         self._channels.say(f"launch {self._number} of run `{self._request.paths.run}`: logs in {where}; {containment}")
+
+
+def _killed_first(death: RankDeath | None) -> str:
+    if death is None or death.code != -signal.SIGKILL:
+        return ""
+    return f"rank {death.rank} was ended by SIGKILL"
 
 
 def _ignore(source: int, data: bytes) -> None:

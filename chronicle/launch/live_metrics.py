@@ -32,12 +32,16 @@ __all__ = [
     "PrintedMetrics",
     "Watcher",
     "last_point",
+    "last_steps",
     "parse_sample",
     "read_start_step",
     "tier_of",
 ]
 
 HOLD_SECONDS = 10.0
+LINES_AT_ONCE = 64  # .3 to .5 ms each
+BACKLOG_BYTES = 8 << 20
+HURRIED_BYTES = 256 << 10
 REPEATS = 50  # this many old steps in a row are a restarted counter, not a slow rank
 MARKS = tuple(hint.encode() for hint in HINTS)
 BLOCK_STARTS = b" \t{}|-[E\x1b0123456789"  # lines of a table or a block may hold none of these hints
@@ -48,6 +52,15 @@ class _Step(NamedTuple):
     time: float
     values: Mapping[str, float]
     attempt: int = 0
+
+
+class _Arrived(NamedTuple):
+    """What was printed, or that an attempt has begun."""
+
+    source: int
+    data: bytes
+    attempt: int | None = None
+    after_gap: bool = False  # it begins within a line
 
 
 class PrintedMetrics:
@@ -69,8 +82,12 @@ class PrintedMetrics:
     ) -> None:
         """`on_step_back` is called when a printed step is no new one: where the ranks were started again, it says so here."""
         self._on_step_back = on_step_back
-        self._arrived: deque[tuple[int, bytes]] = deque()  # what is read while a line is looked at waits for its turn
-        self._is_taking = False
+        self._arrived: deque[_Arrived] = deque()  # what is not parsed yet
+        self._num_waiting = 0  # bytes of it
+        self._lines: deque[tuple[int, bytes]] = deque()  # of the oldest of it
+        self._gaps: set[int] = set()  # sources of which something was left out: the rest of a line comes next
+        self._said_gap = False
+        self._is_reading = False
         self._attempt = 0  # of the ranks that print
         self._marked = 0  # the one whose mark was written last
         self._path = path
@@ -95,28 +112,74 @@ class PrintedMetrics:
         return self._writer is not None
 
     def take(self, source: int, data: bytes) -> None:
-        """Parse bytes from one pipe or rank; `source` identifies it."""
+        """Take bytes from one pipe or rank, and parse some of them where nothing else waits; `source` identifies it."""
         if self._deaf:
             self.seen += 1
             return
-        self._arrived.append((source, data))
-        if self._is_taking:
+        if self._num_waiting + len(data) > BACKLOG_BYTES:
+            self._leave_out(source)
             return
-        self._is_taking = True
-        try:
-            while self._arrived:
-                self._take(*self._arrived.popleft())
-        finally:
-            self._is_taking = False
+        self._arrived.append(_Arrived(source, data, after_gap=source in self._gaps))
+        self._gaps.discard(source)
+        self._num_waiting += len(data)
+        if len(self._arrived) == 1 and not self._lines:
+            self.read_some()
 
-    def _take(self, source: int, data: bytes) -> None:
+    def read_some(self) -> bool:
+        """Parse a bounded number of lines; whether more wait. The loop that calls this has signals to look at."""
+        if self._is_reading:
+            return False  # a line is looked at, and asks for what was printed until now
+        self._is_reading = True
+        try:
+            for _ in range(LINES_AT_ONCE):
+                while not self._lines and self._arrived:
+                    self._split(self._arrived.popleft())
+                if not self._lines:
+                    return False
+                source, line = self._lines.popleft()
+                if not self._deaf and (line[:1] in BLOCK_STARTS or any(mark in line for mark in MARKS)):
+                    self._take_line(source, line)
+        finally:
+            self._is_reading = False
+        return bool(self._lines or self._arrived)
+
+    def _split(self, arrived: _Arrived) -> None:
+        self._num_waiting -= len(arrived.data)
+        if arrived.attempt is not None:
+            self._begin(arrived.attempt)
+            return
+        source, data = arrived.source, arrived.data
+        if arrived.after_gap:
+            self._rest[source] = b""
+            data = data.partition(b"\n")[2]
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
-        for line in lines:
-            if line[:1] in BLOCK_STARTS or any(mark in line for mark in MARKS):
-                self._take_line(source, line)
+        self._lines.extend((source, line) for line in lines)
+
+    def _is_cut(self, arrived: _Arrived) -> bool:
+        """Whether it is the first of its source after something was left out."""
+        if arrived.attempt is not None or arrived.source not in self._gaps:
+            return False
+        self._gaps.discard(arrived.source)
+        return True
+
+    def _leave_out(self, source: int) -> None:
+        """More is printed than can be parsed: the log has all of it, the metrics have not."""
+        self._gaps.add(source)
+        if not self._said_gap:
+            self._said_gap = True
+            self._say("more is printed than can be read as metrics: some of it is left out of them; the log has every line")
 
     def begin_attempt(self, number: int) -> None:
         """The launcher has started the ranks again: what they print from here on may go back."""
+        if self._is_reading:
+            self._begin(number)  # the line that is looked at said so
+        else:
+            self._arrived.append(_Arrived(0, b"", attempt=number))
+            self.read_some()
+
+    def _begin(self, number: int) -> None:
+        if number <= self._attempt:
+            return
         if self._open is not None:
             self._held.append(self._open)
             self._open = None
@@ -130,8 +193,18 @@ class PrintedMetrics:
         if self._writer is not None or self._clock() - self._held[0].time >= HOLD_SECONDS:
             self._write()
 
-    def finish(self) -> None:
-        """Write the remaining points and close the file."""
+    def finish(self, *, in_a_hurry: bool = False) -> None:
+        """Parse what waits, write the remaining points and close the file. In a hurry, only the newest output is parsed."""
+        while in_a_hurry and self._num_waiting > HURRIED_BYTES:
+            left_out = self._arrived.popleft()
+            self._num_waiting -= len(left_out.data)
+            if left_out.attempt is not None:
+                self._begin(left_out.attempt)
+            else:
+                self._leave_out(left_out.source)
+        self._arrived = deque(one._replace(after_gap=one.after_gap or self._is_cut(one)) for one in self._arrived)
+        while self.read_some():
+            pass
         for source in list(self._rest):
             self.take(source, b"\n")
         if self._open is not None:
@@ -149,6 +222,9 @@ class PrintedMetrics:
         if point.step < self._last:
             before = self._attempt
             self._on_step_back()
+            waiting = [one for one in self._arrived if one.attempt is not None]
+            if self._attempt == before and waiting:
+                self._begin(waiting[0].attempt or 0)  # it was heard of before these lines were parsed
             point = point if self._attempt == before else self._parse(source, line) or point
         if self._open is not None and point.step == self._open.step:
             new = {name: value for name, value in point.values.items() if name not in self._open.values}
@@ -266,15 +342,27 @@ def tier_of(event: object) -> str:
 
 def last_point(path: Path) -> Point | None:
     """Return the point of the last complete line of a `metrics.jsonl`; None when there is none."""
-    try:
-        with open(path, "rb") as metrics:
-            metrics.seek(0, 2)
-            metrics.seek(max(0, metrics.tell() - TAIL_BYTES))
-            lines = metrics.read().split(b"\n")[:-1]
-    except OSError:
-        return None
+    lines = read_last_bytes(path).split(b"\n")[:-1]
     points = (parse_line(line) for line in reversed(lines))
     return next((point for point in points if point is not None), None)
+
+
+def last_steps(path: Path) -> list[int]:
+    """The last two steps of a `metrics.jsonl`, in the order of the file; fewer where it has no more."""
+    lines = read_last_bytes(path).split(b"\n")[:-1]
+    steps = [point.step for line in lines if (point := parse_line(line)) is not None]
+    return list(dict.fromkeys(steps))[-2:]
+
+
+def read_last_bytes(path: Path) -> bytes:
+    """The last 64 KiB of a log; nothing where it cannot be read."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            return log.read()
+    except OSError:
+        return b""
 
 
 def read_start_step(path: Path) -> int | None:

@@ -203,7 +203,7 @@ class Peers:
                 said = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
-            if said.get("cause") == EndCause.FINISHED or path == self._place(self._node):
+            if said.get("cause") in (EndCause.FINISHED, EndCause.EARLY) or path == self._place(self._node):
                 continue
             since = self._first_seen.setdefault(path.name, now)
             if said.get("replaced") or now - since >= AFTER_FAILURE_SECONDS + (self._grace if said.get("stopped") else 0.0):

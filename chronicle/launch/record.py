@@ -211,7 +211,9 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
     elif data["signal"]:
         how = f"ended by {data['signal']}"
     else:
-        how = "completed" if data["exit_code"] == 0 else "failed"
+        how = "failed"
+    if how == "failed" and data["exit_code"] == 0:
+        how = "completed" if data.get("cause") == EndCause.FINISHED else "ended with code 0"
     at = "" if data["last_step"] is None else f" at step {data['last_step']}"
     return f"launch {launch} {how}{at}{_cause_beside(how, data)}"
 

@@ -1,6 +1,6 @@
 """Whether a run goes on by itself after a launch: a policy by cause, a budget, and progress as a newer verified checkpoint.
 
-    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, unknown; disk full, when there is room
+    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, ended early, unknown; disk full with room
                                    ├─ again, in a new job            preempted, time limit, node lost
                                    ├─ stop: a person has to look     out of memory, refused, stopped, proposal
                                    └─ finished
@@ -23,8 +23,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from chronicle.checkpoints import find_checkpoint_roots
-from chronicle.errors import ChronicleError, Refusal, UsageProblem
+from chronicle.checkpoints import find_present_roots
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
@@ -41,7 +41,13 @@ from chronicle.journal.events import (
 )
 from chronicle.journal.place import anchors_of
 from chronicle.latest import Latest, PassedOver, Why, find_latest, set_aside
-from chronicle.launch.admission import close_lost_launches, find_alive_elsewhere, hold_admission, list_launches
+from chronicle.launch.admission import (
+    NotResumable,
+    close_lost_launches,
+    find_alive_elsewhere,
+    hold_admission,
+    list_launches,
+)
 from chronicle.launch.keeper import Killed
 from chronicle.launch.nodes import Node, Peers, Rounds, shared_number
 from chronicle.launch.provenance import host_name
@@ -102,6 +108,7 @@ class RestartRule(NamedTuple):
 
 RULES: Mapping[EndCause, RestartRule] = {
     EndCause.FINISHED: RestartRule(Verdict.FINISHED, None, "the run has finished"),
+    EndCause.EARLY: RestartRule(Verdict.HERE, None, "it did not reach its last step"),
     EndCause.PREEMPTED: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
     EndCause.NODE_LOST: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
     EndCause.TIME_LIMIT: RestartRule(Verdict.NEW_JOB, None, "the job's time was over"),
@@ -168,6 +175,8 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
         rule, said = REQUEUED, f"{last.cause.value}: {REQUEUED.why}"
     if rule.verdict in (Verdict.STOP, Verdict.FINISHED):
         return Onward(rule.verdict, said)
+    if last.cause is EndCause.EARLY and len(attempts) > 1 and attempts[-2].cause is EndCause.EARLY:
+        return Onward(Verdict.STOP, f"{last.cause.value} twice in a row: it may be meant to end there; a person has to look")
     streak = 0
     while streak < len(attempts) and not attempts[-1 - streak].progress:
         streak += 1
@@ -288,22 +297,10 @@ def settle_launch(
     return Settled(launch, decision, fresh=True)
 
 
-def _roots(settings: Settings, entries: Sequence[Entry]) -> tuple[Path, ...]:
-    """Where this run's checkpoints are: the directory that is set, else `checkpoints` here, and those of recorded saves."""
-    found = dict.fromkeys(find_checkpoint_roots(entries, None, settings.paths.run_dir))
-    own = settings.checkpoints_dir
-    if own is None and settings.origin.get("checkpoints", "default") == "default":
-        own = Path.cwd() / "checkpoints"  # it may not have been there when the first launch began
-    if own is not None:
-        found = {own: None} | found
-    by_inode = {(state.st_dev, state.st_ino): root for root in reversed(found) if root.is_dir() and (state := root.stat())}
-    return tuple(reversed(by_inode.values()))
-
-
 def _newest_step(settings: Settings, entries: Sequence[Entry], say: Callable[[str], None]) -> int:
     """Step of the newest verified checkpoint; -1 where there is none, or none can be found."""
     found = -1
-    for root in _roots(settings, entries):
+    for root in find_present_roots(settings, entries):
         try:
             newest = find_latest(root, entries, full=True, settings=settings).checkpoint
         except (RollbackError, OSError) as problem:
@@ -327,7 +324,7 @@ LEAST_ROOM_BYTES = 16 << 20  # as `ending.full_disks` says
 def _wait_for_room(settings: Settings, entries: Sequence[Entry], say: Callable[[str], None]) -> bool:
     """Whether the disks of the run have room for another save, now or within ten minutes."""
     needed = {settings.paths.run_dir: LEAST_ROOM_BYTES}
-    for root in _roots(settings, entries):
+    for root in find_present_roots(settings, entries):
         sizes = [_bytes_below(path) for path in root.iterdir()] if root.is_dir() else []
         needed[root] = max(LEAST_ROOM_BYTES, int(1.25 * max(sizes, default=LEAST_ROOM_BYTES)))
     deadline, told = time.monotonic() + ROOM_SECONDS, False
@@ -391,8 +388,8 @@ def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
         entries = read_journal(paths).entries if paths.journal_dir.is_dir() else ()
         if not any(entry.kind in (EntryKind.LAUNCH_START, EntryKind.RUN_FORK) for entry in entries):
             return HandedOver()  # nothing was trained yet: what lies there is of another run, or nobody knows whose
-        _refuse_another_tasks(settings, _roots(settings, entries))
-        for root in _roots(settings, entries):
+        _refuse_another_tasks(settings, find_present_roots(settings, entries))
+        for root in find_present_roots(settings, entries):
             try:
                 found = find_latest(root, entries, full=True, settings=settings)
                 handed = _clear_the_way(settings, root, found, entries, say)
@@ -430,7 +427,7 @@ BELOW_A_MOUNT_POINT = "with checkpoints in a directory below the mount point (--
 def _warn_of_mount_points(settings: Settings, say: Callable[[str], None]) -> None:
     """Say before the first launch what would stop the run in the night."""
     entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
-    for root in _roots(settings, entries):
+    for root in find_present_roots(settings, entries):
         if is_mount_point(root):
             say(f"`{root}` is a mount point: a save that is cut cannot be moved out of it, and the run would stop; "
                 f"{BELOW_A_MOUNT_POINT}")  # fmt: skip
@@ -442,12 +439,6 @@ def _recorded_and_there(entries: Sequence[Entry]) -> Path | None:
     said += [seen.path for _, seen in events_of(entries, CheckpointSeen)]
     said += [event.path for _, event in events_of(entries, Verified) if event.passes]
     return next((Path(path) for path in dict.fromkeys(said) if path and Path(path).exists()), None)
-
-
-class NotResumable(Refusal):
-    """No checkpoint may be handed to a launch that nobody watches."""
-
-    exit_code = 78
 
 
 LOOK = "`chronicle verify --all` says what is wrong; `chronicle rollback --to STEP` chooses"

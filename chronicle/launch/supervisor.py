@@ -54,6 +54,7 @@ class LaunchOutcome:
     ended: EndReport
     first_death: RankDeath | None
     launcher_ended_at: float
+    killed_behind: str = ""  # a process that the launcher left, which somebody else ended by SIGKILL
 
     @property
     def first_to_end(self) -> RankDeath | None:
@@ -65,7 +66,8 @@ class LaunchOutcome:
 class Supervisor:
     """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`.
 
-    `watch` is called once a second; the reason that it returns ends the launch.
+    `watch` is called once a second; the reason that it returns ends the launch. `work` does a bounded piece of work, between
+    two looks at signals and output; whether more is left.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Supervisor:
         ranks: RankWatch,
         group: ControlGroup | None = None,
         watch: Callable[[], str | None] = lambda: None,
+        work: Callable[[], bool] = lambda: False,
         beat: Callable[[Sequence[tuple[int, int]]], None] = lambda processes: None,
         beat_seconds: float = 30.0,
     ) -> None:
@@ -94,12 +97,14 @@ class Supervisor:
         self._ranks = ranks
         self._group = group
         self._watch = watch
+        self._work = work
         self._beat = beat
         self._beat_seconds = beat_seconds
         self._launcher: Process | None = None
         self._launcher_pid: int | None = None
         self._launcher_code: int | None = None
         self._launcher_ended_at = 0.0
+        self._killed_behind = ""
         self._num_deaths = 0  # of ranks whose orphans were looked for
         self._signals: list[int] = []  # received from outside, in order
         self._stop_signal: int | None = None
@@ -159,7 +164,8 @@ class Supervisor:
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
             soon = next_look if self._ranks.unsettled or self._are_ranks_missing(now) else next_beat
-            self._wait(min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
+            is_left = self._work()
+            self._wait(0.0 if is_left else min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
             self._end_orphaned_loaders()
             self._take_signals()
@@ -189,6 +195,8 @@ class Supervisor:
             if pid == self._launcher_pid and self._launcher_code is None:
                 self._launcher_code = os.waitstatus_to_exitcode(status)
                 self._launcher_ended_at = time.monotonic()
+            elif os.waitstatus_to_exitcode(status) == -signal.SIGKILL and self._stop_signal is None:
+                self._killed_behind = f"process {pid}, which the launcher had left, was ended by SIGKILL"
 
     def _end_orphaned_loaders(self) -> None:
         """End the DataLoader workers of ranks that have died: as orphans they are our own children now."""
@@ -301,6 +309,7 @@ class Supervisor:
             ended=ended,
             first_death=self._ranks.first_death(),
             launcher_ended_at=self._launcher_ended_at or time.monotonic(),
+            killed_behind=self._killed_behind,
         )
 
 

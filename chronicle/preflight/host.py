@@ -33,8 +33,8 @@ __all__ = [
     "check_host",
     "check_save_time",
     "free_bytes",
-    "list_strays",
     "measured_save_seconds",
+    "sort_strays",
 ]
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
@@ -197,25 +197,27 @@ def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
 
 
 def check_strays(host: Host) -> CheckResult:
-    """PF30: no file in the newest checkpoint or beside it could be loaded as state; nothing that a cut save left lies there."""
+    """PF30: no file of an odd name in the newest checkpoint or beside it holds state; no save that was cut lies there."""
     answer = CheckAnswer("PF30", "stray files")
     if host.checkpoints_dir is None or not host.checkpoints_dir.is_dir():
         return answer.unknown("no checkpoints directory")
-    strays = list_strays(host.checkpoints_dir)
-    if strays:
-        text = ", ".join(f"`{stray}`" for stray in strays[:4])
-        return answer.failed(f"{text} could be loaded as state", "names only", "move them out, or `chronicle verify`")
     try:
+        state, others = sort_strays(host.checkpoints_dir)
+        if state:
+            text = ", ".join(f"`{stray}`" for stray in state[:4])
+            hint = "move it out of there, or let `chronicle verify --quarantine` do it"
+            return answer.failed(f"{text} could be loaded as state", "their content", hint)
         remnants = list_remnants(host.checkpoints_dir)
     except (RollbackError, OSError) as problem:
-        return answer.unknown(f"no stray file; what a cut save may have left cannot be looked for: {problem}")
-    if remnants is None:
-        return answer.passed("no stray file", "names only")
+        return answer.unknown(f"strays and what a cut save may have left cannot be looked for: {problem}")
     if remnants:
         text = ", ".join(f"`{one}`" for one in remnants[:4])
         text += ": a save that was cut; a loader that takes the newest name takes it"
         return answer.warned(text, "names and what is cut", "move it elsewhere; `chronicle verify --all` names all of it")
-    return answer.passed("no stray file and no save that was cut", "names and what is cut")
+    known = "no stray state" if not others else f"no state in {', '.join(f'`{one}`' for one in others[:4])}"
+    if remnants is None:
+        return answer.passed(known, "names and content")
+    return answer.passed(f"{known}, and no save that was cut", "names, content and what is cut")
 
 
 def list_remnants(checkpoints_dir: Path) -> list[str] | None:
@@ -228,16 +230,18 @@ def list_remnants(checkpoints_dir: Path) -> list[str] | None:
     return None if newest is None else sorted(find_remnants(checkpoints_dir, listed, newest))
 
 
-def list_strays(checkpoints_dir: Path) -> list[str]:
-    """Stray files beside the checkpoints and in the newest one, by names alone."""
+def sort_strays(checkpoints_dir: Path) -> tuple[list[str], list[str]]:
+    """Files of odd names beside the checkpoints and in the newest one: those that hold state, and the others."""
     from rollback.checkpoint.listing import list_checkpoints, list_root_strays
+    from rollback.checks.files import holds_state
 
-    beside = [str(stray) for stray in list_root_strays(checkpoints_dir)]
+    found = {stray: checkpoints_dir / stray for stray in list_root_strays(checkpoints_dir)}
     steps = [one for one in list_checkpoints(checkpoints_dir, include_abandoned=False) if one.step is not None]
-    if not steps:
-        return beside
-    newest = max(steps, key=lambda one: one.step or 0)
-    return beside + [f"{newest.path.name}/{stray}" for stray in newest.strays]
+    newest = max(steps, key=lambda one: one.step or 0, default=None)
+    if newest is not None:
+        found |= {f"{newest.path.name}/{stray}": newest.folder / stray for stray in newest.strays}
+    state = [name for name, path in found.items() if holds_state(path)]
+    return state, [name for name in found if name not in state]
 
 
 def _newest_size(checkpoints_dir: Path | None) -> int | None:

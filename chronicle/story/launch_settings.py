@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from chronicle.credentials import MASK, holds_secret, looks_secret
 from chronicle.journal import Entry
-from chronicle.journal.events import LaunchSettings, LaunchStart, events_of
+from chronicle.journal.events import LaunchSettings, LaunchStart, Preflight, events_of
 from chronicle.paths import RunPaths
 from rollback.errors import RollbackError
 
@@ -28,6 +28,7 @@ __all__ = [
     "files_changed_between",
     "packages_changed_between",
     "plain_settings",
+    "planned_steps",
     "settings_of",
 ]
 
@@ -95,6 +96,20 @@ def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
         if not source.startswith(FILE_SOURCE):
             found.update(_flat(values))
     return found
+
+
+# how scripts call the optimizer steps of the whole run
+PLANNED = ("max_steps", "max_train_steps", "num_train_steps", "train_steps", "train_iters", "max_iters")
+
+
+def planned_steps(entries: Iterable[Entry], launch: int) -> int | None:
+    """How many optimizer steps the whole run has by what this launch says; None where nothing or several things are said."""
+    entries = list(entries)
+    told = [found.facts.get("planned_steps") for entry, found in events_of(entries, Preflight) if entry.launch == launch]
+    if not any(told):
+        told = [value for name, value in settings_of(entries, launch).items() if name.rpartition(".")[2] in PLANNED]
+    counts = {int(str(value)) for value in told if str(value).isdecimal() and int(str(value)) > 0}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedSetting]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.state import OptimizerState, as_mapping
+from rollback.checkpoint.layout import Checkpoint, FileType, scan_entries
+from rollback.checkpoint.state import OptimizerState, as_mapping, find_states
 from rollback.disk import pread
 from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
 from rollback.errors import Finding, RollbackError, Severity, UnknownFormat, UnreadableFile
@@ -161,6 +161,37 @@ def _checked_start(fd: int, layout: ZipLayout, record: ZipRecord) -> int:
     if header[LOCAL_HEADER.size :] != expected or header[:4] != b"PK\x03\x04":
         raise UnreadableFile(f"record `{record.name}`: its local header has another name")
     return data_offset(fd, layout, record)
+
+
+# --- whether a file of any name holds state
+
+
+def holds_state(path: Path) -> bool:
+    """Whether this is state that a loader takes, whole or cut, by its content; of a directory, whether a file in it is.
+
+    Known are what torch saved, pickles with tensors or states in them, and safetensors. Raises `UnreadableFile` where it
+    cannot be read.
+    """
+    if path.is_dir():
+        inner = [entry for entry in scan_entries(path, levels=2) if entry.kind is FileType.FILE]
+        return any(holds_state(path / entry.path) for entry in inner)
+    with open_state_file(path) as (fd, _), naming(path):
+        head = pread(fd, 512, 0)
+    if head.startswith(b"PK\x03\x04"):
+        name_bytes = int.from_bytes(head[26:28], "little")
+        name = head[LOCAL_HEADER.size : LOCAL_HEADER.size + name_bytes]
+        return name.endswith(b"/data.pkl")  # of all its records torch writes this one first
+    if head.startswith(LEGACY_MAGIC):
+        return True
+    if head[8:10] == b'{"':
+        return b'"dtype"' in head or head.startswith(b'{"__metadata__"', 8)  # safetensors
+    if head[:1] != b"\x80":
+        return False
+    try:
+        found = read_state_file(path)
+    except (UnknownFormat, UnreadableFile):
+        return False
+    return bool(found.tensors) or any(True for _ in find_states(found.tree))
 
 
 # --- F6: samples of the optimizer's moments

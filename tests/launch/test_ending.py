@@ -16,6 +16,7 @@ from chronicle.journal.reader import read_journal
 from chronicle.launch.ending import (
     LostSupervisor,
     Seen,
+    Steps,
     count_oom_kills,
     judge_end,
     judge_lost,
@@ -31,6 +32,15 @@ TORCH_WRITE = "RuntimeError: PytorchStreamWriter failed writing file data/0"
 
 CASES = [
     (Seen(), EndCause.FINISHED),
+    (Seen(steps=Steps(planned=16, begun=8, none_taken=True)), EndCause.EARLY),
+    (Seen(steps=Steps(planned=16, begun=16, none_logged=True)), EndCause.FINISHED),  # nothing was left to do
+    (Seen(steps=Steps(none_logged=True)), EndCause.EARLY),
+    (Seen(steps=Steps(planned=16, begun=0, last=12)), EndCause.EARLY),
+    (Seen(steps=Steps(planned=16, begun=0, last=15)), EndCause.FINISHED),  # its first step is 0
+    (Seen(steps=Steps(planned=16, begun=0, last=10, stride=10)), EndCause.FINISHED),  # the next line would be of step 20
+    (Seen(steps=Steps(last=3)), EndCause.FINISHED),
+    (Seen(killed="rank 0 was ended by SIGKILL", steps=Steps(last=3)), EndCause.CRASH),
+    (Seen(killed="rank 0 was ended by SIGKILL", steps=Steps(planned=4, last=4)), EndCause.FINISHED),
     (Seen(exit_code=78, refused="step differs"), EndCause.REFUSED),
     (Seen(exit_code=143, stopped_by="proposal", stop_signal="SIGTERM"), EndCause.PROPOSAL),
     (Seen(exit_code=130, stopped_by="signal", stop_signal="SIGINT"), EndCause.STOPPED),
@@ -105,6 +115,13 @@ def test_the_last_exception_is_the_ranks_own_not_the_launchers_report():
 )
 def test_a_program_that_ends_with_a_sentence_is_quoted(lines, said):
     assert last_exception(lines) == said
+
+
+def test_a_launch_without_its_steps_says_how_many_are_missing():
+    assert judge_end(Seen(steps=Steps(planned=16, begun=8, none_taken=True))).because == (
+        "ended with code 0 after 0 of 8 planned steps"
+    )
+    assert "after 12 of 16 planned steps" in judge_end(Seen(steps=Steps(planned=16, last=12))).because
 
 
 def test_a_vanished_supervisor_is_unknown_unless_somebody_knows():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.launch.live_metrics import HOLD_SECONDS, REPEATS, PrintedMetrics
+from chronicle.launch.live_metrics import HOLD_SECONDS, LINES_AT_ONCE, REPEATS, PrintedMetrics
 from chronicle.metrics.log import MetricsWriter, read_metrics
 from rollback.channels import Role, find_channel
 from tests.metrics.test_dialects import series, write
@@ -121,3 +121,31 @@ def test_a_trainers_output_gives_live_what_its_log_gives_afterwards(name: str, t
     points = list(read_metrics(tmp_path / "metrics.jsonl"))
     loss = find_channel({name: None for point in points for name in point.values}, Role.LOSS)
     assert [(point.step, point.values[loss]) for point in points if loss in point.values] == series(path)
+
+
+def test_a_flood_is_parsed_in_pieces_and_what_cannot_be_parsed_is_left_out_whole(bench: Bench, monkeypatch) -> None:
+    """Between two pieces the supervisor looks at its signals; a line is never made of two halves."""
+    flood = b"".join(b"step %d loss 2.0\n" % step for step in range(1, 2001))
+    bench.printed.take(3, flood)
+    assert 0 < bench.printed.seen <= LINES_AT_ONCE
+    assert bench.printed.read_some() and bench.printed.seen <= 2 * LINES_AT_ONCE
+    monkeypatch.setattr("chronicle.launch.live_metrics.BACKLOG_BYTES", 100)
+    bench.printed.take(3, b"step 2001 loss 2.0\nstep 2002 lo")
+    bench.printed.take(3, b"ss 9.0\nstep 2003 lo" + b" " * 100)
+    monkeypatch.undo()
+    bench.printed.take(3, b"ss 9.0\nstep 2004 loss 2.0\n")
+    bench.printed.finish()
+    logged = bench.points()
+    assert [step for step, _ in logged] == [*range(1, 2002), 2004]
+    assert {values["loss"] for _, values in logged} == {2.0}
+    assert sum("left out" in line for line in bench.said) == 1
+
+
+def test_a_launch_that_was_stopped_parses_the_newest_output_only(bench: Bench, monkeypatch) -> None:
+    """Its scheduler ends it soon, and the end has to be written before."""
+    monkeypatch.setattr("chronicle.launch.live_metrics.HURRIED_BYTES", 3000)
+    for first in range(1, 2001, 100):
+        bench.printed.take(3, b"".join(b"step %d loss 2.0\n" % step for step in range(first, first + 100)))
+    bench.printed.finish(in_a_hurry=True)
+    steps = [step for step, _ in bench.points()]
+    assert steps[-1] == 2000 and len(steps) < 400

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from chronicle.credentials import hidden_arguments, redact_command
+from chronicle.credentials import hidden_arguments, redact_command, redact_values
 from chronicle.launch.provenance import describe_launch
 
 SECRET = "hf_" + "A1b2C3d4" * 4
@@ -86,3 +86,39 @@ def test_the_code_digest_sees_edits_and_code_that_git_does_not_know_yet(tmp_path
     before = digests()[1]
     (tmp_path / "run.log").write_text("more output")
     assert digests()[1] == before
+
+
+KEY = "MIIEowIBAAKCAQEAvSecretKeyMaterialXYZ12345"
+KINDS = {
+    "Slack": ("https://hooks.slack.com/services/T0AB1CD2E/B0FG3HI4J/", "kLmN0pQrStUvWxYz12345678", ""),
+    "PEM": ("-----BEGIN RSA PRIVATE KEY-----\n", KEY, "\n-----END RSA PRIVATE KEY-----"),
+    "Google": ("key ", "AIzaSy" + "B7dE9fG1hJ3kL5mN7pQ9rS1tU3vW5xY7z", ""),
+    "Azure": ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=", "Zm9vYmFyYmF6cXV4Zm9vYmFy==", ";EndpointSuffix=x"),
+    "netrc": ("machine api.wandb.ai login user password ", "n3trcP4sswordQQ", ""),
+    "W&B": ("wandb: ", "9f8e7d6c5b4a39281706f5e4d3c2b1a098765432", ""),
+    "token": ("pushed with ", SECRET, ""),
+    "URL": ("to https://bob:", "Tr0ub4dor-3x", "@git.example/x.git"),
+}
+
+
+@pytest.mark.parametrize("before, secret, after", KINDS.values(), ids=KINDS)
+def test_what_a_trainer_printed_last_and_its_exception_reach_the_journal_without_secrets(driver, before, secret, after):
+    """Whatever is written there: the last lines, the cause, a note of a person."""
+    text = f"{before}{secret}{after}"
+    driver.start([sys.executable, "-c", f"print('step 1 loss 1'); print({text!r}); raise RuntimeError({text!r})"])
+    assert driver.wait() == 1
+    assert driver.call("note", f"tried {text}").returncode == 0
+    end = driver.entries("launch.end")[0].data
+    assert "***" in "".join(end["tail"]) and "step 1 loss 1" in end["tail"]
+    written = b"".join(path.read_bytes() for path in driver.paths.journal_dir.rglob("*") if path.is_file())
+    assert secret.encode() not in written
+    assert b"***" in written
+
+
+def test_what_only_looks_like_a_secret_stays():
+    """A commit, a directory that is called as a token is, plain words."""
+    commit = "9f8e7d6c5b4a39281706f5e4d3c2b1a098765432"
+    kept = {"git_commit": commit, "path": "/data/hf_checkpoints1234567/step-8", "tail": ["basic configuration", commit]}
+    assert redact_values(kept) == kept
+    cut = {"tail": ["step 1", KEY, "-----END RSA PRIVATE KEY-----", "bye"], "wandb_key": commit}
+    assert redact_values(cut) == {"tail": ["step 1", "***", "***", "bye"], "wandb_key": "***"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from chronicle import attach
+from chronicle.checkpoints import SaveWatch
 from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
@@ -37,6 +38,8 @@ CRASH, LOST, NOTHING, SAVED = EndCause.CRASH, EndCause.NODE_LOST, False, True
     "history, verdict, pause",
     [
         ([(EndCause.FINISHED, NOTHING)], Verdict.FINISHED, 0),
+        ([(EndCause.EARLY, NOTHING)], Verdict.HERE, 10),
+        ([(EndCause.EARLY, SAVED)] * 2, Verdict.STOP, 0),  # early stopping, perhaps
         ([(CRASH, SAVED)], Verdict.HERE, 0),  # the run gets on: nothing is waited for
         ([(CRASH, NOTHING)], Verdict.HERE, 10),
         ([(CRASH, NOTHING), (CRASH, NOTHING)], Verdict.HERE, 20),
@@ -376,6 +379,87 @@ def test_nothing_is_trained_from_scratch_where_no_checkpoint_passes(driver):
     assert train(driver, {}) == 78
     assert len(driver.entries("launch.start")) == 1
     assert sorted(path.name for path in (driver.directory / "ck").iterdir()) == ["step-2.pt", "step-4.pt"]
+
+
+EARLY = "sys.exit(0)"
+
+
+def test_an_end_before_the_last_planned_step_is_no_end_of_the_run(driver):
+    """Code 0 says that nothing failed, not that everything was done."""
+    trainer = driver.directory / "train.py"
+    logging = "    print(f'step {step} loss 1', flush=True)\n"
+    trainer.write_text(trainer.read_text().replace("    if step % 2", logging + "    if step % 2"))
+    environ = {"ACCIDENTS": json.dumps({"1": [5, EARLY]})}
+    options = ("--restarts", "4", "--restart-pause", "0.1", "--checkpoints", "ck")
+    driver.start([sys.executable, "train.py", "--max_steps", "12"], *options, environ=environ)
+    assert driver.wait(300) == 0 and starts(driver) == [0, 4]
+    ends = [(end.data["cause"], end.data["because"]) for end in driver.entries("launch.end")]
+    assert ends == [("ended early", "ended with code 0 after 4 of 12 planned steps"),
+                    ("finished", "the launcher ended with 0 at step 12 of 12")]  # fmt: skip
+    driver.start([sys.executable, "train.py", "--max_steps", "16"], environ={"ACCIDENTS": json.dumps({"3": [1, EARLY]})})
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[-1].data["because"] == "ended with code 0 after 0 of 4 planned steps"
+
+
+def test_a_guarded_launch_that_took_no_step_has_not_finished(driver):
+    """A checkpoint at the end of an epoch: the resume's loader is empty, and the script ends with 0."""
+    script = "import torch, chronicle; m = torch.nn.Linear(1, 1); o = torch.optim.SGD(m.parameters()); "
+    script += "run = chronicle.attach('logs/demo', m, o)"
+    driver.start([sys.executable, "-c", script])
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[0].data["because"].startswith("ended with code 0 and took no step")
+
+
+def test_a_daemon_that_is_killed_behind_its_launcher_did_not_finish(driver):
+    daemon = "import os, time; os.setsid(); time.sleep(0.5); os.kill(os.getpid(), 9)"
+    script = f"import subprocess, sys, time; subprocess.Popen(['sh', '-c', '{sys.executable} -c \"{daemon}\" & exit']).wait()"
+    driver.start([sys.executable, "-c", script + "; time.sleep(1.5)"])
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[-1].data["cause"] == "crash"
+    assert "was ended by SIGKILL; the launcher ended with 0" in driver.entries("launch.end")[-1].data["because"]
+
+
+GONE = {"removed": shutil.rmtree, "emptied": lambda path: [one.unlink() for one in path.iterdir()]}
+
+
+@pytest.mark.parametrize("how", GONE)
+@pytest.mark.parametrize("options", [(), ("--restarts", "2", "--restart-pause", "0.1"), ("--sbatch", "2")])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_from_scratch(driver, how, options):
+    """A disk that is not mounted is no wish to begin again; where it is one, the reason is recorded, once."""
+    assert train(driver, {"1": [5, KILL]}, restarts="0") == 137
+    GONE[how](driver.directory / "ck")
+    driver.start([sys.executable, "train.py"], "--checkpoints", "ck", *options, environ={"ACCIDENTS": "{}"})
+    assert driver.wait(300) == 78 and len(driver.entries("launch.start")) == 1
+    assert "2 saves were completed (the last one `step-4.pt`) and none can be found" in driver.out.read_text()
+    assert "--force" in driver.out.read_text() and "--checkpoints DIR" in driver.out.read_text()
+
+
+def test_checkpoints_that_vanish_between_two_launches_stop_the_run(driver):
+    assert train(driver, {"1": [5, f"shutil.rmtree('ck'); {KILL}"], "2": [5, KILL]}, restarts="0") == 137  # none was recorded
+    assert train(driver, {"2": [5, KILL], "3": [8, f"shutil.rmtree('ck'); {KILL}"]}) == 78
+    assert starts(driver) == [0, 0, 4]
+
+
+def test_a_launch_that_was_forced_to_begin_from_scratch_may_fail_before_its_first_save(driver):
+    assert train(driver, {"1": [5, KILL]}, restarts="0") == 137
+    shutil.rmtree(driver.directory / "ck")
+    assert train(driver, {"2": [1, KILL]}, "--force", "the old disk is dead") == 0
+    assert starts(driver) == [0, 0, 0]
+    assert [one.data.get("fresh") for one in driver.entries("launch.start")] == [None, "the old disk is dead", None]
+
+
+def test_a_save_without_a_guard_is_told_when_it_stands_still(driver):
+    """What is being written still changes, and nothing is listed again while no name is new."""
+    root = driver.directory / "ck"
+    root.mkdir()
+    watch = SaveWatch(lambda: [str(root)], lambda: (), "R")
+    made = (driver.directory / "made" / "step-2.pt").read_bytes()
+    (root / "step-2.pt").write_bytes(made[:300])
+    assert watch.look() == []
+    (root / "step-2.pt").write_bytes(made)
+    assert watch.look() == []
+    assert [(step, Path(seen.path).name, seen.run_id) for step, seen in watch.look()] == [(2, "step-2.pt", "R")]
+    assert watch.look() == []
 
 
 def test_a_pointer_that_names_a_cut_save_names_the_newest_verified_one_and_comes_back(driver):

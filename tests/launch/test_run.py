@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shlex
 import signal
@@ -310,3 +311,30 @@ def test_start_step_is_read_from_the_log_of_a_trainer_that_logs_every_tenth_step
     driver.start(python(DIVERGING.replace("sleep(600)", "sleep(0)")))
     assert driver.wait() == 0
     assert driver.entries("launch.step")[0].data == {"start_step": 0, "inferred": True}
+
+
+FLOOD = """
+import signal, sys
+told = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: told.append(True))
+for i in range(2_000_000):
+    print("step", i, "loss", 1.0 / (i + 1))
+    if told:
+        print("told at", i, flush=True)
+        sys.exit(0)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_a_trainer_that_prints_without_a_pause(driver, number):
+    """It arrives long before the output is parsed; and every line is in the log."""
+    supervisor = driver.start([sys.executable, "-c", FLOOD])
+    log = driver.paths.launch_dir(1) / "supervisor.log"
+    driver.until(lambda: log.exists() and log.stat().st_size > 1 << 20, "a flood")
+    os.kill(supervisor, number)
+    driver.wait(300)
+    lines = re.sub(r"chronicle: .*\n", "", log.read_text()).splitlines()
+    assert lines[-1] == f"told at {len(lines) - 2}"
+    assert driver.entries("launch.end")[0].data["stop_signal"] == signal.Signals(number).name

@@ -5,9 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 
 import pytest
+import torch
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.processes import read_boot_id
@@ -127,12 +129,42 @@ def test_pf21_pf30_room_and_strays_beside_real_checkpoints(tmp_path, monkeypatch
         broken.setattr("rollback.checks.remnants.find_remnants", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
         unread = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
     assert unread.verdict is UNKNOWN and "the disk is gone" in unread.message
-    (state / "custom_checkpoint_0.pkl.orig").write_bytes(b"old")
+    torch.save({"step": torch.tensor(5)}, state / "custom_checkpoint_0.pkl.orig")
     found = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
     assert found.verdict is FAIL and "custom_checkpoint_0.pkl.orig" in found.message
     with open(state / "model.safetensors", "wb") as huge:
         huge.truncate(1 << 43)  # sparse: 8 TiB by size
     assert told("PF21", host(tmp_path, checkpoints_dir=checkpoints)).verdict is FAIL
+
+
+OWN = ("6.hyps", "checkpoint_100_steps.zip", "step_100.npz", "step_100.msgpack", "step-100.h5", "step_100.log")
+
+
+def test_pf30_what_the_trainer_writes_there_itself_stops_no_launch(tmp_path):
+    """Texts, and saves that no reader of ours takes: an archive of arrays is a zip, and no file of torch."""
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    torch.save({"step": 6, "model": {"w": torch.ones(2)}}, checkpoints / "6.ckpt")
+    for name in OWN:
+        (checkpoints / name).write_text("x\n")
+    with zipfile.ZipFile(checkpoints / "checkpoint_100_steps.zip", "w") as archive:
+        archive.writestr("data", "{}")
+        archive.write(checkpoints / "6.ckpt", "policy.pth")
+    found = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
+    assert found.verdict is PASS and "no state in" in found.message
+
+
+@pytest.mark.parametrize("bytes_kept", [None, 300])
+def test_pf30_a_copy_and_a_cut_copy_of_state_are_refused_whatever_they_are_called(tmp_path, bytes_kept):
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    torch.save({"step": 6, "model": {"w": torch.ones(2)}}, checkpoints / "step-6.pt")
+    whole = (checkpoints / "step-6.pt").read_bytes()
+    for name in ("step-6.pt.orig", "step-8.hyps", "step-8.pt.tmp"):
+        (checkpoints / name).write_bytes(whole[:bytes_kept])
+        found = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
+        assert found.verdict is FAIL and name in found.message
+        (checkpoints / name).unlink()
 
 
 def test_pf23_save_time_against_grace_and_against_a_schedulers_warning(tmp_path):
