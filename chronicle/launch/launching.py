@@ -23,7 +23,7 @@ from typing import Any
 
 from chronicle.checkpoints import SaveWatch, checkpoints_left
 from chronicle.errors import JournalError
-from chronicle.journal import Journal, JournalWriter, read_journal
+from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
     CheckpointSeen,
     EndCause,
