@@ -5,15 +5,30 @@ name is read word by word, so that `hf_token` and `apiKey` are secrets, and `max
 in a command reads `***`; the names of its arguments stay, so that a person knows what to give again (`hidden_arguments`).
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-__all__ = ["MASK", "hidden_arguments", "holds_secret", "looks_secret", "redact", "redact_command", "redact_source",
-           "redact_values"]
+from chronicle.errors import ChronicleError
+
+__all__ = [
+    "MASK",
+    "SECRET_PLACE",
+    "hidden_arguments",
+    "holds_secret",
+    "looks_secret",
+    "redact",
+    "redact_command",
+    "redact_source",
+    "redact_values",
+    "secret_of",
+]
 
 MASK = "***"
+SECRET_PLACE = re.compile(r"(env|file):(.+)")  # where a secret stands, instead of the secret
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _ENDS = ("secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "token")
 _NAMES = {"auth", "bearer", "pwd"}
@@ -165,3 +180,22 @@ def _hide_field(match: re.Match[str]) -> str:
         return match[0]
     quote = match[4][0] if match[4][0] in "\"'" else ""
     return f"{match[1]}{match[2]}{match[1]}{match[3]}{quote}{MASK}{quote}"
+
+
+def secret_of(given: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The value that `env:NAME` or `file:PATH` names, or the text itself. Raises `ChronicleError` where there is none."""
+    found = SECRET_PLACE.fullmatch(given)
+    if found is None:
+        return given
+    if found[1] == "env":
+        value = environ.get(found[2], "").strip()
+        if not value:
+            raise ChronicleError(f"the variable {found[2]} is not set")
+        return value
+    try:
+        value = Path(found[2]).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ChronicleError(f"cannot read `{found[2]}`: {getattr(problem, 'strerror', None) or problem}") from problem
+    if not value:
+        raise ChronicleError(f"`{found[2]}` is empty")
+    return value

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.exports import canonical_rows
 from chronicle.journal import Entry, JournalWriter, Lineage
 from chronicle.journal.events import EntryKind, Note, events_of, words_of
 from chronicle.journal.place import Parent, Place, read_place
 from chronicle.paths import RunPaths
 from chronicle.story import Story
 from chronicle.story.assemble import LaunchStory
+from chronicle.story.curve import canonical_rows
 from chronicle.story.launch_settings import settings_of
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_name, find_channel, role_of

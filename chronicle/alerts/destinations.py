@@ -12,24 +12,21 @@ A webhook's address is a secret: whoever has it can write there. It stands in th
 `file:PATH`), is read when something is sent, and goes into no journal, log or message.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from chronicle.alerts.messages import TIERS, Alert
-from chronicle.credentials import redact
-from chronicle.errors import ChronicleError, SettingsError
+from chronicle.credentials import SECRET_PLACE, redact
+from chronicle.errors import SettingsError
 
-__all__ = ["Destination", "read_destinations", "secret_of"]
+__all__ = ["Destination", "read_destinations"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
-SECRET = re.compile(r"(env|file):(.+)")
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 KINDS: Mapping[str, tuple[str, ...]] = {  # kind -> the fields that it needs
     "json": ("url",), "slack": ("url",), "discord": ("url",), "teams": ("url",), "pagerduty": ("key",),
@@ -77,25 +74,6 @@ def read_destinations(table: Mapping[str, Any], origin: str) -> tuple[Destinatio
     )
 
 
-def secret_of(given: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The value that `env:NAME` or `file:PATH` names, or the text itself. Raises `ChronicleError` where there is none."""
-    found = SECRET.fullmatch(given)
-    if found is None:
-        return given
-    if found[1] == "env":
-        value = environ.get(found[2], "").strip()
-        if not value:
-            raise ChronicleError(f"the variable {found[2]} is not set")
-        return value
-    try:
-        value = Path(found[2]).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ChronicleError(f"cannot read `{found[2]}`: {getattr(problem, 'strerror', None) or problem}") from problem
-    if not value:
-        raise ChronicleError(f"`{found[2]}` is empty")
-    return value
-
-
 def _destination(name: str, given: Mapping[str, Any], origin: str) -> Destination:
     where = f"`[alerts.{name}]` in `{origin}`"
     if not NAME.fullmatch(name):
@@ -128,11 +106,11 @@ def _check_secrets(where: str, kind: str, fields: Mapping[str, str]) -> None:
     if "url" in fields and kind in ("slack", "discord", "teams"):
         secret.add("url")
     for key in secret:
-        if SECRET.fullmatch(fields[key]) is None:
+        if SECRET_PLACE.fullmatch(fields[key]) is None:
             way_out = f'write the name of it: {key} = "env:NAME" or "file:PATH"'
             raise SettingsError(f"{where}: `{key}` is a secret and does not belong into the file", way_out)
     url = fields.get("url", "")
-    if url and SECRET.fullmatch(url) is None:
+    if url and SECRET_PLACE.fullmatch(url) is None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SettingsError(f"{where}: `url` is no address: expected http://… or https://…")

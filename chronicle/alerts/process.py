@@ -20,7 +20,7 @@ from chronicle.alerts.outbox import SETTLE_SECONDS, Outbox, alerts_dir
 from chronicle.alerts.picture import picture_of
 from chronicle.alerts.sending import Answer, send
 from chronicle.errors import ChronicleError
-from chronicle.integrations.beside import Beside, start_beside, wait_for_end
+from chronicle.launch.beside import Beside, start_beside, wait_for_end
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 from chronicle.story.read import read_story

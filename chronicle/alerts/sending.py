@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from chronicle.alerts.destinations import PAGERDUTY, Destination, secret_of
+from chronicle.alerts.destinations import PAGERDUTY, Destination
 from chronicle.alerts.messages import Alert, alert_text, body_for, headline
 from chronicle.alerts.picture import Picture
+from chronicle.credentials import secret_of
 from chronicle.errors import ChronicleError
 
 __all__ = ["Answer", "post", "send"]

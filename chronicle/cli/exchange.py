@@ -69,14 +69,8 @@ def export(
 
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:
-    from chronicle.integrations.exports import (
-        canonical_rows,
-        channel_names,
-        write_csv,
-        write_json,
-        write_jsonl,
-        write_parquet,
-    )
+    from chronicle.integrations.exports import write_csv, write_json, write_jsonl, write_parquet
+    from chronicle.story.curve import canonical_rows, channel_names
 
     channels = channel_names(canonical_rows(paths, story.lineage, abandoned=every))
     rows = canonical_rows(paths, story.lineage, abandoned=every)
@@ -92,8 +86,9 @@ def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, eve
 
 
 def _directory(name: Format, story: Story, paths: RunPaths, out: Path) -> int:
-    from chronicle.integrations.exports import canonical_rows, write_tensorboard
+    from chronicle.integrations.exports import write_tensorboard
     from chronicle.integrations.tracker_exports import write_trackio, write_wandb
+    from chronicle.story.curve import canonical_rows
 
     if name is not Format.TENSORBOARD:
         return {Format.WANDB: write_wandb, Format.TRACKIO: write_trackio}[name](story, paths, out)

@@ -180,8 +180,9 @@ def serve(
 
     Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token
     """
-    from chronicle.alerts.destinations import secret_of
-    from chronicle.report.server import LiveServer, Makers, OtlpSender, otlp_target
+    from chronicle.credentials import secret_of
+    from chronicle.integrations.otlp import OtlpSender, otlp_target
+    from chronicle.report.server import LiveServer, Makers
 
     if token is not None and not token.startswith(("env:", "file:")):
         raise UsageProblem("--token: a secret does not belong on a command line", "say where it stands: env:NAME or file:PATH")

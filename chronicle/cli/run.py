@@ -22,8 +22,7 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
-from chronicle.integrations.beside import Beside
-from chronicle.integrations.mlflow_process import MLFLOW_OFF, start_mlflow_process
+from chronicle.launch.beside import Beside
 from chronicle.settings import Settings
 
 if TYPE_CHECKING:
@@ -286,6 +285,8 @@ def _node(policy: "Policy | None") -> "Node":
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:
     """Send the run to MLflow, from the first node, where `mlflow_uri` asks for it. The launch does not wait for it."""
+    from chronicle.integrations.mlflow_process import MLFLOW_OFF, start_mlflow_process
+
     if settings.mlflow_uri in (None, MLFLOW_OFF) or not first_node:
         return Beside()
     return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=_say)

@@ -8,65 +8,21 @@ import csv
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import Lineage
-from chronicle.metrics import read_metrics
-from chronicle.paths import RunPaths
+from chronicle.story.curve import CurveRow
 
 __all__ = [
-    "CurveRow",
-    "canonical_rows",
-    "channel_names",
     "write_csv",
     "write_json",
     "write_jsonl",
     "write_parquet",
     "write_tensorboard",
 ]
-
-
-class CurveRow(NamedTuple):
-    """One logged point. `kept`: the present weights descend from it."""
-
-    step: int
-    launch: int
-    time: float | None
-    kept: bool
-    values: Mapping[str, float]
-
-
-def canonical_rows(paths: RunPaths, lineage: Lineage, *, abandoned: bool = False) -> Iterator[CurveRow]:
-    """Yield rows in step order along the lineage; with `abandoned`, all rows of every launch in its own order."""
-    if abandoned:
-        for span in lineage.launches:
-            limit = span.last_step if span.abandoned_after is None else span.abandoned_after
-            for row in _rows(paths, span.number):
-                yield row._replace(kept=limit is None or row.step <= limit)
-        return
-    for interval in lineage.kept:
-        for row in _rows(paths, interval.launch):
-            if interval.first <= row.step <= interval.last:
-                yield row
-
-
-def channel_names(rows: Iterator[CurveRow]) -> list[str]:
-    """Return every channel name once, in order of first appearance."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row.values))
-    return list(names)
-
-
-def _rows(paths: RunPaths, launch: int) -> Iterator[CurveRow]:
-    try:
-        for point in read_metrics(paths.metrics_path(launch)):
-            yield CurveRow(point.step, launch, point.time, True, point.values)
-    except FileNotFoundError:
-        return  # a launch that ended before its first step
 
 
 # --- Tables

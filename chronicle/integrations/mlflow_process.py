@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.beside import Beside, start_beside, wait_for_end
+from chronicle.launch.beside import Beside, start_beside, wait_for_end
 from chronicle.paths import RunPaths
 
 __all__ = ["MLFLOW_OFF", "default_uri", "feed_until_stdin_ends", "start_mlflow_process", "store_of"]

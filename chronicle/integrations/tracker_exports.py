@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.exports import CurveRow, canonical_rows
 from chronicle.paths import RunPaths
 from chronicle.story import LaunchStory, Story
+from chronicle.story.curve import CurveRow, canonical_rows
 from chronicle.story.launch_settings import plain_settings, settings_of
 
 __all__ = ["write_trackio", "write_wandb"]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.exports import canonical_rows
 from chronicle.journal import compute_lineage, read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.latest import pointers_to
@@ -32,6 +31,7 @@ from chronicle.replay.places import identity_of, is_wide, states_of
 from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from chronicle.replay.watched import watched
+from chronicle.story.curve import canonical_rows
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import is_copy_of_newest, list_checkpoints

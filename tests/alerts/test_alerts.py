@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.alerts.destinations import Destination, read_destinations, secret_of
+from chronicle.alerts.destinations import Destination, read_destinations
 from chronicle.alerts.messages import Alert, alerts_of, body_for
 from chronicle.alerts.outbox import Outbox
 from chronicle.alerts.picture import Picture, picture_of
 from chronicle.alerts.process import Courier, open_outboxes
 from chronicle.alerts.sending import Answer, send
+from chronicle.credentials import secret_of
 from chronicle.errors import ChronicleError, SettingsError
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import Close, Incident, LaunchEnd, LaunchStart, Proposed

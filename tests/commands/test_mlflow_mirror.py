@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.beside import Beside
 from chronicle.integrations.mlflow import Projection
 from chronicle.integrations.mlflow_process import default_uri, start_mlflow_process
+from chronicle.launch.beside import Beside
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 

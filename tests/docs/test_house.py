@@ -1,5 +1,6 @@
 """`scripts/house.py` counts what its docstrings say: a small tree with one of each."""
 
+import ast
 import importlib.util
 import re
 import sys
@@ -105,3 +106,17 @@ def test_a_module_that_says_it_is_pure_is_held_to_it(house: ModuleType, modules:
     held = tuple(contract["source_modules"])
     claims = [name for name, module in modules.items() if CLAIM.search(house.module_docstring(module))]
     assert [name for name in claims if not f"{name}.".startswith(tuple(f"{one}." for one in held))] == []
+
+
+LEAVES = ("chronicle.alerts", "chronicle.data", "chronicle.integrations", "chronicle.replay", "chronicle.cli.mcp")
+
+
+def test_commands_import_a_leaf_only_inside_the_verb_that_needs_it() -> None:
+    """So the core verbs run where the leaves are not installed; what the core itself imports is an import contract."""
+    found = []
+    for path in sorted((ROOT / "chronicle" / "cli").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{path.name}: {name}" for name in names if f"{name}.".startswith(tuple(f"{leaf}." for leaf in LEAVES))]
+    assert found == []

@@ -20,6 +20,7 @@ import pytest
 
 from chronicle.cli.report import _page, _state, _status
 from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.integrations.otlp import OtlpSender, otlp_target
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
@@ -30,11 +31,9 @@ from chronicle.report.server import (
     MOST_BYTES,
     LiveServer,
     Makers,
-    OtlpSender,
     RunSite,
     fingerprint,
     mark_of,
-    otlp_target,
 )
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser
