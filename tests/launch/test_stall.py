@@ -644,3 +644,13 @@ def test_a_trainer_whose_step_counter_restarts_goes_on(tmp_path):
         printed.take(1, f"step {step} loss 2.0\n".encode())
         assert printed.seen > before
         before = printed.seen
+
+
+def test_the_main_thread_is_the_last_that_began_in_a_module_else_the_oldest():
+    """faulthandler prints the newest thread first; a thread may run a module of its own (`runpy`)."""
+    worker, main, other = (CodeLine("a.py", 1, "wait"), CodeLine("t.py", 2, "run")), (CodeLine("b.py", 1, "<module>"),), (
+        CodeLine("c.py", 1, "step"), CodeLine("m.py", 9, "<module>"))  # fmt: skip
+    assert main_stack([worker, main, worker]) == main
+    assert main_stack([main, other, worker]) == other
+    assert main_stack([worker, worker[1:]]) == worker[1:]
+    assert main_stack([]) == ()
