@@ -199,8 +199,6 @@ class Launch:
         self._code = read_code(request.cwd, with_patch=keeps_code)
         self._packages = read_packages(request.command, request.environ)
         self._start = describe_launch(request.command, request.cwd, request.environ, self._code, self._packages)
-        self._peer_ranks: Mapping[int, tuple[str, tuple[int, float, float]]] = {}
-        self._next_peers = 0.0
         self._stall = self._make_stall_watch()
         self._processes: tuple[tuple[int, int], ...] = ()  # of the newest heartbeat
         self._state_told = ""  # of the stall watch, in the newest heartbeat
@@ -610,7 +608,6 @@ class Launch:
             launch=self._number,
             known=self._request.rhythm,
             others_work=self._others_work,
-            other_ranks=dict if self._request.node is None or self._request.node[1] > 0 else self._other_ranks,
             devices=lambda: self._devices.busy,
         )
 
@@ -626,17 +623,6 @@ class Launch:
         now, own = self._clock(), self._start["host"]
         beats = read_heartbeats(self._request.paths.heartbeats_dir)
         return [one for one in beats if one.launch == self._number and one.host != own and one.age(now) < FRESH_SECONDS]
-
-    def _other_ranks(self) -> Mapping[int, tuple[str, tuple[int, float, float]]]:
-        """Own times of the ranks on other nodes, read when this node's own heartbeat is due: theirs are no newer."""
-        if time.monotonic() >= self._next_peers:
-            self._next_peers = time.monotonic() + INTERVAL_SECONDS
-            self._peer_ranks = {
-                int(rank): (beat.host, (int(steps), float(own), float(at)))
-                for beat in self._peer_beats()
-                for rank, (steps, own, at) in ((beat.progress or {}).get("ranks") or {}).items()
-            }
-        return self._peer_ranks
 
     def _note_start_step(self) -> None:
         """Record the start step from the per-step log, for trainers without a guard."""

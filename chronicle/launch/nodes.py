@@ -174,10 +174,6 @@ class Peers:
         said |= {"cause": data.get("cause"), "because": data.get("because"), "replaced": bool(data.get("replaced"))}
         write_atomic(self._place(self._node), json.dumps(said), durable=False)
 
-    def has_told(self) -> bool:
-        """Whether this node's part has ended, by its own word."""
-        return self._place(self._node).exists()
-
     def told_by(self, node: int) -> Mapping[str, Any]:
         """How that node's part ended; {} where it has not said so."""
         try:

@@ -1,14 +1,9 @@
-"""The rhythm of a launch: how long it is usually silent between two signs of progress, and which rank slows it down.
+"""The rhythm of a launch: how long it is usually silent between two signs of progress.
 
 A sign is an optimizer step or a forward pass of a guarded rank (its pulse), else a printed step or a new line of metrics, else
 any output. Nothing is configured: a silence is long when it exceeds twice the 99th percentile of the gaps so far. The first two
 gaps are start-up (imports, the first compilation) and teach nothing about steps. How long the start-up and single silences
 took is kept for the next launch (`launch.end`, field `rhythm`).
-
-Ranks that synchronise have equal step times, because all wait for the slowest. What differs is a rank's own time: from its step
-to its next forward pass (data, the loop, logging), which contains no wait for others. A rank whose own time exceeds that of the
-middle rank by a fifth of a step, in five rounds of at least 20 steps in a row, is a straggler. Of a round the median second
-counts: a rank that saves and evaluates for all is slow in a few of them. A rank that is slow inside its kernels is not seen.
 """
 
 from __future__ import annotations
@@ -16,9 +11,9 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["Rhythm", "Silences", "Straggler", "Stragglers"]
+__all__ = ["Rhythm", "Silences"]
 
 FACTOR = 2.0  # of the 99th percentile
 FLOOR_SECONDS = 11.0  # nothing is looked at before: a process may wait that long for a machine that others use
@@ -113,77 +108,3 @@ class Silences:
     def to_json(self) -> dict[str, float]:
         """The form in the journal."""
         return {place: round(seconds, 1) for place, seconds in self._seconds.items()}
-
-
-# --- stragglers
-
-NUM_STEPS = 20
-NUM_ROUNDS = 5
-SHARE = 0.2  # of a step
-LEAST_SECONDS = 0.002  # a timer's and a scheduler's noise
-
-
-class Straggler(NamedTuple):
-    """A slow rank; times are seconds a step."""
-
-    rank: int
-    own: float
-    others: float
-    step: float
-
-
-class _Window(NamedTuple):
-    steps: int
-    own: float
-    time: float
-
-
-def _middle(own: list[tuple[float, int]]) -> float:
-    """The median of values that each stand for so many steps."""
-    half, passed = sum(steps for _, steps in own) / 2, 0
-    for value, steps in sorted(own):
-        passed += steps
-        if passed >= half:
-            return value
-    return 0.0
-
-
-class Stragglers:
-    """Compares the own times of ranks in rounds; each rank is told once."""
-
-    def __init__(self) -> None:
-        self._begin: dict[int, _Window] = {}
-        self._last: dict[int, _Window] = {}
-        self._own: dict[int, list[tuple[float, int]]] = {}  # of this round, by rank: own seconds a step, for so many steps
-        self._slow: dict[int, int] = {}  # rank -> rounds in a row
-        self._told: set[int] = set()
-
-    def feed(self, ranks: Mapping[int, tuple[int, float, float]]) -> list[Straggler]:
-        """By rank: steps taken, seconds of its own time, and the moment of its last step; returns newly found stragglers."""
-        if len(ranks) < 2:
-            return []
-        now = {rank: _Window(*values) for rank, values in ranks.items()}
-        before = self._begin
-        if before.keys() != now.keys() or any(now[rank].steps < before[rank].steps for rank in now):
-            self._begin, self._last, self._own, self._slow = now, dict(now), {}, {}
-            return []
-        for rank, one in now.items():
-            if (steps := one.steps - self._last[rank].steps) > 0:
-                self._own.setdefault(rank, []).append(((one.own - self._last[rank].own) / steps, steps))
-                self._last[rank] = one
-        taken = {rank: now[rank].steps - before[rank].steps for rank in now}
-        if min(taken.values()) < NUM_STEPS:
-            return []
-        self._begin = now
-        own, self._own = {rank: _middle(self._own[rank]) for rank in now}, {}
-        step = max((now[rank].time - before[rank].time) / taken[rank] for rank in now)
-        found = []
-        for rank, seconds in own.items():
-            others = sorted(value for other, value in own.items() if other != rank)
-            middle = others[(len(others) - 1) // 2]
-            slow = seconds - middle > max(SHARE * step, LEAST_SECONDS)
-            self._slow[rank] = self._slow.get(rank, 0) + 1 if slow else 0
-            if self._slow[rank] == NUM_ROUNDS and rank not in self._told:
-                self._told.add(rank)
-                found.append(Straggler(rank, seconds, middle, step))
-        return found

@@ -28,7 +28,7 @@ from chronicle.launch.build_locks import find_build_locks
 from chronicle.launch.processes import read_command, read_environment, walk_children
 from chronicle.launch.pulse import Announcement, Pulse, ask_for_stacks, read_announcements, read_pulses
 from chronicle.launch.ranks import rank_of
-from chronicle.launch.rhythm import Rhythm, Silences, Stragglers
+from chronicle.launch.rhythm import Rhythm, Silences
 from chronicle.launch.stacks import (
     IDLE_CPU,
     PATIENT_SECONDS,
@@ -96,22 +96,18 @@ class StallWatch:
         launch: int,
         known: Mapping[str, Any] | None = None,
         others_work: Callable[[], str] = lambda: "",
-        other_ranks: Callable[[], Mapping[int, tuple[str, tuple[int, float, float]]]] = dict,
         devices: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`signs()`: printed points, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
 
         `write(event, title=, step=, refs=)` appends to the journal. `others_work()`: which other node of the launch works.
-        `other_ranks()`: host and own times of the ranks elsewhere, where this supervisor compares all of them.
         """
         self._pulses, self._rank_pids, self._signs, self._step = pulses, rank_pids, signs, step
         self._say, self._write, self._directory, self._host, self._launch = say, write, directory, host, launch
         self._others_work, self._devices, self._clock = others_work, devices, clock
-        self._other_ranks, self._stragglers = other_ranks, Stragglers()
         known = known or {}
         start = known.get("start_seconds")
-        self._began = time.time()
         self._start = float(start) if isinstance(start, int | float) else 0.0
         self._silences = Silences(known.get("silences"))
         now = clock()
@@ -137,7 +133,6 @@ class StallWatch:
         """Look for signs of progress; True at the moment at which the launch is said to stand still."""
         now = self._clock()
         self._take_signs(now)
-        self._compare_ranks()
         silent = self._silent(now)
         if silent is None:
             self._goes_on(now)
@@ -170,27 +165,6 @@ class StallWatch:
         self._last_tick = now
         for rank in [rank for rank in self._of_ranks if not _exists(self._counts[rank][0])]:
             del self._of_ranks[rank]  # it has ended: the launcher knows
-
-    def _compare_ranks(self) -> None:
-        """Name a rank that is persistently slower than the others."""
-        elsewhere = self._other_ranks()
-        mine = {
-            rank: (one.steps, one.own_seconds, max(one.stepped_at, one.signed_at))
-            for rank, one in self._newest.items() if rank in self._of_ranks
-        }  # fmt: skip
-        for slow in self._stragglers.feed({**{rank: times for rank, (_, times) in elsewhere.items()}, **mine}):
-            host = elsewhere[slow.rank][0] if slow.rank in elsewhere and slow.rank not in mine else self._host
-            text = (
-                f"rank {slow.rank} on {host} is slower than the others: {_age_text(slow.own)} of its own between a step and "
-                f"the next forward pass, the others {_age_text(slow.others)}, of {_age_text(slow.step)} a step"
-            )
-            self._say(f"STRAGGLER: {text}")
-            step = self._step()
-            event = Incident(
-                kind="straggler", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("progress",),
-                launch=self._launch, change="opened", text=text, hosts=(host,), evidence=({"culprits": [slow.rank]},),
-            )  # fmt: skip
-            self._write(event, title=f"warn: straggler: {text}", step=step, refs=())
 
     def _silent(self, now: float) -> tuple[int, ...] | None:
         """Ranks that are silent beyond their rhythm; () where all of them are, by the signs of the launch; None for none."""
@@ -394,10 +368,8 @@ class StallWatch:
         self.words = describe_silence(age, usual, stands, found, self._host, on)
         self.state, self._look, self._num_told = "stands", None, self._num_told + 1
         evidence = self._write_dumps(look, stands, found)
-        recorder = self._flight_recorders()
         busy = self._devices()
         lines = [f"STALL: {self.words}", *(f"  {line}" for line in format_groups(found, stands))]
-        lines += [f"  {line}" for line in recorder]
         if any(frame.path.endswith(WAITS_FOR_A_BUILD) for one in stands for frame in one.stack):
             lines += [f"  {lock.text}" + (f" ({lock.remedy})" if lock.remedy else "") for lock in find_build_locks(os.environ)]
         if busy:
@@ -439,11 +411,6 @@ class StallWatch:
             }
         ]
 
-    def _flight_recorders(self) -> list[str]:
-        from chronicle.launch.flight_recorder import read_recorders  # pickle: only for a launch that stands still
-
-        return read_recorders(os.environ, newer_than=self._began)
-
     # ---- what others are told ------------------------------------------------------------------------------------
 
     def progress(self, wall: float) -> dict[str, Any]:
@@ -455,11 +422,7 @@ class StallWatch:
             told |= {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
         if self.words:
             told["words"] = self.words
-        ranks = {
-            str(rank): [self._newest[rank].steps, round(self._newest[rank].own_seconds, 4), round(wall - one.age(now), 3)]
-            for rank, one in sorted(self._of_ranks.items())
-        }
-        return told | ({"ranks": ranks} if ranks else {})
+        return told
 
     def rhythm(self) -> dict[str, Any]:
         """For `launch.end`, and so for the next launch."""

@@ -219,18 +219,18 @@ def _check(checkpoint: Checkpoint, optimizer: OptimizerState) -> list[Finding]:
     found = []
     if not any(any(raw) for raw, _ in samples):
         steps = optimizer.steps[1] if optimizer.steps else 0
-        found.append(f"second moments are all zero after {steps} steps: the optimizer state was created again")
+        found.append(("F6", f"second moments are all zero after {steps} steps: the optimizer state was created again"))
     if any(dtype == "float32" and any(x != x for x in array("f", raw)) for raw, dtype in samples):
-        found.append("second moments hold NaN")
+        found.append(("F11", "second moments hold NaN"))
     return [
         Finding(
-            check="F6",
+            check=check,
             severity=Severity.ERROR,
             path=optimizer.file,
             message=message,
             remedy="go back to an earlier checkpoint",
         )
-        for message in found
+        for check, message in found
     ]
 
 

@@ -6,7 +6,7 @@
     F4  steps, schedulers and shards agree        F5  LRs agree          F6  the optimizer has its state
     F7  random states, one per rank               F8  data position      F9  pointers name a checkpoint
     F10 retention: at least two other checkpoints that pass
-    F11 sound: training itself saw nothing wrong with the weights when it saved them (by the guard's word in the manifest)
+    F11 sound: no NaN in weights and moments, by the guard's word in the manifest; with `full` by reading them (`values`)
 
 F1 and F2 look at names and sizes only. The state of a checkpoint with strays is not read, because it is unclear which
 file a loader would take.
@@ -34,6 +34,7 @@ from rollback.checkpoint.manifest import (
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.files import check_moments, checksum_findings, damage, examine_file
 from rollback.checks.state import check_state
+from rollback.checks.values import check_values
 from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
 from rollback.errors import (
     WRONG_FILE,
@@ -250,8 +251,10 @@ def _check_contents(
     assert known is not None
     try:
         state = known.read_state(checkpoint)
-        sampled = len(state.optimizers) if full else MOMENT_FILES
-        return state, check_state(state) + check_moments(checkpoint, state.optimizers, max_files=sampled)
+        moments = check_moments(checkpoint, state.optimizers, max_files=len(state.optimizers) if full else MOMENT_FILES)
+        if full:
+            moments = [one for one in moments if one.check != "F11"] + check_values(checkpoint, state.optimizers)
+        return state, check_state(state) + moments
     except (UnreadableFile, UnknownFormat, Refused) as problem:
         if any(finding.severity is Severity.ERROR for finding in so_far):
             return None, []  # a missing or damaged file has its own finding already

@@ -56,8 +56,7 @@ class ConfigFile:
             raise NotPlainConfig("it is not text") from None
 
 
-_SHELL = (".sh", ".bash", ".sbatch", ".slurm")
-_ENDS = (".yaml", ".yml", ".toml", ".json", ".py", *_SHELL)
+_ENDS = (".yaml", ".yml", ".toml", ".json", ".py")
 _INCLUDED = re.compile(
     r"""[:\-,\[][ \t]*["']?(?P<path>[\w./\-]+\.(?:ya?ml|toml|json))["']?[ \t]*(?=[,\]}#\r\n]|$)""", re.MULTILINE
 )
@@ -86,11 +85,6 @@ def files_named_by(argv: Sequence[str], cwd: Path, origin: str) -> tuple[ConfigF
             beside = Path(file.path).parent / match["path"]
             take(beside if beside.is_file() else cwd / match["path"])
     return tuple(found.values())
-
-
-def is_shell(path: str) -> bool:
-    """Whether a file is a shell script by the end of its name."""
-    return path.endswith(_SHELL)
 
 
 @dataclass(frozen=True, slots=True)

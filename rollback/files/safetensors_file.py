@@ -50,6 +50,17 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         return _checked(json_parts(fd, 8, length, levels=0, wanted=_is_tensor), size_bytes - 8 - length)
 
 
+def list_tensors(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """(name, dtype, shape, offset in the file, bytes) of each tensor; the header must have been checked."""
+    with open_state_file(path) as (fd, size_bytes), naming(path):
+        length = int.from_bytes(read_at(fd, 0, 8), "little")
+        if not 0 < length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
+            raise UnreadableFile(f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged")
+        for name, tensor in _tensors(json_parts(fd, 8, length, levels=0, wanted=_is_tensor)):
+            start, end = tensor["data_offsets"]
+            yield name, str(tensor["dtype"]), tuple(tensor["shape"]), 8 + length + start, end - start
+
+
 def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:
     starts, ends = array("Q"), array("Q")
     elements, dtypes = 0, set()

@@ -370,13 +370,10 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
             return _decided_by(writer, hints[0], state, scale, evidence)
     listed = [change for hint in arguments[:4] for change in _named_lrs(hint, scale)]
     said = f"; the file holds {', '.join(listed[:6])}" if listed else ""
-    change = _elsewhere(evidence, scale)
-    if not change and (line := evidence.config.equal_to(_bases(state), scale)):
-        change = f"where the launch takes its LR from, perhaps {line}"
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",
-        change=change or f"multiply by {scale:.10g} the LR that the script gives its optimizer or scheduler",
+        change=_elsewhere(evidence, scale) or f"multiply it by {scale:.10g} where your script sets it",
     )
 
 
@@ -395,14 +392,13 @@ def _decided_by(
     ]
     now = ", ".join(f"`{name}` {_number(value)}" for name, value in held.items())
     since = "" if evidence.earlier == 1.0 else f", and earlier rollbacks multiplied its LR by {evidence.earlier:.10g}"
-    lines = evidence.config.constants(scale, after, names_lr) if writer.places is None else ""
     given = f"give the next launch `{' '.join(options)}`"
     return Doubt(
         wanted=() if writer.places is None else tuple(_wanted(writer, hint, state, scale, evidence.earlier)),
         seen=f"{writer.name} takes the LR of every step from its arguments, not from the checkpoint ({writer.loader}); "
         f"`{_place(hint.file, hint.keys)}` was made with {now}{since}",
         change=_in_command(evidence, scale, {name.rpartition(".")[2]: value for name, value in after.items()})
-        or (f"change {lines}, or {given}" if lines else given),
+        or given,
     )
 
 
@@ -460,13 +456,10 @@ def _bases(state: CheckpointState) -> list[float]:
 
 
 def _elsewhere(evidence: Evidence, scale: float) -> str:
-    """Where a launch of an unknown writer may take its LR from: command, configs, scripts; "" where none names one."""
+    """Where a launch of an unknown writer may take its LR from: its command and configs; "" where neither names one."""
     command = _in_command(evidence, scale)
-    given = changed_command(evidence.argv, scale, {}).names | evidence.config.in_shell(scale, {})[1]
-    fields = evidence.config.fields(scale, names_lr, given)
-    lines = "" if command else evidence.config.constants(scale, {}, names_lr)
-    named = [f"{fields} (`--lr-in FILE:key.path` edits it together with the checkpoint)" if fields else "", lines]
-    found = "; ".join(part for part in named if part)
+    fields = evidence.config.fields(scale, names_lr, changed_command(evidence.argv, scale, {}).names)
+    found = f"{fields} (`--lr-in FILE:key.path` edits it together with the checkpoint)" if fields else ""
     if command:
         return f"{command}; and perhaps {found}" if found else command
     return f"where the launch takes its LR from, perhaps {found}" if found else ""
@@ -523,14 +516,12 @@ def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
 
 
 def _in_command(evidence: Evidence, scale: float, known: Mapping[str, float] | None = None) -> str:
-    """The LRs of the newest launch's command and its shell scripts, and what they must become; empty where it names none.
+    """The LRs of the newest launch's command, and what they must become; empty where it names none.
 
     `known` are the new values of the arguments of a known writer. Any other LR is multiplied, also by what was changed since
     that command.
     """
-    command = changed_command(evidence.argv, scale * evidence.pending, known or {})
-    lines, _ = evidence.config.in_shell(scale * evidence.pending, known or {})
-    return "; ".join(part for part in (command.sentence(), lines) if part)
+    return changed_command(evidence.argv, scale * evidence.pending, known or {}).sentence()
 
 
 def _first_number(value: object) -> object:

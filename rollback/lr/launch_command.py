@@ -1,10 +1,10 @@
-"""The LRs that a command, or a shell script, names: where each stands and what it becomes. Pure.
+"""The LRs that a command names: where each stands and what it becomes. Pure.
 
     --lr 1e-3   --optimizer.lr=1e-3   +optim.lr=1e-3     options and dotted overrides (argparse, Hydra, OmegaConf, jsonargparse)
     --override=optim.lr=1e-3                             an override inside an option
     SOLVER.BASE_LR 0.02                                  a pair of words (yacs `merge_from_list`, as Detectron2 takes them)
     --optimizer {"type":"adamw","lr":1e-3}               JSON inside a word
-    LR=1e-3   LR=${LR:-1e-3}                             a variable of the shell
+    LR=1e-3                                              a variable before the command
 
 A name counts when it holds an LR (`names_lr`): not the kind of a schedule, nor its length.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rollback.checkpoint.state import names_lr
 
@@ -85,15 +85,6 @@ def changed_command(words: Sequence[str], scale: float, known: Mapping[str, floa
         changes.append(f"`{lr.shown(before)}` → `{lr.shown(after[lr.at])}`")
         names.add(lr.name)
     return Named(tuple(reversed(changes)), tuple(after), frozenset(names))
-
-
-def changed_script(text: str, scale: float, known: Mapping[str, float]) -> Iterator[tuple[int, Named]]:
-    """(line, its changes) of each line of a shell script that names an LR; comments are passed over."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = re.findall(r"[^\s\"';]+", line.partition(" #")[0]) if not line.lstrip().startswith("#") else []
-        named = changed_command(words, scale, known)
-        if named.changes:
-            yield number, replace(named, after=())
 
 
 def is_numbers(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 The newest recorded launch names its config files on its command line; nothing is found by its name. A field is edited where
 the writer is known to take its LR from it, where the file holds the value that the checkpoint was made with, and where no
-argument of the command sets an LR as well. Otherwise the file, the line and the new value are named for a person.
+argument of the command sets an LR as well. Otherwise the field and its new value are named for a person. Where a script sets
+its LR is not guessed.
 
     LaunchConfig(files).resolve(wanted)     # the edits of all wanted LRs, or the reason why there are none
 """
@@ -17,29 +18,12 @@ from functools import cached_property
 from typing import Any
 
 from rollback.errors import PlanRefused
-from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, config_kind, is_shell, numbers
+from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, config_kind, numbers
 from rollback.files.edits import dotted
 from rollback.files.json_file import Keys
 from rollback.lr.effect import FieldEdit
-from rollback.lr.launch_command import changed_script
 
 _SAME = 1e-9
-_CONSTANT = re.compile(
-    r"^[ \t]*(?:self\.)?(?P<name>[A-Za-z_]\w*)[ \t]*(?::[ \t]*\w+[ \t]*)?="
-    r"[ \t]*(?P<value>[0-9.][0-9.eE+\-]*)[ \t]*,?[ \t]*(?:#|$)",
-    re.MULTILINE,
-)
-_VALUE = r"(?P<value>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])"
-_LITERAL = re.compile(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?(?![\w.])")  # of Python, no whole number
-_COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
-# `AdamW(parameters, lr=1e-3)`, `dict(type="SGD", lr=0.01)`, `{"lr": 1e-3}`
-_ARGUMENT = re.compile(
-    rf"""(?:(?<=[(,\s])(?P<name>[A-Za-z_]\w*)[ \t]*=[ \t]*|["'](?P<key>[A-Za-z_]\w*)["'][ \t]*:[ \t]*){_VALUE}(?=\s*[,)}}])"""
-)
-_DEFAULT = re.compile(rf"""["']--?(?P<name>[A-Za-z][\w\-]*)["'][^()]*?\bdefault[ \t]*=[ \t]*{_VALUE}""")
-_ENVIRONMENT = re.compile(
-    rf"""(?:environ(?:\.get)?[ \t]*[\[(]|getenv[ \t]*\()[ \t]*["'](?P<name>\w+)["'](?:[ \t]*,[ \t]*["']?{_VALUE})?"""
-)
 _SETTER = re.compile(r"""\[\s*["']lr["']\s*\]\s*[*/+-]?=(?!=)|\.update\(\s*(?:lr\s*=|\{\s*["']lr["'])""")
 _MOST_LINES = 3
 
@@ -119,58 +103,6 @@ class LaunchConfig:
         given = bool(wanted and self.read and not missing)
         return Resolved(edits=tuple(edits), given=True) if given else Resolved(missing="; ".join(missing))
 
-    def constants(self, scale: float, after: Mapping[str, float], named: Any) -> str:
-        """The lines of the command's scripts that set an LR, and what they must become; "" where there is none.
-
-        `after` are the names a known writer uses, with their new values; where it is empty, `named(name)` tells which names
-        mean an LR, and their present values are multiplied. Keyword arguments, dicts, defaults of options and variables of the
-        environment are named for an unknown writer alone.
-        """
-        lines = []
-        for file in self.files:
-            if not file.path.endswith(".py"):
-                continue
-            code = _COMMENT.sub(lambda found: " " * len(found[0]), file.text)
-            taken: set[int] = set()
-            for match in _CONSTANT.finditer(file.text):
-                name, value = match["name"], _number(match["value"])
-                if value and (name in after if after else named(name)):
-                    at = _line(file.text, match.start("name"))
-                    taken.add(at)
-                    shown = match[0].strip().rstrip("#, \t")
-                    lines.append(f"`{file.path}` line {at}, `{shown}` → `{name} = {after.get(name, value * scale):.10g}`")
-            for match in () if after else _ARGUMENT.finditer(code):
-                at, value = _line(code, match.start()), _number(match["value"])
-                if value and at not in taken and named(match["name"] or match["key"]):
-                    shown = match[0]
-                    changed = f"{shown[: match.start('value') - match.start()]}{value * scale:.10g}"
-                    lines.append(f"`{file.path}` line {at}, `{shown}` → `{changed}`")
-            lines += [] if after else [*_defaults_of(file, code, scale, named), *_variables_of(file, code, scale, named)]
-        return "; ".join(lines[:_MOST_LINES])
-
-    def equal_to(self, lrs: Sequence[float], scale: float) -> str:
-        """The lines of the command's scripts that hold one of these numbers, where a few do; "" else. By value, not by name."""
-        lines = []
-        for file in self.files:
-            if not file.path.endswith(".py"):
-                continue
-            code = _COMMENT.sub(lambda found: " " * len(found[0]), file.text)
-            for match in _LITERAL.finditer(code):
-                value = float(match[0])
-                if any(math.isclose(value, lr, rel_tol=_SAME) for lr in lrs):
-                    place = f"`{file.path}` line {_line(code, match.start())}"
-                    lines.append(f"{place} holds {match[0]}, the LR of this checkpoint: `{match[0]}` → `{value * scale:.10g}`")
-        return "; ".join(lines) if len(lines) <= _MOST_LINES else ""
-
-    def in_shell(self, scale: float, known: Mapping[str, float]) -> tuple[str, frozenset[str]]:
-        """The lines of the command's shell scripts that name an LR, and those names; ("", none) where there is none."""
-        lines, names = [], set[str]()
-        for file in self.files:
-            for number, line in changed_script(file.text, scale, known) if is_shell(file.path) else ():
-                lines.append(f"`{file.path}` line {number}, {', '.join(line.changes)}")
-                names |= line.names
-        return "; ".join(lines[:_MOST_LINES]), frozenset(names)
-
     def setters(self) -> str:
         """The lines of the command's scripts that set the LR of a parameter group themselves; "" where there is none."""
         lines = []
@@ -229,29 +161,6 @@ def _below(place: Keys, package: Keys) -> Keys:
     return place[len(package) :] if place[: len(package)] == package else ("", *place)
 
 
-def _defaults_of(file: ConfigFile, code: str, scale: float, named: Any) -> Iterator[str]:
-    """Options that a script defines with an LR as their default: they are given on the next command."""
-    for match in _DEFAULT.finditer(code):
-        value = _number(match["value"])
-        if value and named(match["name"].replace("-", "_")):
-            yield (
-                f"give the next launch `--{match['name']} {value * scale:.10g}` "
-                f"(`{file.path}` line {_line(code, match.start())}: {value:.10g} where it is not given)"
-            )
-
-
-def _variables_of(file: ConfigFile, code: str, scale: float, named: Any) -> Iterator[str]:
-    """Variables of the environment from which a script takes an LR: their values are not recorded."""
-    for match in _ENVIRONMENT.finditer(code):
-        name, value = match["name"], _number(match["value"] or "")
-        if named(name.lower()):
-            unset = f"`{name}={value * scale:.10g}` where it was not set" if value else f"`{name}`"
-            yield (
-                f"multiply by {scale:.10g} the environment variable `{name}`, which `{file.path}` line "
-                f"{_line(code, match.start())} reads" + (f" ({unset})" if value else "")
-            )
-
-
 def leaves_of(value: object, keys: Keys = ()) -> Iterator[tuple[Keys, float]]:
     """Each positive number of a value that is a number or a list of them."""
     if isinstance(value, list | tuple):
@@ -267,10 +176,3 @@ def _last_name(keys: Keys) -> str:
 
 def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -151,7 +151,7 @@ def remove_leftovers(
     moved: Callable[[str, Any], Any] = lambda intent, paths: paths,
 ) -> int:
     """Remove workspaces that closed transactions left behind when they were killed; returns how many."""
-    removed = remove_probes(root.parent, disk)
+    removed = 0
     for intent in closed:
         workspace = workspace_of(root.parent, intent)
         if (workspace / READY).is_file():
@@ -161,33 +161,6 @@ def remove_leftovers(
             _remove_workspace(workspace, disk)
             removed += 1
     return removed
-
-
-_PROBE = ".chronicle-probe-"
-
-
-def remove_probes(parent: Path, disk: Disk) -> int:
-    """Remove what versions before 2026-11-23 left when they were killed; returns how many. The times of `parent` stay."""
-    attributes = Attributes.of(parent)
-    left = [path for path in parent.glob(f"{_PROBE}*") if path.is_dir() and not _runs(path.name.removeprefix(_PROBE))]
-    for path in left:
-        disk.remove_tree(path)
-    if left:
-        disk.set_attributes(parent, attributes)
-    return len(left)
-
-
-def _runs(pid: str) -> bool:
-    """Whether a process of this number runs on this host; text that is no number belongs to nobody here."""
-    if not pid.isdecimal() or int(pid) == os.getpid():
-        return not pid.isdecimal()
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # it belongs to another user
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -335,6 +335,20 @@ def test_nothing_of_the_past_no_lower_tier_and_no_end_of_what_was_never_told(tmp
     assert not box.due(alerts)  # or the process would wait for ends that it never tells
 
 
+def test_the_end_of_what_a_receiver_refused_is_not_sent(tmp_path: Path) -> None:
+    """It never heard of the beginning."""
+    tried: list[str] = []
+
+    def one(to: Destination, message: Alert) -> Answer:
+        tried.append(message.id)
+        return Answer("refused", "too long")
+
+    box = Outbox(tmp_path / "d.jsonl", destination("http://x.invalid/"), now=lambda: BEGIN + timedelta(hours=1), send_one=one)
+    box.since = BEGIN
+    assert box.deliver([alert(1), alert(2, "ended")._replace(key="K1")]) == 0
+    assert tried == ["K1-opened"]
+
+
 def test_quiet_hours_hold_back_what_is_not_urgent(tmp_path: Path) -> None:
     to = destination("http://x.invalid/", quiet="22:00-07:00")
     night, day = datetime(2026, 1, 1, 23), datetime(2026, 1, 2, 12)

@@ -48,6 +48,13 @@ def test_two_rollbacks_to_the_same_step_keep_only_the_last() -> None:
     assert kept(launches((1, 0, 16500), (2, 16250, 16400), (3, 16250, 20000))) == [(1, 1, 16250), (3, 16251, 20000)]
 
 
+def test_a_launch_has_reached_its_highest_save_whatever_was_recorded_later() -> None:
+    """A slow save of an earlier step may be recorded after a quick one of a later step."""
+    rows = [entry(0, "launch.start", launch=1, data={"start_step": 0})]
+    rows += [entry(1 + at, "checkpoint", launch=1, step=step, data={"path": f"{step}"}) for at, step in enumerate((10, 6))]
+    assert kept(rows) == [(1, 1, 10)]
+
+
 def test_a_restart_without_rollback_continues() -> None:
     assert kept(launches((1, 0, 20685), (2, 20685, 21000))) == [(1, 1, 20685), (2, 20686, 21000)]
 

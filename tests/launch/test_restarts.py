@@ -381,6 +381,19 @@ def test_nothing_is_trained_from_scratch_where_no_checkpoint_passes(driver):
     assert sorted(path.name for path in (driver.directory / "ck").iterdir()) == ["step-2.pt", "step-4.pt"]
 
 
+def test_a_checkpoint_with_nan_is_handed_to_nobody(driver):
+    """It is whole, so nothing is moved: a person has to choose. No guard and no manifest says it, the bytes do."""
+    path = driver.directory / "made" / "step-4.pt"
+    state = torch.load(path)
+    state["model"]["weight"][1, 2] = float("nan")
+    torch.save(state, path)
+    assert train(driver, {"1": [5, KILL]}) == 78
+    assert starts(driver) == [0] and (driver.directory / "ck" / "step-4.pt").exists()
+    assert "is poisoned: F11 step-4.pt: `model.weight` holds NaN" in driver.out.read_text()
+    latest = driver.call("latest", "--verified", "--checkpoints", "ck")
+    assert latest.stdout.strip().endswith("step-2.pt") and "holds NaN" in latest.stdout + latest.stderr
+
+
 EARLY = "sys.exit(0)"
 
 

@@ -1,7 +1,6 @@
 """Standing still: rhythm, evidence, stacks by a signal that harms nobody, the rank that differs, and what is said."""
 
 import os
-import pickle
 import selectors
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EndCause, Incident, LaunchEnd, events_of
 from chronicle.launch.ending import Seen, judge_end
-from chronicle.launch.flight_recorder import find_dumps, read_dump, read_recorders
 from chronicle.launch.launchers import build_environment
 from chronicle.launch.live_metrics import PrintedMetrics
 from chronicle.launch.processes import read_process, walk_children
@@ -27,7 +25,7 @@ from chronicle.launch.pulse import (
     remove_pulses_dir,
 )
 from chronicle.launch.ranks import RankWatch
-from chronicle.launch.rhythm import FLOOR_SECONDS, START_SECONDS, Rhythm, Silences, Stragglers
+from chronicle.launch.rhythm import FLOOR_SECONDS, START_SECONDS, Rhythm, Silences
 from chronicle.launch.stacks import (
     PATIENT_SECONDS,
     CodeLine,
@@ -457,72 +455,6 @@ def test_a_stopped_stall_is_a_hang_and_starts_again():
     assert ending.cause is EndCause.HANG and "rank 1" in ending.because
 
 
-# --- stragglers
-
-
-def test_a_persistently_slow_rank_is_told_once_and_a_rank_that_is_slow_now_and_then_is_not():
-    stragglers, found, own = Stragglers(), [], {0: 0.0, 1: 0.0, 2: 0.0}
-    for step in range(1, 400):
-        own[0] += 0.01
-        own[1] += 0.05
-        own[2] += 0.01 if step % 150 > 5 else 0.4
-        found += stragglers.feed({rank: (step, seconds, step * 0.1) for rank, seconds in own.items()})
-    assert [one.rank for one in found] == [1]
-    assert found[0].own == pytest.approx(0.05) and found[0].others == pytest.approx(0.01)
-
-
-def test_a_rank_that_saves_and_evaluates_for_all_is_no_straggler():
-    """Every 40 and every 50 steps it takes three seconds, and so in five rounds in a row. Looked at once a second."""
-    stragglers, now, own, looked, found = Stragglers(), 0.0, 0.0, 0.0, []
-    for step in range(1, 600):
-        alone = 3.0 * ((step % 40 == 0) + (step % 50 == 0))
-        now, own = now + 0.1 + alone, own + 0.02 + alone
-        if now - looked >= 1.0:
-            looked = now
-            found += stragglers.feed({0: (step, own, now), 1: (step, step * 0.02, now)})
-    assert found == []
-
-
-def test_equal_ranks_and_a_single_one_are_no_stragglers():
-    stragglers = Stragglers()
-    for step in range(1, 400):
-        assert stragglers.feed({rank: (step, step * 0.01 + rank * 0.001, step * 0.1) for rank in range(4)}) == []
-    assert Stragglers().feed({0: (5, 1.0, 1.0)}) == []
-
-
-# --- the flight recorder
-
-
-def recorded(*entries):
-    rows = [
-        {"process_group": ("0", "default_pg"), "collective_seq_id": number, "profiling_name": f"nccl:{name}", "state": state,
-         "is_p2p": False, "frames": [{"name": "step", "filename": "t.py", "line": 3}]}
-        for number, name, state in entries
-    ]  # fmt: skip
-    return pickle.dumps({"version": "2.10", "pg_config": {}, "entries": rows})
-
-
-def test_the_rank_that_is_behind_is_read_from_dumps_of_the_flight_recorder(tmp_path):
-    (tmp_path / "trace_0").write_bytes(recorded((41, "all_reduce", "completed"), (42, "all_reduce", "scheduled")))
-    (tmp_path / "trace_1").write_bytes(recorded((41, "all_reduce", "completed")))
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
-    (line,) = (one for one in read_recorders(environ, newer_than=1.0) if "group 0" in one)
-    assert "rank 1 at 41 (nccl:all_reduce, completed, behind)" in line and "rank 0 at 42" in line
-    assert find_dumps(environ, newer_than=time.time() + 60) == {}
-
-
-def test_a_dump_that_would_run_code_is_refused_and_said(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "ran"),))
-
-    (tmp_path / "trace_0").write_bytes(pickle.dumps({"entries": [Evil()]}))
-    with pytest.raises(ValueError, match="no dump of a flight recorder"):
-        read_dump(0, tmp_path / "trace_0")
-    (line,) = read_recorders({"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}, newer_than=1.0)
-    assert "trace_0" in line and not (tmp_path / "ran").exists()
-
-
 # --- the whole
 
 HANGS = """
@@ -568,7 +500,7 @@ def test_status_says_how_long_ago_the_last_step_was_and_what_is_usual():
 def test_no_heavy_module_is_loaded_for_a_launch_that_goes_well():
     code = "import sys, chronicle.launch.launching; print([m for m in ('pickle', 'torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "torch" not in done.stdout and "chronicle.launch.flight_recorder" not in done.stdout
+    assert "torch" not in done.stdout
 
 
 
@@ -644,3 +576,13 @@ def test_a_trainer_whose_step_counter_restarts_goes_on(tmp_path):
         printed.take(1, f"step {step} loss 2.0\n".encode())
         assert printed.seen > before
         before = printed.seen
+
+
+def test_the_main_thread_is_the_last_that_began_in_a_module_else_the_oldest():
+    """faulthandler prints the newest thread first; a thread may run a module of its own (`runpy`)."""
+    worker, main, other = (CodeLine("a.py", 1, "wait"), CodeLine("t.py", 2, "run")), (CodeLine("b.py", 1, "<module>"),), (
+        CodeLine("c.py", 1, "step"), CodeLine("m.py", 9, "<module>"))  # fmt: skip
+    assert main_stack([worker, main, worker]) == main
+    assert main_stack([main, other, worker]) == other
+    assert main_stack([worker, worker[1:]]) == worker[1:]
+    assert main_stack([]) == ()

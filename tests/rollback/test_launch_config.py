@@ -80,16 +80,6 @@ def test_what_cannot_be_read_exactly_is_refused_with_its_line(text: str, words: 
         numbers(text, "yaml")
 
 
-def test_where_no_name_tells_it_the_lr_is_looked_for_by_its_value() -> None:
-    script = 'p.add_argument("--peak", default=1e-3)  # 0.001 once\nEPS = 1e-8\nEPOCHS = 1\nx1e-3 = 2\n'
-    config = LaunchConfig((ConfigFile("/r/train.py", script, "the command"),))
-    found = config.equal_to([0.001], 0.5)
-    assert found == "`/r/train.py` line 1 holds 1e-3, the LR of this checkpoint: `1e-3` → `0.0005`"
-    assert config.equal_to([0.002], 0.5) == ""
-    many = LaunchConfig((ConfigFile("/r/train.py", "a = 0.001\n" * 9, "the command"),))
-    assert many.equal_to([0.001], 0.5) == "", "nine places tell nothing"
-
-
 def test_a_config_is_edited_only_at_the_value_of_the_checkpoint_and_in_one_place() -> None:
     wanted = [Wanted(places=(("optimizer", "lr"),), before=3e-4, after=1.5e-4)]
     file = ConfigFile("/c/a.yaml", RECIPE, "from the command of launch 1")
@@ -208,16 +198,6 @@ def test_a_person_names_the_field_and_the_guard_holds_the_lr(tmp_path: Path, cap
     capsys.readouterr()
     assert command(tmp_path, *HALF, "--lr-in", "optimizer.lr") == 2
     assert command(tmp_path, "rollback", "--to", "5", "--lr-in", f"{place}:optimizer.lr", "--dry-run") == 3
-
-
-def test_constants_of_a_script_are_quoted_with_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unknown(tmp_path, config={"learning_rate": 3e-4, "min_lr": 3e-5, "decay_lr": True})
-    (tmp_path / "train.py").write_text("# nanoGPT\nbatch_size = 12\nlearning_rate = 3e-4 # max\n\nmin_lr = 3e-5\n")
-    recorded(tmp_path, ["python", "train.py"])
-    assert command(tmp_path, *HALF) == 3
-    said = capsys.readouterr().err
-    assert "train.py` line 3, `learning_rate = 3e-4" in said and "→ `learning_rate = 0.00015`" in said
-    assert "line 5" in said and "`min_lr = 1.5e-05`" in said and "--learning_rate=0.00015" in said
 
 
 def test_all_lrs_of_a_nested_config_must_be_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

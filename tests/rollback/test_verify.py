@@ -92,7 +92,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], tuple[str, str, str], str]] =
         entry["exp_avg_sq"].zero_() for entry in s["state"].values()]),  # type: ignore[attr-defined]
         ("F6", "error", S + "optimizer.bin"), "all zero after 10 steps"),
     "nan in a moment": (lambda d: edit(d / "optimizer.bin", lambda s: s["state"][0]["exp_avg_sq"].fill_(  # type: ignore[index]
-        float("nan"))), ("F6", "error", S + "optimizer.bin"), "NaN"),
+        float("nan"))), ("F11", "error", S + "optimizer.bin"), "NaN"),
     "nan lr": (lambda d: edit(d / "optimizer.bin", lambda s: s["param_groups"][0].update(lr=float("nan"))),  # type: ignore[index]
                ("F5", "error", S + "optimizer.bin"), "nan"),
 }  # fmt: skip

@@ -1,0 +1,235 @@
+"""F11 by the bytes: NaN and infinite numbers in weights and in the state of an optimizer, whatever was noted at the save.
+
+An element is not finite where all bits of its exponent are set, and the highest byte of such an element has one of a few
+values that no weight of a healthy model comes near (1.7e38 in float32 and bfloat16). So every n-th byte of a tensor is looked
+at first, as one slice, and single elements only where such a byte stands. This needs no numpy: 1 GB of
+float32 in the page cache took .4 s.
+
+What a checkpoint may hold for good reasons is no damage: a mask of 0 and -inf, a statistic that is NaN until it is known. So
+NaN counts in the state of an optimizer and in tensors of a shape that the optimizer trains; without an optimizer that tells
+shapes, in state dicts. Infinite numbers count there too, unless every other element is 0. Everything else is a note.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.state import OptimizerState, find_states
+from rollback.disk import RemoteView, pread
+from rollback.disk.content import ByteProgress
+from rollback.errors import Finding, RollbackError, Severity
+from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
+from rollback.files.json_file import Keys
+from rollback.files.pickle_values import TensorRef, item_size
+from rollback.files.safetensors_file import list_tensors
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_file import open_state_file, read_zip_segment
+from rollback.files.torch_tree import LeafKind, PickleSegment, TorchFile
+from rollback.files.torch_zip import ZipRecord, data_offset
+
+__all__ = ["check_values"]
+
+CHUNK_BYTES = 4 << 20  # a multiple of every element's size
+WIDE, HALF = b"\x7f\xff", b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"  # highest bytes of elements that are not finite
+NOT_FINITE = {"float64": WIDE, "float32": WIDE, "bfloat16": WIDE, "float16": HALF}
+SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+REMEDY = "go back to an earlier checkpoint: `chronicle spikes` names one"
+
+
+class _NotRead(RollbackError):
+    """A file with tensors whose elements lie elsewhere than in a zip: torch before 1.6."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """Where the elements of one tensor lie."""
+
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    of_optimizer: bool
+    in_state_dict: bool
+
+
+def check_values(
+    checkpoint: Checkpoint, optimizers: Sequence[OptimizerState], progress: ByteProgress | None = None
+) -> list[Finding]:
+    """F11: an ERROR for each file with spoilt numbers, and what was not counted or not looked at as INFO."""
+    if RemoteView.opened is not None:
+        return [_finding(Severity.INFO, ".", "not looked for NaN: its bytes would be fetched from the store once more")]
+    tensors: list[_Tensor] = []
+    unread: list[str] = []
+    for file in checkpoint.files:
+        try:
+            tensors += _tensors_of(checkpoint.folder / file.path, file.path, optimizers)
+        except _NotRead:
+            unread.append(file.path)
+        except (RollbackError, OSError):
+            continue  # damage has its own finding; files of other kinds hold no tensors that we know
+    trained = {one.shape for one in tensors if one.of_optimizer}
+    spoilt: dict[str, list[str]] = {}
+    notes: list[str] = []
+    for one in tensors:
+        words = _what_is_wrong(checkpoint.folder / one.file, one)
+        if progress is not None:
+            progress(one.num_bytes)
+        if not words:
+            continue
+        counts = one.of_optimizer or (one.shape in trained if trained else one.in_state_dict and words == "NaN")
+        if counts:
+            spoilt.setdefault(one.file, []).append(f"`{one.name}` holds {words}")
+        else:
+            notes.append(f"`{one.name}` of `{one.file}` holds {words}")
+    found = [_finding(Severity.ERROR, file, _first_of(said), REMEDY) for file, said in spoilt.items()]
+    found += [_finding(Severity.INFO, file, "not looked for NaN: no torch zip") for file in unread]
+    if notes:
+        found.append(_finding(Severity.INFO, ".", f"{_first_of(notes)}: no trained weight, as far as is known"))
+    return found
+
+
+def _first_of(said: Sequence[str]) -> str:
+    return said[0] if len(said) == 1 else f"{said[0]}, and {len(said) - 1} tensors more are not finite"
+
+
+def _finding(severity: Severity, path: str, message: str, remedy: str | None = None) -> Finding:
+    return Finding(check="F11", severity=severity, path=path, message=message, remedy=remedy)
+
+
+# --- which tensors there are
+
+
+def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor]:
+    if path.suffix == ".safetensors":
+        for tensor, dtype, shape, offset, num_bytes in list_tensors(path):
+            if len(shape) and dtype in SAFETENSORS:
+                yield _Tensor(
+                    file=name, name=tensor, dtype=SAFETENSORS[dtype], shape=shape, offset=offset, num_bytes=num_bytes,
+                    of_optimizer=False, in_state_dict=True,
+                )  # fmt: skip
+    elif path.suffix == ".distcp":
+        yield from _tensors_in_entries(path, name)
+    else:
+        yield from _tensors_in_tree(read_state_file(path), name, optimizers)
+
+
+def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor]:
+    segment = file.segments[0] if len(file.segments) == 1 else None
+    if segment is None or segment.layout is None:
+        if file.tensors:
+            raise _NotRead(name)
+        return
+    prefixes = [one.prefix for one in optimizers if one.file == name]
+    prefixes += [prefix for prefix, _, kind in find_states(file.tree) if kind == "optimizer"]
+    leaves = list(file.leaves())
+    mixed = {leaf.keys[:-1] for leaf in leaves if leaf.kind not in (LeafKind.TENSOR, LeafKind.SCALAR_TENSOR)}
+    found = [(leaf.keys, leaf.value) for leaf in leaves if isinstance(leaf.value, TensorRef) and leaf.value.shape]
+    records = _records_of(segment)
+    seen: set[tuple[str, int, int]] = set()  # tied weights are one tensor
+    with open_state_file(file.path) as (fd, _):
+        for keys, tensor in found:
+            here = ("" if tensor.storage is None else tensor.storage.key, tensor.storage_offset, tensor.numel)
+            place = None if here in seen else _place(fd, segment, records, tensor)
+            seen.add(here)
+            if place is not None:
+                own = any(keys[: len(prefix)] == tuple(prefix) for prefix in prefixes)
+                yield _of(name, keys, tensor, place, of_optimizer=own, in_state_dict=keys[:-1] not in mixed)
+
+
+def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor]:
+    """Each entry of a `.distcp` file is a zip with one tensor."""
+    with open_state_file(path) as (fd, size_bytes):
+        for entry in read_dcp_index(path.parent / METADATA_NAME):
+            for chunk in entry.chunks:
+                if chunk.file != path.name or chunk.offset + chunk.length > size_bytes:
+                    continue
+                content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
+                if isinstance(content.value, TensorRef) and content.value.shape:
+                    place = _place(fd, segment, _records_of(segment), content.value)
+                    if place is not None:
+                        own = any(str(key).startswith("optim") for key in entry.keys)
+                        yield _of(name, entry.keys, content.value, place, of_optimizer=own, in_state_dict=True)
+
+
+def _of(
+    file: str, keys: Keys, tensor: TensorRef, place: tuple[int, int], *, of_optimizer: bool, in_state_dict: bool
+) -> _Tensor:
+    name = ".".join(map(str, keys))
+    return _Tensor(
+        file=file, name=name, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1],
+        of_optimizer=of_optimizer, in_state_dict=in_state_dict,
+    )  # fmt: skip
+
+
+def _records_of(segment: PickleSegment) -> dict[str, ZipRecord]:
+    return {record.name: record for record in (segment.layout.records if segment.layout is not None else ())}
+
+
+def _place(
+    fd: int, segment: PickleSegment, records: dict[str, ZipRecord], tensor: TensorRef
+) -> tuple[int, int] | None:
+    """(offset, bytes) of a tensor of floats that lies in one piece; None for any other."""
+    size = item_size(tensor.dtype)
+    if tensor.dtype not in NOT_FINITE or tensor.storage is None or segment.layout is None or segment.record is None:
+        return None
+    reach = 1 + sum((count - 1) * abs(step) for count, step in zip(tensor.shape, tensor.stride, strict=True))
+    record = records.get(f"{segment.record.name.removesuffix('data.pkl')}data/{tensor.storage.key}")
+    if size is None or record is None or not record.stored or segment.big_endian or reach != tensor.numel:
+        return None
+    start = tensor.storage_offset * size
+    if start + tensor.numel * size > record.size_bytes:
+        return None
+    return data_offset(fd, segment.layout, record) + start, tensor.numel * size
+
+
+# --- the elements
+
+
+def _what_is_wrong(path: Path, tensor: _Tensor) -> str:
+    """"NaN" or "infinite numbers"; "" where all are finite, and for a mask, in which all others are 0."""
+    has_inf = has_others = False
+    with open_state_file(path) as (fd, _):
+        for chunk in _chunks(fd, tensor):
+            if not _may_be_infinite(chunk, tensor.dtype):
+                has_others = has_others or bool(chunk.strip(b"\0"))
+                continue
+            values = _values_of(chunk, tensor.dtype)
+            if any(value != value for value in values):
+                return "NaN"
+            infinite = inf in values or -inf in values
+            has_inf = has_inf or infinite
+            has_others = has_others or any(value and abs(value) != inf for value in values)
+    return "infinite numbers" if has_inf and has_others else ""
+
+
+def _chunks(fd: int, tensor: _Tensor) -> Iterator[bytes]:
+    for at in range(0, tensor.num_bytes, CHUNK_BYTES):
+        yield pread(fd, min(CHUNK_BYTES, tensor.num_bytes - at), tensor.offset + at)
+
+
+def _may_be_infinite(chunk: bytes, dtype: str) -> bool:
+    size = item_size(dtype) or 1
+    highest = chunk[size - 1 :: size]
+    return len(highest.translate(None, NOT_FINITE[dtype])) != len(highest)
+
+
+def _values_of(chunk: bytes, dtype: str) -> Sequence[float]:
+    if dtype == "float16":
+        return struct.unpack(f"<{len(chunk) // 2}e", chunk)
+    if dtype == "bfloat16":
+        wide = bytearray(2 * len(chunk))
+        wide[2::4], wide[3::4] = chunk[::2], chunk[1::2]
+        chunk = bytes(wide)
+    values = array("d" if dtype == "float64" else "f", chunk)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
