@@ -9,7 +9,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ from chronicle.resume.records import Records
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
-from chronicle.resume.signs import EarlySigns, record_signs
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -168,7 +166,6 @@ class GuardSession:
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
-        self.signs: EarlySigns | None = None  # from the first step on, where they are asked for
         self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._environ = environ
         self.batches.works, self.batches.calibrates = self._works, self._calibrates
@@ -772,21 +769,6 @@ class GuardSession:
             self.first_batch.tell(self._observe(), self.start.start_step)
         with self.contained("facts of this launch"):
             self.report.begin(self._observe(), self.first_batch, self.data.first)
-        with self.contained("early signs"):
-            self._measure_signs()
-
-    def _measure_signs(self) -> None:
-        """Numbers from inside the model, where the environment asks for them."""
-        if self.signs is not None:
-            self.signs.end()
-        self.signs = record_signs(
-            self._models,
-            self._known,
-            self.journal,
-            self._environ,
-            first_step=self.start.start_step or 0,
-            failed=partial(self.faults.record, "early signs"),
-        )
 
     def _check_first_step(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
         live = self._live()

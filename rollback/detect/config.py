@@ -46,7 +46,7 @@ class ChannelConfig:
     leap_fraction: float = 0.01  # of the level: their spread is never taken to be smaller
     odd_sigmas: float = 5.0  # robust z above which a point is odd
     odd_span: float = 256.0  # points in which the odd ones are counted, and how often they began
-    odd_entries: float = 5.0  # so many beginnings in that span are noise of the run: batches of two sorts
+    odd_entries: float = 13.0  # so many beginnings in that span, one in 20 points, are noise of the run: batches of two sorts
     odd_reach: float = 1.5  # times the highest of them: above it a point is sudden all the same
     odd_chance: float = 1e-5  # of so many in a row by themselves: a longer series is no noise
     odd_most: float = 0.6  # share of odd points beyond which a series of any length would be chance

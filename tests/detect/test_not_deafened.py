@@ -131,3 +131,17 @@ def test_an_objective_that_spikes_by_nature_is_told_where_it_goes_higher() -> No
     told = [(event.onset_row, event.channels[0]) for event in detector.events]
     assert told == [(100, "train/value_loss"), (700, "train/value_loss"), (800, "rollout/ep_rew_mean")]
     assert {event.tier for event in detector.events} == {Tier.NOTICE}
+
+
+@pytest.mark.parametrize("apart", [20, 40])
+def test_the_same_spike_again_and_again_is_told_each_time(apart: int) -> None:
+    """Eleven spikes of five times the noise-free level, rare among the points: the eleventh is no noise of the run."""
+    for seed in range(6):
+        dice = random.Random(seed)
+        spikes = range(60, 60 + 11 * apart, apart)
+        points = [
+            (100 * row, {"loss": (0.1 + 0.1 * 0.99**row) * (1.0 + dice.gauss(0.0, 0.04)) * (5.0 if row in spikes else 1.0)})
+            for row in range(60 + 11 * apart)
+        ]
+        told = {event.onset_row for event in fold(points).events if event.kind is Kind.INSTANT_SPIKE}
+        assert told >= set(spikes), seed

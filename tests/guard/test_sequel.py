@@ -14,6 +14,7 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.resume import first_gradient, records, sequel
 from chronicle.resume.checks.check import Outcome, equal
 from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
 from chronicle.resume.contract import Expectation
@@ -411,3 +412,16 @@ def test_state_that_is_loaded_beside_a_guarded_accelerator_is_said(tmp_path: Pat
     train(accelerator, model, optimizer)
     found = list(read_journal(RunPaths(run_dir)).of_kind("guard.verdict"))[-1].data
     assert (found["verdict"], found["verified"]) == ("unverified", False)
+
+
+def test_what_is_kept_of_saves_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that saves at every step leaves the newest few of its side files, and removes the others."""
+    for module in (sequel, first_gradient, records):
+        monkeypatch.setattr(module, "NUM_KEPT", 3)
+    loop = Loop(tmp_path, lambda loop, step: None, kind=torch.optim.Adam)
+    loop.build()
+    for step in range(9):
+        loop.step(step)
+        loop.save()
+    counts = {name: len(list((loop.run_dir / name).iterdir())) for name in ("sequels", "gradients", "states")}
+    assert counts == {"sequels": 3, "gradients": 3, "states": 3}

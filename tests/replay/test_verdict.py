@@ -1,10 +1,12 @@
 """What a comparison of prints proves: each cause has its name, and hardware is named only where nothing else is left."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chronicle.replay import replay
 from chronicle.replay.compared import PrintComparison, compare_prints, own_generators_vary, prints_agree
 from chronicle.replay.ring import Print, SeenParts
 from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
@@ -440,3 +442,20 @@ def test_a_step_that_is_as_recorded_by_the_clock_of_the_record_is_not_determinis
     place = ReplayPlace(by_clock=True)
     found = judged(differing("gradient"), prints(), differing("gradient", 6), place=place)
     assert found.verdict is ReplayVerdict.RANDOM and "where the clock stands as in the record, step 7" in found.why
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_launch_that_began_with_other_weights_is_replayed_once_more(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """Whether it begins so every time tells what is not seeded from what has changed."""
+    second: Any = object()
+    monkeypatch.setattr(replay, "play_once", lambda plan, sandbox: second)
+    origin = SimpleNamespace(checkpoint=None, start=0, words="its beginning", answers="", clock={}, identity={})
+    plan: Any = SimpleNamespace(origin=origin, rings={}, until=9)
+    one: Any = SimpleNamespace(begins_as=lambda other: again if other is second else None)
+    comparison: Any = SimpleNamespace(first=object(), steps=(1, 2), begins_equal=False)
+    asked: list[Any] = []
+    monkeypatch.setattr(replay, "_place_of", lambda origin: None)
+    _, num_replays, _ = replay._tell_result(
+        plan, one, comparison, {}, lambda found, agree, **_: asked.append(agree), None, lambda line: None
+    )
+    assert (asked, num_replays) == ([again], 2)
