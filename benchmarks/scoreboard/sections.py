@@ -282,7 +282,7 @@ def our_functions(step: Callable[[], None], times: int = 9) -> set[tuple[str, st
 def play_size() -> Rows:
     """Lines and tokens of each room, and how full its lines are: from `scripts/house.py`."""
     sys.path.insert(0, str(ROOT / "scripts"))
-    import house
+    import house  # type: ignore[import-not-found]
 
     rows: Rows = {}
     for room, figures in house.room_figures(ROOT).items():
