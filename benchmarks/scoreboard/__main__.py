@@ -120,7 +120,13 @@ def told(name: str, rows: Mapping[str, Any]) -> Sequence[str]:
     if name == "verbs":
         codes = Counter(str(value).partition(",")[0] for value in rows.values())
         return [f"{count} × {code}" for code, count in sorted(codes.items())]
-    if name in ("size", "detector", "guard-cost", "crashes") or len(rows) <= 20:
+    if name in ("size", "detector"):
+        groups: dict[str, list[str]] = {}
+        for row, value in rows.items():
+            group, _, figure = row.rpartition(": ")
+            groups.setdefault(group, []).append(f"{figure} {value}")
+        return [f"{group}: {', '.join(figures)}" for group, figures in groups.items()]
+    if len(rows) <= 20:
         return [f"{row}: {value}" for row, value in rows.items()]
     counts = Counter(str(value) for value in rows.values())
     usual = {value for value, count in counts.items() if count > 2}

@@ -34,9 +34,9 @@ parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 run = chronicle.attach(None, model, optimizer, scheduler)
 root, step, last, what = Path("checkpoints"), 0, int(sys.argv[1]), sys.argv[2]
 root.mkdir(exist_ok=True)
-newest = sorted(root.glob("step-*.pt"), key=lambda path: int(path.stem[5:]))
+newest = sorted(root.glob("step-*"), key=lambda path: int(path.stem[5:]))
 if newest:
-    state = torch.load(newest[-1], weights_only=False)
+    state = torch.load(newest[-1] / "state.pt" if newest[-1].is_dir() else newest[-1], weights_only=False)
     for name, part in parts.items():
         if what != "forgets" or name != "optimizer":
             part.load_state_dict(state[name])
@@ -45,7 +45,7 @@ while step < last:
     step += 1
     rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
     loss = (model(rows) - rows[:, :2]).square().mean()
-    if what == "nan" and step > 12:
+    if "nan" in what and step > 12:
         loss = loss * float("nan")
     optimizer.zero_grad()
     loss.backward()
@@ -53,8 +53,11 @@ while step < last:
     scheduler.step()
     run.log(loss=loss.item(), lr=scheduler.get_last_lr()[0])
     if step % 5 == 0:
-        path = root / f"step-{step}.pt"
-        torch.save({**{name: part.state_dict() for name, part in parts.items()}, "step": step}, path)
+        path = root / (f"step-{step}" if "folder" in what else f"step-{step}.pt")
+        if "folder" in what:
+            path.mkdir()
+        state = {**{name: part.state_dict() for name, part in parts.items()}, "step": step}
+        torch.save(state, path / "state.pt" if path.is_dir() else path)
         run.saved(path)
     if what == "dies" and step == 13:
         os.kill(os.getpid(), 9)
@@ -103,6 +106,11 @@ def killed(top: Path) -> None:
 def nan_weights(top: Path) -> None:
     """The loss is NaN from step 13 on, and the saves after it are spoilt."""
     train(top, 20, "nan")
+
+
+def nan_folders(top: Path) -> None:
+    """The same with a directory and a manifest for each save."""
+    train(top, 20, "nan-folder")
 
 
 def refused(top: Path) -> None:
@@ -170,7 +178,7 @@ def siblings(top: Path) -> None:
         story.writer.close()
 
 
-REAL = (finished, rolled_back, undone, killed, nan_weights, refused)
+REAL = (finished, rolled_back, undone, killed, nan_weights, nan_folders, refused)
 WRITTEN = (noted, imported, every_kind, toy, diverging, siblings)
 RECORDED: dict[str, Callable[[Path], None]] = {make.__name__: make for make in (*REAL, *WRITTEN)}
 

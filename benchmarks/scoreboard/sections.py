@@ -70,10 +70,10 @@ def play_verbs() -> Rows:
 
 
 def play_planted() -> Rows:
-    """Who stops each planted bug of the third and when; healthy resumes are passed or falsely stopped."""
+    """What stops each planted bug of the third, by its code, and when; healthy resumes are passed or falsely stopped."""
     from benchmarks.planted_bugs.__main__ import TWO_RANKS, play_here, play_on_ranks
     from benchmarks.planted_bugs.catalogue import causes, healthy_causes
-    from benchmarks.planted_bugs.play import RIGS
+    from benchmarks.planted_bugs.play import RIGS, Outcome
 
     everything = list(enumerate((*causes(), *healthy_causes())))
     rows: Rows = {}
@@ -88,7 +88,8 @@ def play_planted() -> Rows:
         play = play_on_ranks if rig in TWO_RANKS else play_here
         for result in play(rig, wanted, True):
             kind = "healthy" if result.source == "healthy" else result.acts
-            rows[f"{rig}: {result.name} ({kind})"] = str(result.outcome)
+            code = result.detail[:2] if result.outcome in (Outcome.BEFORE, Outcome.ACTING) else ""
+            rows[f"{rig}: {result.name} ({kind})"] = f"{result.outcome} {code}".strip()
     return rows
 
 
@@ -145,6 +146,8 @@ def play_detector() -> Rows:
         path = Path(name) / "tables.json"
         main(["--quick", "--json", str(path)])
         tables = json.loads(path.read_text(encoding="utf-8"))
+    if "recall" not in tables:
+        rows["labelled curves"] = "could not run: `../shared/data/curves` is not on this machine"
     for table, lines in tables.items():
         for line in lines:
             cells = list(line.items())
@@ -279,7 +282,7 @@ def our_functions(step: Callable[[], None], times: int = 9) -> set[tuple[str, st
 def play_size() -> Rows:
     """Lines and tokens of each room, and how full its lines are: from `scripts/house.py`."""
     sys.path.insert(0, str(ROOT / "scripts"))
-    import house
+    import house  # type: ignore[import-not-found]
 
     rows: Rows = {}
     for room, figures in house.room_figures(ROOT).items():

@@ -203,7 +203,8 @@ def pin_clock() -> None:
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> "Pinned":
             """The pinned moment."""
-            return cls.fromtimestamp(NOW.timestamp(), tz)
+            moment: Pinned = cls.fromtimestamp(NOW.timestamp(), tz)
+            return moment
 
     datetime.datetime = Pinned  # type: ignore[misc]
     time.time = lambda: NOW.timestamp()
