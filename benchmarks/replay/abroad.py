@@ -23,7 +23,7 @@ from benchmarks.replay.planting import PLANTED, fault, plant
 from benchmarks.strangers.offline import assets
 from benchmarks.strangers.originals import ATTACH, GUARD, ORIGINALS, Original, glue
 from benchmarks.strangers.play import HERE, NEEDS_BERT, OFFLINE
-from chronicle.replay.ring import rings_of
+from chronicle.resume.ring import rings_of
 
 __all__ = ["show"]
 
