@@ -17,8 +17,8 @@ import torch
 from benchmarks.envelope.cost import transformer
 from benchmarks.envelope.flights import attached
 from benchmarks.replay.causes import in_chronicle, quiet
-from chronicle.replay.ring import read_ring, ring_path
 from chronicle.resume.prints import PRINTS_VARIABLE
+from chronicle.resume.ring import read_ring, ring_path
 
 MODES = ("off", "", "every")
 BLOCKS, SECONDS = 24, 0.5  # of steps in one block

@@ -36,7 +36,7 @@ from chronicle.replay.fork import (
     play,
     usable,
 )
-from chronicle.replay.ring import Ring, rings_of
+from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 
 __all__ = ["Axis", "Bisect", "BisectAnswer", "BisectTrial", "TrialOutcome", "halve", "plan_bisect", "run_bisect"]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chronicle.replay.ring import Print, SeenParts
+from chronicle.resume.ring import Print, SeenParts
 
 __all__ = [
     "OTHERS",

@@ -28,9 +28,9 @@ from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.notes import rewrite_notes
 from chronicle.replay.places import identity_of, is_wide, states_of
-from chronicle.replay.ring import Ring, rings_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from chronicle.replay.watched import watched
+from chronicle.resume.ring import Ring, rings_of
 from chronicle.story.curve import canonical_rows
 from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint

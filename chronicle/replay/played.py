@@ -12,10 +12,9 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree, step_that_tells
-from chronicle.replay.facts import read_facts
 from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, play
-from chronicle.replay.ring import VERSION_VARIABLE, Print, Ring, rings_of
 from chronicle.resume.batch_record import read_batches
+from chronicle.resume.launch_facts import read_facts
 from chronicle.resume.one_step import (
     OPS_VARIABLE,
     SHOW_VARIABLE,
@@ -24,6 +23,7 @@ from chronicle.resume.one_step import (
     read_shown,
     tell_shown,
 )
+from chronicle.resume.ring import Print, Ring, rings_of
 
 __all__ = ["Played", "ReplayPlan", "batches_of", "first_operation", "play_once", "read_result"]
 
@@ -76,9 +76,7 @@ class Played:
 
 def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     """Play the steps of a plan."""
-    version = min(ring.header["v"] for ring in plan.rings.values())
-    more = {SHOW_VARIABLE: str(plan.step), VERSION_VARIABLE: str(version)}
-    origin = replace(plan.origin, environ={**plan.origin.environ, **more})
+    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
     # the next step that tells it, too: whether its generators stand elsewhere tells of the step before
     until = step_that_tells({rank: ring.steps() for rank, ring in plan.rings.items()}, plan.until) or plan.until
     with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:

@@ -9,7 +9,7 @@ and judged (`verdict.py`). What is missing for any of this is named, and nothing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -22,7 +22,6 @@ from chronicle.journal.events import EntryKind, Replayed
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import list_launch_numbers
 from chronicle.replay.compared import PARTS, RESULT, PrintComparison, compare_prints, own_generators_vary, prints_agree
-from chronicle.replay.facts import changed_facts, holds_data, new_files, new_sources, read_facts
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,
@@ -36,10 +35,10 @@ from chronicle.replay.fork import (
 )
 from chronicle.replay.places import is_wide, made_since_start
 from chronicle.replay.played import Played, ReplayPlan, batches_of, first_operation, play_once, read_result
-from chronicle.replay.ring import VERSION as RING_VERSION
-from chronicle.replay.ring import Print, Ring, rings_of
 from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.replay.watched import Then, answers_to_vary, unrecorded, variables_read
+from chronicle.resume.launch_facts import changed_facts, holds_data, new_files, new_sources, read_facts
+from chronicle.resume.ring import Print, Ring, rings_of
 from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
@@ -174,7 +173,6 @@ def replay(
     found = _changed(facts, one, comparison, plan)
     load = _state_loaded(plan.origin, one)
     doubts, made = _unrecorded(plan.origin, facts, one)
-    doubts = (*doubts, *_of_older_prints(plan.rings))
     beside = (one.facts or {}).get("networks", ())
     judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts, networks=beside)
     judged = judge(comparison, None, load=load, place=_place_of(plan.origin))
@@ -441,12 +439,6 @@ def _unrecorded(
     then = Then(facts or {}, begun or 0.0, ended, list(map(str, origin.own)), stepped)
     made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))
     return tuple(unrecorded(one.seen, then, one.facts)), made
-
-
-def _of_older_prints(rings: Mapping[int, Ring]) -> Iterator[str]:
-    """Why prints of another version may differ although nothing does."""
-    if any(ring.header["v"] != RING_VERSION for ring in rings.values()):
-        yield "batches in prints of an older chronicle cannot be compared"
 
 
 def _ends_of(origin: Origin) -> tuple[float | None, float | None]:

@@ -31,9 +31,9 @@ from enum import StrEnum
 from typing import Any
 
 from chronicle.replay.compared import OTHERS, PARTS, PrintComparison
-from chronicle.replay.ring import SeenParts
 from chronicle.replay.watched import IS_NEWER
 from chronicle.resume.checks.check import Outcome
+from chronicle.resume.ring import SeenParts
 
 __all__ = [
     "ReplayPlace",

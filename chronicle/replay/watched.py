@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from chronicle.paths import UNWATCHED
-from chronicle.replay.facts import ITS_OWN, OWN, PACKAGES, born, is_outside, places_of_packages, places_outside
-from chronicle.replay.installed import InstalledPackages
 from chronicle.replay.sandbox import end_with_parent
+from chronicle.resume.installed import InstalledPackages
+from chronicle.resume.launch_facts import ITS_OWN, OWN, PACKAGES, born, is_outside, places_of_packages, places_outside
 
 __all__ = ["IS_NEWER", "Then", "answers_to_vary", "is_born_within", "unrecorded", "variables_read", "watched"]
 

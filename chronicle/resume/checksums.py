@@ -119,15 +119,14 @@ def digest_of_all(sample: "list[Any] | None") -> int:
     return int(WORD.unpack(digest.digest())[0])
 
 
-def digest_of_batches(batches: "Sequence[Sequence[Any]]", beside: "Sequence[Sequence[Any]]", version: int) -> int:
+def digest_of_batches(batches: "Sequence[Sequence[Any]]", beside: "Sequence[Sequence[Any]]") -> int:
     """64 bits of what a step's micro-batches hold, and of what they became beside it (what entered parts of the model).
 
-    Of what they became are the lower 32, where there is any: two batches with the same upper half were handed over alike. In
-    prints up to version 3 one digest was of both.
+    Of what they became are the lower 32, where there is any: two batches with the same upper half were handed over alike.
     """
-    if version > 3 and any(beside):
+    if any(beside):
         became = digest_of_all([part for one in beside for part in (*one, b"|")])
-        return digest_of_batches(batches, [()] * len(batches), version) & ~LOWER | became & LOWER
+        return digest_of_batches(batches, [()] * len(batches)) & ~LOWER | became & LOWER
     return digest_of_all([part for one, more in zip(batches, beside, strict=True) for part in (*one, *more, b"|")])
 
 

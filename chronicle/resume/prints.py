@@ -1,6 +1,6 @@
 """Step prints of one rank: a few bytes that identify every optimizer step, for a replay to be compared with.
 
-A print (`chronicle/replay/ring.py` lists its fields) is put together while a step is taken:
+A print (`chronicle/resume/ring.py` lists its fields) is put together while a step is taken:
 
     first micro-batch enters    the generators, those that the script made for itself too; how the models are set
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
@@ -36,8 +36,6 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.replay.facts import LateFiles, stop_noting, write_facts
-from chronicle.replay.ring import VERSION, VERSION_VARIABLE, RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded, layers_of, readable, tensors_of, weights_of_call
 from chronicle.resume.checksums import (
     SetParts,
@@ -57,9 +55,11 @@ from chronicle.resume.checksums import (
 )
 from chronicle.resume.compiled import ModelHook, outside_transforms
 from chronicle.resume.faults import shield
+from chronicle.resume.launch_facts import LateFiles, stop_noting, write_facts
 from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
 from chronicle.resume.own_generators import Holder, find_generators, state_of
+from chronicle.resume.ring import RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
 __all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
@@ -139,8 +139,6 @@ class StepPrints:
     ) -> None:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
         self._is_replay = "CHRONICLE_REPLAY" in environ
-        told = environ.get(VERSION_VARIABLE, "")
-        self._version = int(told) if told.isdecimal() else VERSION  # of the prints that these are compared with
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
         self._clock = clock
@@ -530,7 +528,7 @@ class StepPrints:
             one.step,
             one.seen,
             len(one.batches),
-            digest_of_batches(one.batches, one.beside, self._version) if one.batches else 0,
+            digest_of_batches(one.batches, one.beside) if one.batches else 0,
             digest_of_all(one.gradient),
             digest_of_all(one.weights),
             one.size,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.replay.facts import (
+from chronicle.resume.launch_facts import (
     ITS_OWN,
     ChangedFact,
     LateFiles,
@@ -30,7 +30,7 @@ import json, os, subprocess, sys
 os.environ["MADE_HERE"] = str(os.getpid())  # as libraries do, of a directory of this process
 from pathlib import Path
 from typing import Any
-from chronicle.replay.facts import LateFiles, write_facts
+from chronicle.resume.launch_facts import LateFiles, write_facts
 json.load(open("settings.json"))
 exec(open("more.py").read()) if Path("more.py").exists() else None
 Path("own.log").write_text("began")
@@ -234,7 +234,7 @@ def test_what_the_system_gives_is_a_doubt_where_it_is_another_and_unknown_in_old
 
 
 def test_more_files_in_one_step_than_are_noted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronicle.replay.facts.MOST_OPENED", 2)
+    monkeypatch.setattr("chronicle.resume.launch_facts.MOST_OPENED", 2)
     (tmp_path / "settings.txt").write_text("1")
     place = tmp_path / "logs" / "run" / "launches" / "0001"
     place.mkdir(parents=True)

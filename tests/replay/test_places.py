@@ -18,8 +18,8 @@ from chronicle.paths import UNWATCHED
 from chronicle.replay.compared import compare_prints
 from chronicle.replay.inside import Spec, rewind
 from chronicle.replay.places import made_since_start, own_places
-from chronicle.replay.ring import SeenParts
 from chronicle.replay.verdict import BEGINNING, ReplayVerdict, StateLoaded, judge_replay
+from chronicle.resume.ring import SeenParts
 from chronicle.settings import load_settings
 from rollback.checkpoint.listing import open_checkpoint
 from tests.replay.test_replay import PROBE, environ

@@ -2,7 +2,6 @@
 
 import math
 import os
-import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,16 +14,13 @@ from accelerate.data_loader import prepare_data_loader
 import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.replay import facts
-from chronicle.replay.facts import changed_facts, read_facts
-from chronicle.replay.ring import (
-    CHECK_AT,
-    CHECK_END,
-    FIRST_LAYOUT,
+from chronicle.resume import launch_facts as facts
+from chronicle.resume.checksums import checksum, checksum_of_output
+from chronicle.resume.launch_facts import changed_facts, read_facts
+from chronicle.resume.prints import PRINTS_VARIABLE, Gradient, StepPrints
+from chronicle.resume.ring import (
     HEADER_BYTES,
     PRINT_BYTES,
-    THIRD_LAYOUT,
-    VERSION_VARIABLE,
     Print,
     Ring,
     RingWriter,
@@ -33,8 +29,6 @@ from chronicle.replay.ring import (
     ring_path,
     rings_of,
 )
-from chronicle.resume.checksums import checksum, checksum_of_output
-from chronicle.resume.prints import PRINTS_VARIABLE, Gradient, StepPrints
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.OUTPUT | SeenParts.PULL
 WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.EACH_GENERATOR | SeenParts.OPTIONS | SeenParts.MODES
@@ -247,8 +241,8 @@ def test_a_closure_that_comes_after_a_first_backward_pass_is_of_the_same_step(
 def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_path: Path) -> None:
     """Lightning hands the batch over, and then calls the model inside of the step. A resume has the same prints."""
 
-    def take(directory: Path, steps: range, changed: int = 0, version: str = "") -> dict[int, Print]:
-        environ = {PRINTS_VARIABLE: "every", VERSION_VARIABLE: version}
+    def take(directory: Path, steps: range, changed: int = 0) -> dict[int, Print]:
+        environ = {PRINTS_VARIABLE: "every"}
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -273,8 +267,6 @@ def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_pat
     assert [step for step in whole if whole[step].batch != other[step].batch] == [4]
     assert whole[4].batch >> 32 == other[4].batch >> 32  # it was handed over alike
     assert len({one.batch >> 32 for one in whole.values()}) == 5
-    old = take(tmp_path / "d", range(1, 6), version="3")  # compared with a record of before
-    assert all(whole[step].batch >> 32 != old[step].batch >> 32 for step in whole)
 
 
 def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
@@ -615,31 +607,6 @@ def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
     assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
     normed = Print.unpack(Print(step=3, weights=1 << 32 | 7, size=0.75, loss=1.5).pack())
     assert normed is not None and (normed.weights, normed.size, normed.seen) == (7, 0.75, SeenParts.NORM)
-
-
-def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "prints-0.ring"
-    write(path, range(1, 2))
-    blob = FIRST_LAYOUT.pack(7, 0, int(SeenParts.LOSS), 1, 0, 2, 3, 4, 5, 6, 7, 0.5, 1.5)
-    check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
-    header = path.read_bytes()[:HEADER_BYTES].replace(b'"v":4', b'"v":1')
-    path.write_bytes(header + blob[:CHECK_AT] + check + blob[CHECK_END:])
-    (one,) = read_ring(path).prints
-    assert (one.step, one.lr, one.loss, one.options, one.output) == (7, 0.5, 1.5, 7, 0) and one.seen == SeenParts.LOSS
-    with pytest.raises(ValueError, match="older chronicle"):
-        RingWriter(path, {"rank": 0})
-
-
-def test_a_file_of_the_second_version_has_no_modes(tmp_path: Path) -> None:
-    """Its options have 32 bits: half of them are compared."""
-    path = tmp_path / "prints-0.ring"
-    write(path, range(1, 2))
-    blob = THIRD_LAYOUT.pack(7, 0, int(SeenParts.OPTIONS), 1, 0, 2, 3, 4, 5, 6, 7, 0x5678, 0x1234, 8, 9, 10, 0.5, 1.5)
-    check = ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
-    path.write_bytes(path.read_bytes()[:HEADER_BYTES].replace(b'"v":4', b'"v":2') + blob[:CHECK_AT] + check + blob[CHECK_END:])
-    (one,) = read_ring(path).prints
-    assert (one.options, one.modes, one.output, one.own) == (0x5678, 0, 8, 10) and SeenParts.MODES not in one.seen
-    assert Print.unpack(Print(step=1, options=0x12345678, loss=1.0).pack()) == Print(step=1, options=0x5678, loss=1.0)
 
 
 def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from chronicle.replay import replay
 from chronicle.replay.compared import PrintComparison, compare_prints, own_generators_vary, prints_agree
-from chronicle.replay.ring import Print, SeenParts
 from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.replay.watched import IS_NEWER
+from chronicle.resume.ring import Print, SeenParts
 
 ALL = SeenParts(0)
 for each in SeenParts:

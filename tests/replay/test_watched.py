@@ -16,9 +16,9 @@ import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
 from chronicle.paths import UNWATCHED
-from chronicle.replay.facts import changed_facts, read_facts, write_facts
-from chronicle.replay.installed import InstalledPackages
 from chronicle.replay.watched import MARK, Then, unrecorded, variables_read
+from chronicle.resume.installed import InstalledPackages
+from chronicle.resume.launch_facts import changed_facts, read_facts, write_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = """
@@ -138,7 +138,7 @@ LOOKS_AT_SOURCES = """
 import inspect, os, sys
 from pathlib import Path
 import library.inner.deep
-from chronicle.replay.facts import write_facts
+from chronicle.resume.launch_facts import write_facts
 assert inspect.getmodule(inspect.currentframe()) is sys.modules["__main__"]
 assert inspect.getsourcefile(library.inner.deep) == library.inner.deep.__file__
 Path("run/launches/0001").mkdir(parents=True, exist_ok=True)
@@ -361,7 +361,7 @@ def test_an_installed_file_is_compared_with_what_its_package_brought(monkeypatch
 
     path = Path(numpy.__file__).with_name("py.typed")
     assert words(path, {}, begun=0.0) == []
-    monkeypatch.setattr("chronicle.replay.installed.hashlib.sha256", lambda data: __import__("hashlib").sha1(data))
+    monkeypatch.setattr("chronicle.resume.installed.hashlib.sha256", lambda data: __import__("hashlib").sha1(data))
     assert len(words(path, {}, begun=0.0)) == 1
 
 

@@ -139,7 +139,7 @@ stacks = []  # descriptor and signal
 
 
 def note_opened():
-    """Keep the paths that this process opens, until `chronicle/replay/facts.py` takes them at the first printed step.
+    """Keep the paths that this process opens, until `chronicle/resume/launch_facts.py` takes them at the first printed step.
 
     Most configuration is read before the script reaches the guard, so only this file is early enough. A path that was opened
     for writing is marked: what a launch writes itself is no configuration of it.

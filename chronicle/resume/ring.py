@@ -45,7 +45,6 @@ from chronicle.errors import ChronicleError
 __all__ = [
     "PRINT_BYTES",
     "VERSION",
-    "VERSION_VARIABLE",
     "Print",
     "Ring",
     "RingWriter",
@@ -58,11 +57,8 @@ __all__ = [
 ]
 
 VERSION = 4
-VERSION_VARIABLE = "CHRONICLE_PRINTS_VERSION"  # of the record that a replay is compared with
 HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQIIfIHHHHHHIfd")
-THIRD_LAYOUT = struct.Struct("<IIBBHQIQIHHHHHHIfd")  # up to version 3: 64 bits of weights, no norm; of version 2: no modes
-FIRST_LAYOUT = struct.Struct("<IIBBHQQQIIIdd")  # of version 1: one checksum of both generators, no output, no pull
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY, HALF = 0xFFFFFFFF, 0xFFFF
@@ -127,20 +123,18 @@ class Print:
         return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
     @classmethod
-    def unpack(cls, blob: bytes, version: int = VERSION) -> "Print | None":
-        """The print in these 64 bytes of a file of this version; None for an empty place and for one that was cut."""
+    def unpack(cls, blob: bytes) -> "Print | None":
+        """The print in these 64 bytes; None for an empty place and for one that was cut."""
         if len(blob) < PRINT_BYTES or not any(blob):
             return None
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
-        fields = LAYOUT.unpack(blob) if version > 3 else _of_older(blob, version)
-        step, seq, seen, batches, _, batch, gradient, weights, norm, *rest = fields
+        step, seq, seen, batches, _, batch, gradient, weights, norm, *rest = LAYOUT.unpack(blob)
         torch, python, numpy, options, modes, output, pull, own, lr, loss = rest
-        modes = modes if version > 2 else 0  # the other half of the options
         return cls(
             step=step,
             seq=seq,
-            seen=_all_seen(seen, modes, output, pull, own, version) | (SeenParts.NORM if norm != 0 else NOTHING),
+            seen=_all_seen(seen, modes, output, pull, own) | (SeenParts.NORM if norm != 0 else NOTHING),
             batches=batches,
             batch=batch,
             gradient=gradient,
@@ -185,21 +179,9 @@ def pack_print(
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
 
-def _of_older(blob: bytes, version: int) -> tuple[Any, ...]:
-    """The fields of a print of versions 1 to 3, as those of `LAYOUT`."""
-    if version > 1:
-        *first, weights, torch, python, numpy, options, modes, output, pull, own, lr, loss = THIRD_LAYOUT.unpack(blob)
-        return (*first, weights & MANY, 0.0, torch, python, numpy, options, modes, output, pull, own, lr, loss)
-    step, seq, seen, batches, check, batch, gradient, weights, torch, _, options, lr, loss = FIRST_LAYOUT.unpack(blob)
-    first = [step, seq, seen, batches, check, batch, gradient & MANY]
-    return (*first, weights & MANY, 0.0, torch, 0, 0, options & HALF, 0, 0, 0, 0, lr, loss)
-
-
-def _all_seen(seen: int, modes: int, output: int, pull: int, own: int, version: int) -> SeenParts:
+def _all_seen(seen: int, modes: int, output: int, pull: int, own: int) -> SeenParts:
     found = SeenParts(seen) | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)
-    if version < 3:  # their checksums are made otherwise
-        found &= ~(SeenParts.BATCH | SeenParts.TARGETS | SeenParts.OUTPUT | SeenParts.PULL)
-    found |= SeenParts.EACH_GENERATOR if seen & SeenParts.GENERATORS and version > 1 else 0
+    found |= SeenParts.EACH_GENERATOR if seen & SeenParts.GENERATORS else 0
     return found | (SeenParts.OWN if own else 0) | (SeenParts.MODES if modes else 0)
 
 
@@ -235,8 +217,6 @@ class RingWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             known = read_ring(path)
-            if known.header["v"] != VERSION:
-                raise ValueError(f"`{path}` has version {known.header['v']}: an older chronicle began it")
             self._capacity, self._seq = known.capacity, max((one.seq + 1 for one in known.prints), default=0)
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             return
@@ -298,20 +278,20 @@ def read_ring(path: Path) -> Ring:
     try:
         blob = path.read_bytes()
         header = json.loads(blob[:HEADER_BYTES])
-        if header["v"] not in range(1, VERSION + 1):
-            raise ChronicleError(f"`{path}` has version {header['v']!r}: this program reads {VERSION}", "update chronicle")
+        if header["v"] != VERSION:
+            raise ChronicleError(f"`{path}` has version {header['v']!r}: this program reads {VERSION}")
         capacity, rank = int(header["capacity"]), int(header["rank"])
     except OSError as problem:
         raise ChronicleError(f"cannot read `{path}`: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise ChronicleError(f"`{path}` holds no step prints: {problem}") from problem
-    prints = sorted(_prints(blob, header["v"]), key=lambda one: one.seq)
+    prints = sorted(_prints(blob), key=lambda one: one.seq)
     return Ring(path=path, rank=rank, capacity=capacity, header=header, prints=tuple(prints))
 
 
-def _prints(blob: bytes, version: int) -> Iterator[Print]:
+def _prints(blob: bytes) -> Iterator[Print]:
     for begin in range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES):
-        one = Print.unpack(blob[begin : begin + PRINT_BYTES], version)
+        one = Print.unpack(blob[begin : begin + PRINT_BYTES])
         if one is not None:
             yield one
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from chronicle.credentials import holds_secret, looks_secret
 from chronicle.paths import UNWATCHED
-from chronicle.replay.installed import places_of_installed
-from chronicle.replay.ring import facts_path
+from chronicle.resume.installed import places_of_installed
+from chronicle.resume.ring import facts_path
 from rollback.disk.durable import write_atomic
 
 __all__ = [
