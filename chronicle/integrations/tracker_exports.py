@@ -47,6 +47,7 @@ def write_wandb(story: Story, paths: RunPaths, directory: Path) -> int:
             run.log({**_named(row), **time}, step=row.step)
             count += 1
         run.finish(exit_code=launch.exit_code or 0)
+    wandb.teardown()  # its service may still be writing the last file when `finish` returns
     return count
 
 
