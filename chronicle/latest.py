@@ -9,12 +9,13 @@ returned with why. `set_aside` moves half-written newer ones, and nothing else, 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chronicle.checkpoints import (
     CheckpointVerdict,
@@ -31,7 +32,7 @@ from chronicle.journal.lineage import Lineage
 from chronicle.journal.place import read_place
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
+from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state_digests
 from rollback.checks.verify import verify_checkpoint
 from rollback.disk import RemoteView
 from rollback.disk.content import read_pointer
@@ -88,7 +89,7 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
     candidates = [one for one in listed if one.step is not None and one.abandoned is None]
     passed_over = []
     for one in sorted(candidates, key=lambda one: (one.step or 0, one.launch or 0), reverse=True):
-        if other := _other_run(one, own, states):
+        if other := _other_run(one, own, states, settings):
             passed_over.append(PassedOver(one, other, Why.OTHER_RUN))
             continue
         if one.path.name in left and stamp_or_none(one.path) == left[one.path.name]:
@@ -114,15 +115,28 @@ def _own_ids(entries: Sequence[Entry], settings: Settings | None) -> frozenset[s
     return frozenset({place.run_id, *(str(fork.parent.get("run_id")) for _, fork in events_of(entries, RunFork))})
 
 
-def _other_run(one: Checkpoint, own: frozenset[str] | None, states: KnownStates) -> str:
-    """That another run saved it, where the checkpoint says so; "" where it does not."""
+def _other_run(one: Checkpoint, own: frozenset[str] | None, states: KnownStates, settings: Settings | None) -> str:
+    """That another run saved it, where the checkpoint or a run beside this one says so; "" where neither does."""
     try:
         found = {} if own is None else states.identity_in(one)
+        if not found and own is not None and settings is not None:
+            found = _recorded_beside(one, settings.paths.run_dir.parent)
     except (RollbackError, OSError, ValueError):
         return ""  # verification says what is wrong with it
     if not found.get("run_id") or own is None or found["run_id"] in own:
         return ""
     return f"run `{found.get('run') or found['run_id']}` saved it; for a fork on purpose: `chronicle init --from CHECKPOINT`"
+
+
+def _recorded_beside(one: Checkpoint, logs_dir: Path) -> Mapping[str, Any]:
+    """The identity of a checkpoint whose content the guard of some run in this directory has recorded; empty for none."""
+    for digest in read_state_digests(one):
+        for path in sorted(logs_dir.glob(f"*/states/{digest}.*.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            identity = record.get("identity") if isinstance(record, dict) else None
+            if isinstance(identity, dict):
+                return identity
+    return {}
 
 
 def _side_try(one: Checkpoint, lineage: Lineage) -> str:

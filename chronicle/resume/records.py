@@ -10,7 +10,6 @@ Other runs beside this one are looked through as well: a fork begins from a chec
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.memory import MEMORY_VERSION, Memory
 from rollback.checkpoint.state_digest import MOST_DEPTH, NUM_ELEMENTS, evenly, header
+from rollback.disk.durable import write_atomic
 
 __all__ = ["NOT_RECORDED", "Records", "optimizer_states", "state_digest"]
 
@@ -48,9 +48,7 @@ class Records:
             path = self._directory / f"{name}.{self._rank}.json"
             if not replaces and path.exists():
                 continue
-            temporary = path.with_suffix(f".{os.getpid()}")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
+            write_atomic(path, text, durable=False)
             self._kept.append(path)
         while len(self._kept) > NUM_KEPT:
             self._kept.pop(0).unlink(missing_ok=True)

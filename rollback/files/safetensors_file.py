@@ -51,14 +51,21 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 
 
 def list_tensors(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
-    """(name, dtype, shape, offset in the file, bytes) of each tensor; the header must have been checked."""
+    """(name, dtype, shape, offset in the file, bytes) of each tensor. Raises `UnreadableFile` for a damaged header."""
     with open_state_file(path) as (fd, size_bytes), naming(path):
         length = int.from_bytes(read_at(fd, 0, 8), "little")
         if not 0 < length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
             raise UnreadableFile(f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged")
         for name, tensor in _tensors(json_parts(fd, 8, length, levels=0, wanted=_is_tensor)):
-            start, end = tensor["data_offsets"]
-            yield name, str(tensor["dtype"]), tuple(tensor["shape"]), 8 + length + start, end - start
+            try:
+                start, end = tensor["data_offsets"]
+                shape = tuple(tensor["shape"])
+                dtype = str(tensor["dtype"])
+            except (TypeError, KeyError, ValueError) as problem:
+                raise UnreadableFile(
+                    f"the header of tensor `{name[:80]}` is damaged: expected dtype, shape and data_offsets"
+                ) from problem
+            yield name, dtype, shape, 8 + length + start, end - start
 
 
 def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:

@@ -292,7 +292,7 @@ def test_secrets_on_a_command_line_are_not_shown(tmp_path: Path, chronicle: Cli)
         argv = ("train.py", "--hub-token", "hf_abc", "--url=https://me:word@host", "--max-tokens", "512")
         writer.write(LaunchStart(argv=argv, host="node1"), launch=1, title="launch 1")
     settings = chronicle("runs", "--json").json[0]["settings"]
-    assert (settings["hub_token"], settings["url"], settings["max_tokens"]) == (HIDDEN, HIDDEN, "512")
+    assert (settings["hub_token"], settings["url"], settings["max_tokens"]) == (HIDDEN, "https://me:***@host", "512")
 
 
 # --- tree, tags, archive, other axes ---------------------------------------------------------------------------------------

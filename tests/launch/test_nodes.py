@@ -71,7 +71,7 @@ def test_two_nodes_are_one_launch_with_two_writers_and_the_worse_end(nodes, driv
     assert any(path.endswith("evidence/rank-1.jsonl") for path in sealed["node-1"])
     monkeypatch.chdir(driver.directory)
     assert chronicle(["audit", "--run", "demo"]) == 0
-    assert chronicle(["claim", "on 2 nodes with 2 ranks", "--run", "demo"]) == 0
+    assert chronicle(["claim", "--hosts", "2", "--ranks", "2", "on 2 nodes with 2 ranks", "--run", "demo"]) == 0
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -401,15 +400,3 @@ def test_an_lr_saved_as_an_integer_is_scaled(tmp_path: Path) -> None:
     edited = torch.load(root / "ckpt.pt", weights_only=False)
     assert edited["optimizer"]["param_groups"][0]["lr"] == 0.5
     assert edited["scheduler"]["base_lrs"] == [0.5]
-
-
-def test_the_probe_of_a_killed_process_is_removed_by_the_next_command(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    places = ["--run", "r", "--logs", str(tmp_path / "logs"), "--checkpoints", str(path.parent)]
-    assert run(["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", *places]) == 0
-    left = tmp_path / ".chronicle-probe-4194999"  # above the largest process number of Linux
-    left.mkdir()
-    running = tmp_path / f".chronicle-probe-{os.getppid()}"
-    running.mkdir()
-    assert run(["undo", "--yes", "--run", "r", "--logs", str(tmp_path / "logs")]) == 0
-    assert (left.exists(), running.exists()) == (False, True)

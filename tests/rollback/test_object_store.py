@@ -107,7 +107,8 @@ def test_a_store_reads_as_a_disk_does(saved: Path, capsys: pytest.CaptureFixture
         told = []
         for place in (str(saved), ROOT):
             code = chronicle(*(word.format(place) for word in words))
-            told.append((code, capsys.readouterr().out))
+            said = capsys.readouterr().out.splitlines()
+            told.append((code, [line for line in said if "not looked for NaN" not in line]))  # that a store says so is its own
         assert told[0] == told[1] and told[0][0] == 0 and told[0][1]
 
 

@@ -15,6 +15,7 @@ from tests.rollback.command_line import chronicle
 PURPOSES = {
     "read_accelerate_state": "state",
     "check_moments": "moments",
+    "check_values": "values",
     "_check_edited": "check of the edit",
     "read_identity": "identity",
     "_write": "edit",
@@ -43,6 +44,7 @@ def test_one_rollback_reads_each_state_file_once_a_purpose(
     assert dict(reads) == {
         **{(name, "state"): 1 for name in state},
         ("optimizer.bin", "moments"): 1,
+        **{(name, "values"): 1 for name in state},
         ("optimizer.bin", "identity"): 1,
         **{(name, "edit"): 1 for name in edited},
         **{(name, "check of the edit"): 1 for name in edited},
