@@ -258,14 +258,6 @@ class DataPlan:
         shuffled: SampleIds = batches[np.arange(count)[:, None], order]
         return shuffled
 
-    def rank_ids(self, step: int, segments: Segments, *, rank: int, world_size: int) -> SampleIds:
-        """Return this rank's rows of the global batch. Raises DataError where the batch does not divide."""
-        if self.batch_size % world_size:
-            raise DataError(f"global batch of {self.batch_size} samples does not divide among {world_size} ranks",
-                            f"choose a batch size that is a multiple of {world_size}")
-        share = self.batch_size // world_size
-        return self.batch_ids(step, segments)[rank * share:(rank + 1) * share]
-
     def require_same(self, stored: Mapping[str, Any]) -> None:
         """Raise PlanChanged, naming every field that differs, when `stored` is not this plan."""
         present = self.to_json()

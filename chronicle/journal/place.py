@@ -194,11 +194,6 @@ class Place(NamedTuple):
             **self.more,
         }
 
-    @property
-    def recorded_anchors(self) -> Anchors:
-        """Where the anchors were when the run was last written to."""
-        return Anchors(run=self.path, roots=tuple(root.path for root in self.roots))
-
     def anchors(self, run_dir: Path) -> Anchors:
         """Where the anchors are now."""
         run = os.path.abspath(run_dir)

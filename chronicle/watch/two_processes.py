@@ -6,7 +6,7 @@ they give, to the last byte, what one `Detector` gives. Memory stays flat: both 
 batches ahead.
 
 What it saves: 500k steps x 8 channels (34 MB) take 24.8 s of CPU in one process and 13.9 s in the slower one of two
-(2026-11-22, `benchmarks/scan_speed.py`, a machine at a load of 8 on two cores), so 1.8 times less to wait for.
+(2026-11-22, a machine at a load of 8 on two cores), so 1.8 times less to wait for.
 """
 
 from __future__ import annotations

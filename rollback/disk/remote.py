@@ -34,7 +34,6 @@ __all__ = [
     "accept_changes",
     "bytes_read",
     "fetch_whole",
-    "is_store",
     "local_path",
     "notes",
     "object_mark",
@@ -59,12 +58,6 @@ _MARKS = (
     *("ETag", "etag", "generation", "md5Hash", "crc32c", "VersionId", "LastModified", "last_modified", "updated", "mtime"),
     "created",
 )
-
-
-def is_store(named: str | Path) -> bool:
-    """Whether this is the URL of an object store, and not a local path."""
-    found = _URL.fullmatch(str(named))
-    return found is not None and found[1] != "file"
 
 
 def local_path(named: str | Path) -> Path:

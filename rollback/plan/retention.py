@@ -13,7 +13,7 @@ costs least per byte goes first, until the rest fits. Recent checkpoints stay de
 
 Never removed: the newest two that are verified, the two before the onset of the newest incident, and whatever the caller pins.
 Pure: reads no file. The window is twice the largest share of a run after which a public report found a trouble that had shown
-no sign (BLOOM: replicas apart for an eighth of it). What cannot be reached is in `benchmarks/retention.py`.
+no sign (BLOOM: replicas apart for an eighth of it).
 """
 
 from __future__ import annotations

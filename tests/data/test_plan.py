@@ -46,21 +46,6 @@ def test_no_sample_repeats_within_an_epoch_and_all_come() -> None:
     assert Counter(times.values()) == {1: 500 - 172, 2: 172}
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_any_number_of_ranks_reads_the_same_global_batch(world_size: int) -> None:
-    """The ranks' slices, put together, are the global batch: another world size changes no data."""
-    plan = _plan()
-    for step in (0, 17, 10_000):
-        slices = [plan.rank_ids(step, Segments(), rank=rank, world_size=world_size) for rank in range(world_size)]
-        assert np.array_equal(np.concatenate(slices), plan.batch_ids(step))
-
-
-def test_indivisible_batch_is_refused() -> None:
-    """Three ranks cannot share sixteen samples; the sentence says so."""
-    with pytest.raises(DataError, match="16 samples does not divide among 3 ranks"):
-        _plan().rank_ids(0, Segments(), rank=0, world_size=3)
-
-
 def test_skipped_batches_are_never_read_and_nothing_repeats() -> None:
     """Rollback to 20 with 10 batches skipped: steps 20, 21, … read batches 30, 31, …."""
     plan, segments = _plan(5000, 5000), Segments().resumed(20, skip_batches=10)

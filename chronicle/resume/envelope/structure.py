@@ -19,7 +19,7 @@ from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
 from chronicle.resume.faults import shield
 
-__all__ = ["ForwardProbe", "PlannedLr", "Structure", "broken_promises", "tied_names"]
+__all__ = ["ForwardProbe", "PlannedLr", "Structure", "broken_promises"]
 
 StructureBreach = tuple[BreachKind, str]
 # attributes with which modules say that layers are frozen; not when, nor of batch statistics alone
@@ -94,11 +94,6 @@ class Structure:
             if (not params or any(p.requires_grad for p in params)) and _feels_mode(module):
                 yield BreachKind.MODE, f"`{name}` trains in evaluation mode; it was in training mode at the first step"
                 return
-
-
-def tied_names(models: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
-    """Names of the parameters that are one tensor, group by group."""
-    return tuple(tuple(name for _, _, name in group) for group in _ties(models))
 
 
 def _ties(models: Sequence[Any]) -> Iterator[list[tuple[Any, str, str]]]:
