@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,8 @@ class Origin:
     roots: tuple[Path, ...]
     rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
     hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
-    answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
-    limit: float | None = None  # seconds, for a launch that may wait for what is hidden
     restored: tuple[str, ...] = ()  # variables that are set otherwise now, and as in the record in a fork
     passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
-    clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
     @property
     def own(self) -> tuple[Path, ...]:
@@ -426,9 +423,6 @@ def _start(
     anchors = [run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]
     anchors += [] if change.code is None else [Path(change.code.top)]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
-    clock = {"CHRONICLE_CLOCK": str(directory / "clock.json")} if origin.clock else {}
-    clock |= {"CHRONICLE_ANSWERS": origin.answers} if origin.answers else {}
-    (directory / "clock.json").write_text(json.dumps(origin.clock), encoding="utf-8")
     spec = Spec(
         run_dir=str(paths.run_dir.resolve()),
         roots=tuple(map(str, origin.roots)),
@@ -439,7 +433,7 @@ def _start(
         ranks=ranks,
         command=change.command or origin.command,
         cwd=str(origin.cwd),
-        environ={**origin.environ, **trackers, **clock},
+        environ={**origin.environ, **trackers},
         overlaid=tuple(map(str, minimal(anchors))),
         sandbox=str(directory),
         launch=origin.launch,
@@ -455,12 +449,7 @@ def _start(
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
     words = [sys.executable, "-m", "chronicle.replay.inside", str(directory / "spec.json")]
     with (directory / "output.log").open("wb") as log:
-        try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False, timeout=origin.limit
-            )
-        except subprocess.TimeoutExpired:
-            raise ChronicleError(f"the {purpose} was ended after {origin.limit:.0f} s") from None
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
     if not (directory / "result" / "end.json").exists():
         tail = (directory / "output.log").read_text(errors="replace").strip().splitlines()[-3:]
         raise ChronicleError(f"the {purpose} ended with code {done.returncode}: {' / '.join(tail)}")
