@@ -190,7 +190,7 @@ ALIKE: tuple[Alike, ...] = (
     ("the age of a file by datetime", (V.RANDOM, V.UNEXPLAINED), (
         BEGIN, "from datetime import datetime\nlaid = os.stat('train.py').st_mtime\n" + BEGIN,
         LOSS, "    loss = loss * (1.02 if datetime.now().timestamp() - laid > 45 else 1.0)\n" + LOSS), _nothing, _until(46)),
-    ("a file that torch maps", UNKNOWN, MAPPED, _lay_numbers("teacher.bin"), _change_numbers("teacher.bin")),
+    ("a file that torch maps", (V.DATA,), MAPPED, _lay_numbers("teacher.bin"), _change_numbers("teacher.bin")),
     ("a file that is read in C", UNKNOWN, (
         BEGIN, "import ctypes\nlibc, numbers = ctypes.CDLL(None), (ctypes.c_float * 4)()\n"
         "libc.fopen.restype = ctypes.c_void_p\n"

@@ -48,7 +48,6 @@ __all__ = [
     "Say",
     "as_recorded",
     "begin_at",
-    "begin_before",
     "find_origin",
     "origin_of_new",
     "play",
@@ -218,21 +217,6 @@ def begin_at(origin: Origin, one: AsRecorded) -> Origin:
     start, checkpoint, identity = one
     environ = {**origin.environ, **_resume(checkpoint, start, origin.roots)}
     return replace(origin, start=start, checkpoint=checkpoint, identity=identity, environ=environ)
-
-
-def begin_before(origin: Origin, step: int) -> Origin | None:
-    """The same launch, from its nearest verified place before `step`; None where there is none, or its contract is gone."""
-    entries = read_journal(origin.settings.paths).entries
-    try:
-        (at, checkpoint, identity), passed_by = _nearest(origin.settings, entries, origin.launch, step, origin.roots)
-    except Refusal:
-        return None
-    by_another = checkpoint is not None and identity.get("launch") != origin.launch
-    if by_another and (origin.settings.paths.run_dir / "contract.json").exists() and _is_later_rollback(entries, origin.launch):
-        return None
-    environ = {name: value for name, value in origin.environ.items() if not name.startswith("CHRONICLE_RESUME_")}
-    environ |= _resume(checkpoint, at, origin.roots)
-    return replace(origin, start=at, checkpoint=checkpoint, identity=identity, environ=environ, passed_by=passed_by)
 
 
 def as_recorded(origin: Origin, entries: Sequence[Entry]) -> list[AsRecorded]:

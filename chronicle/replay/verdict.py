@@ -156,7 +156,7 @@ def _other_loss(case: ReplayCase) -> str:
     networks = f", or another network ({', '.join(case.networks[:MOST_NAMED])})" if case.networks else ""
     labels = "labels (those that the loader yielded are equal)" if case.labels_are_known() else "labels"
     same = f"the model gave the same at step {case.first.step}, and the gradient that came back to it is another"
-    return f"{same}: {labels}, or what the loss is computed with{networks}, were others"
+    return f"{same}: {labels}, or what the loss is computed with{networks}, may be others"
 
 
 # ---- the words of the rows ---------------------------------------------------------------------------------------------
@@ -208,9 +208,9 @@ def _another_batch(case: ReplayCase) -> str:
     return why
 
 
-def _unexplained(case: ReplayCase) -> str:
+def _where(case: ReplayCase, how: str) -> str:
     ranks = ", ".join(map(str, case.first.ranks))
-    return f"everything recorded is equal, the result is not: step {case.first.step}, rank {ranks}"
+    return f"everything {how} is equal, the result is not: step {case.first.step}, rank {ranks}"
 
 
 # ---- the table ---------------------------------------------------------------------------------------------------------
@@ -285,8 +285,9 @@ ROWS: tuple[Row, ...] = (
         lambda case: "equal input and another result: no second replay tells whether it is repeatable",
         again=True),
     Row("not everything compared", lambda case: bool(case.doubts()), V.UNEXPLAINED,
-        lambda case: f"two replays agree, and it is not ruled out: {'; '.join(case.doubts())}"),
-    Row("everything equal but the result", lambda case: True, V.UNEXPLAINED, _unexplained),
+        lambda case: f"{_where(case, 'compared')}; not ruled out: {'; '.join(case.doubts())}"),
+    Row("everything equal but the result", lambda case: True, V.UNEXPLAINED,
+        lambda case: _where(case, "recorded")),
 )  # fmt: skip
 
 

@@ -341,11 +341,11 @@ def _written(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[str]:
 
 
 def _around() -> dict[str, Any]:
-    """The names in the working directory when the process began, and when that directory changed last; for who looks there."""
+    """The names in the working directory when the process began: a replay from there hides what came later."""
     directory, names = getattr(sys, "_chronicle_around", None) or (None, None)
     if names is None or directory != os.getcwd():
         return {}
-    return {"directory": os.path.realpath(directory), "names": sorted(names), "changed": os.stat(directory).st_ctime_ns}
+    return {"directory": os.path.realpath(directory), "names": sorted(names)}
 
 
 def _mapped() -> Iterator[str]:
