@@ -1,10 +1,14 @@
 """What a comparison of prints proves: each row of the table has its example, and each cause its name."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chronicle.journal import JournalWriter
+from chronicle.journal.events import Replayed
+from chronicle.paths import RunPaths
 from chronicle.replay.compared import PrintComparison, compare_prints, prints_agree
 from chronicle.replay.verdict import (
     ROWS,
@@ -16,7 +20,9 @@ from chronicle.replay.verdict import (
     judge_replay,
     state_loaded,
 )
+from chronicle.report.markdown import render_markdown
 from chronicle.resume.ring import Print, SeenParts
+from chronicle.story import read_story
 
 ALL = SeenParts(0)
 for each in SeenParts:
@@ -464,3 +470,12 @@ def test_unexplained_says_what_no_record_holds_and_what_to_do_next() -> None:
     found = judge_replay(RESULT)
     assert found.why == "everything recorded is equal, the result is not: step 7, rank 0"
     assert "system libraries" in found.evidence[-2] and "another node" in found.evidence[-1]
+
+
+def test_a_verdict_of_an_older_version_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "logs" / "r")
+    with JournalWriter(paths) as writer:
+        event = Replayed(verdict="hardware or race", why="step 7, rank 0", compared=1, start=4, replays=2, seconds=5.0)
+        writer.write(event, launch=1, step=7, title="replay of step 7: hardware or race (step 7, rank 0)")
+    text = render_markdown(read_story(paths), picture=False)
+    assert "hardware or race: step 7, rank 0" in text
