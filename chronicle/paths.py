@@ -4,10 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["UNWATCHED", "RunPaths", "list_launch_numbers"]
-
-# Directory number of our own looks: with an absolute path the kernel does not use it; the watch of a replay lets it through.
-UNWATCHED = 0x7A7A7A7A
+__all__ = ["RunPaths", "list_launch_numbers"]
 
 LAUNCH_DIR = re.compile(r"\d{4,}")
 

@@ -4,9 +4,7 @@ Later ones override earlier ones. The file is searched upward from the working d
 paths are relative to it. When several runs exist and none is named, that is an error which lists them.
 """
 
-import os
 import re
-import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import Refusal, SettingsError, UsageProblem
-from chronicle.paths import UNWATCHED, RunPaths
+from chronicle.paths import RunPaths
 
 __all__ = ["Settings", "is_url", "load_settings", "refuse_store"]
 
@@ -200,7 +198,7 @@ def _read_file(cwd: Path) -> tuple[dict[str, Any], str]:
     for directory in (cwd, *cwd.parents):
         for name in ("chronicle.toml", "pyproject.toml"):
             path = directory / name
-            if _is_file(path):
+            if path.is_file():
                 table = _parse(path)
                 if name == "pyproject.toml":
                     table = table.get("tool", {}).get("chronicle")
@@ -208,15 +206,6 @@ def _read_file(cwd: Path) -> tuple[dict[str, Any], str]:
                         continue
                 return _checked(table, path), str(path)
     return {}, "default"
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is one. The look is ours and not the script's, so a replay lets it through (`launch/startup/asks.py`)."""
-    descriptor = UNWATCHED if path.is_absolute() and os.stat in os.supports_dir_fd else None
-    try:
-        return stat.S_ISREG(os.stat(path, dir_fd=descriptor).st_mode)
-    except (OSError, ValueError):
-        return False
 
 
 def _parse(path: Path) -> dict[str, Any]:

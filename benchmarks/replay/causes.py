@@ -1,7 +1,7 @@
 """Planted causes: a small training whose recorded step is another one, or whose replay is, and what the verdict names.
 
 A plain torch script that nobody here guards in a special way: labels of its own, dropout, a loader without workers, one file a
-checkpoint. What is planted in the record is gone when it is replayed (hardware, race, random numbers, LR, another order);
+checkpoint. What is planted in the record is gone when it is replayed (a flipped bit, random numbers, LR, another order);
 what is planted afterwards was not there when it was recorded (code, packages, environment, data on disk).
 """
 
@@ -163,7 +163,7 @@ def causes() -> Iterator[Cause]:
     scaled = edit("train.py", "loss.backward()", "(loss * 1.01).backward()")
     newer = edit("helpers.py", '"1.0.0"', '"1.1.0"', "return 1.0", "return 0.9")
     yield Cause(name="nothing planted", expected=ReplayVerdict.REPRODUCED)
-    yield Cause(name="slow poison over 20 steps", expected=ReplayVerdict.HARDWARE, fault=fault("poison", 12, 7))
+    yield Cause(name="slow poison over 20 steps", expected=ReplayVerdict.UNEXPLAINED, fault=fault("poison", 12, 7))
     yield Cause(name="a kernel that is not repeatable", expected=ReplayVerdict.RANDOM, fault=fault("kernel", 0, 3), stays=True)
     yield Cause(name="the checkpoint holds other weights", expected=ReplayVerdict.STATE, fault=fault("saved", 30))
     yield Cause(name="a line of the script", expected=ReplayVerdict.CODE, later=scaled)
@@ -180,10 +180,11 @@ def causes() -> Iterator[Cause]:
         yield Cause(name=f"a label changed, step {step}", expected=ReplayVerdict.DATA, later=_change_data(step, 1))
     for step, place in ((33, 1), (35, 40), (37, 77)):
         flipped = fault("gradient", step, place)
-        yield Cause(name=f"bit of a gradient, step {step}", expected=ReplayVerdict.HARDWARE, fault=flipped)
-        yield Cause(name=f"bit of a weight, step {step}", expected=ReplayVerdict.HARDWARE, fault=fault("weights", step, place))
+        yield Cause(name=f"bit of a gradient, step {step}", expected=ReplayVerdict.UNEXPLAINED, fault=flipped)
+        weight = fault("weights", step, place)
+        yield Cause(name=f"bit of a weight, step {step}", expected=ReplayVerdict.UNEXPLAINED, fault=weight)
         yield Cause(name=f"bit of a batch, step {step}", expected=ReplayVerdict.DATA, fault=fault("batch", step, place))
-    yield Cause(name="slow poison, later", expected=ReplayVerdict.HARDWARE, fault=fault("poison", 25, 100))
+    yield Cause(name="slow poison, later", expected=ReplayVerdict.UNEXPLAINED, fault=fault("poison", 25, 100))
 
 
 def edit(name: str, *pairs: str) -> Later:
@@ -300,7 +301,7 @@ def _played(cause: Cause) -> tuple[str, str, bool]:
 
 def show(planted: Iterable[Cause], only: str = "") -> int:
     """Print the table; returns how many were named wrong."""
-    named = wrong = accused = touched = less = 0
+    named = wrong = touched = less = 0
     for cause in planted:
         if only not in cause.name:
             continue
@@ -309,10 +310,8 @@ def show(planted: Iterable[Cause], only: str = "") -> int:
         weaker = not right and cause.weaker is not None and verdict == cause.weaker
         less += weaker
         named, wrong = named + right, wrong + (not right and not weaker)
-        accused += verdict == ReplayVerdict.HARDWARE and not right
         touched += not whole
         print(f"  {'ok   ' if right else 'less ' if weaker else 'WRONG'} {cause.name:42} {verdict}: {why[:240]}", flush=True)
     apart = f"; honest, but less: {less}" if less else ""
-    print(f"named right: {named} of {named + less + wrong}{apart}; ", end="")
-    print(f"hardware named that was not: {accused}; runs that changed: {touched}")
+    print(f"named right: {named} of {named + less + wrong}{apart}; runs that changed: {touched}")
     return wrong

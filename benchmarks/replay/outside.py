@@ -1,7 +1,8 @@
 """Planted causes that came in from outside of what a record holds: a clock, a mapped file, a server, a program, a limit.
 
-Each is the plain script of `causes.py` with a few lines otherwise, in the record and in the replay. None of them may be called
-hardware. Beside them are causes that are no input: state that no checkpoint holds, chance, and files that changed their form.
+Each is the plain script of `causes.py` with a few lines otherwise, in the record and in the replay. No record holds them, so
+they are unexplained, or not deterministic. Beside them are causes that are no input: state that no checkpoint holds, chance,
+and files that changed their form.
 """
 
 import os
@@ -37,10 +38,10 @@ MAPPED = (BEGIN, "mapped = torch.from_file('teacher.bin', size=64)\n" + BEGIN,
           LOSS, "    loss = loss + 1e-3 * (mapped[step % 64] - 1)\n    loss = loss * mapped[3]\n" + LOSS)  # fmt: skip
 
 STAYS = (
-    ("a running mean that no checkpoint holds", V.STATE, (
+    ("a running mean that no checkpoint holds", V.UNEXPLAINED, (
         BEGIN, BEGIN + "mean = 1.0\n", FORWARD,
         FORWARD + "    mean = 0.9 * mean + 0.1 * loss.item()\n    loss = loss / mean\n")),
-    ("every seventh call since the start", V.STATE, (
+    ("every seventh call since the start", V.UNEXPLAINED, (
         BEGIN, BEGIN + "calls = 0\n", FORWARD,
         FORWARD + "    calls += 1\n    loss = loss * (1.1 if calls % 7 == 0 else 1)\n")),
     ("noise by a random name", V.RANDOM, (
@@ -180,16 +181,16 @@ def _other_processors(directory: Path, environ: dict[str, str]) -> None:
     os.sched_setaffinity(0, {min(PROCESSORS)})
 
 
-UNKNOWN = (V.NOT_TOLD, V.CODE)
+UNKNOWN = (V.UNEXPLAINED, V.CODE)
 ALIKE: tuple[Alike, ...] = (
-    ("a budget of seconds since the start", (V.RANDOM,), (
+    ("a budget of seconds since the start", (V.RANDOM, V.UNEXPLAINED), (
         BEGIN, "import time\nbegun = time.time()\n" + BEGIN,
         LOSS, "    time.sleep(0.05)\n    loss = loss * (1.02 if time.time() - begun > 1.7 else 1.0)\n" + LOSS),
         _nothing, _unchanged),
-    ("the age of a file by datetime", (V.RANDOM, V.NOT_TOLD), (
+    ("the age of a file by datetime", (V.RANDOM, V.UNEXPLAINED), (
         BEGIN, "from datetime import datetime\nlaid = os.stat('train.py').st_mtime\n" + BEGIN,
         LOSS, "    loss = loss * (1.02 if datetime.now().timestamp() - laid > 45 else 1.0)\n" + LOSS), _nothing, _until(46)),
-    ("a file that torch maps", UNKNOWN, MAPPED, _lay_numbers("teacher.bin"), _change_numbers("teacher.bin")),
+    ("a file that torch maps", (V.DATA,), MAPPED, _lay_numbers("teacher.bin"), _change_numbers("teacher.bin")),
     ("a file that is read in C", UNKNOWN, (
         BEGIN, "import ctypes\nlibc, numbers = ctypes.CDLL(None), (ctypes.c_float * 4)()\n"
         "libc.fopen.restype = ctypes.c_void_p\n"
@@ -198,7 +199,7 @@ ALIKE: tuple[Alike, ...] = (
     ("a database", UNKNOWN, (
         BEGIN, "import sqlite3\nfactor = sqlite3.connect('settings.db').execute('select factor from settings').fetchone()[0]\n"
         + BEGIN, LOSS, SCALE + LOSS), _database(1.0), _database(1.02)),
-    ("a server on this machine", (V.NOT_TOLD,), (
+    ("a server on this machine", (V.UNEXPLAINED,), (
         BEGIN, "import socket\npeer = socket.create_connection(('127.0.0.1', int(open('port.txt').read())))\n"
         "factor = float(peer.recv(99))\n" + BEGIN, LOSS, SCALE + LOSS), _lay_server, _other_answer),
     ("what a program prints", UNKNOWN, (
@@ -225,7 +226,7 @@ ALIKE: tuple[Alike, ...] = (
         _lay_limits, _other_limit),
     ("the number of processors", UNKNOWN, (
         BEGIN, "factor = 1 + len(os.sched_getaffinity(0)) / 99\n" + BEGIN, LOSS, SCALE + LOSS), _lay_limits, _other_processors),
-    ("shared memory of another process", (V.NOT_TOLD,), (
+    ("shared memory of another process", (V.UNEXPLAINED,), (
         BEGIN, "from multiprocessing import shared_memory, resource_tracker\n"
         "block = shared_memory.SharedMemory(open('memory.txt').read())\n"
         "resource_tracker.unregister(block._name, 'shared_memory')\nfactor = 1 + block.buf[0] / 99\n" + BEGIN,

@@ -622,9 +622,9 @@ V = ReplayVerdict
 # training: (name, kind, step, place, right name, another right name)
 RECORDED = {
     "GAN": [
-        ("bit of the critic's gradient", "critic", 23, 7, V.HARDWARE, None),
-        ("sign of a weight", "sign", 25, 33, V.HARDWARE, None),
-        ("low bit of a gradient", "mantissa", 22, 5, V.HARDWARE, None),
+        ("bit of the critic's gradient", "critic", 23, 7, V.UNEXPLAINED, None),
+        ("sign of a weight", "sign", 25, 33, V.UNEXPLAINED, None),
+        ("low bit of a gradient", "mantissa", 22, 5, V.UNEXPLAINED, None),
         ("the saved average is another", "savedaverage", 20, 0, V.STATE, None),
         ("a saved buffer is another", "savedbuffer", 20, 0, V.STATE, None),
         ("the critic's saved moments are others", "savedcritic", 20, 0, V.STATE, None),
@@ -632,8 +632,8 @@ RECORDED = {
         ("the critic's LR by hand", "criticlr", 23, 0, V.STATE, None),
     ],
     "two ranks": [
-        ("bit of the reduced gradient, rank 1", "reduced", 24, 101, V.HARDWARE, None),
-        ("a gradient not sent, rank 0", "unsent", 23, 0, V.HARDWARE, None),
+        ("bit of the reduced gradient, rank 1", "reduced", 24, 101, V.UNEXPLAINED, None),
+        ("a gradient not sent, rank 0", "unsent", 23, 0, V.UNEXPLAINED, None),
         ("rows in another order, rank 1", "reordered", 22, 1, V.DATA, None),
         ("a rank takes the other's batch", "otherrank", 25, 0, V.DATA, None),
         ("seeded between two micro-batches", "between", 24, 1, V.STATE, None),
@@ -646,17 +646,17 @@ RECORDED = {
         ("low bit of an input on the host", "host", 23, 6, V.DATA, None),
         ("the saved schedule is another", "schedule", 20, 0, V.STATE, None),
         ("decay changed meanwhile", "decay", 24, 0, V.STATE, None),
-        ("an activation of the second micro-batch", "activation", 24, 9, V.HARDWARE, None),
-        ("slow poison of a bias", "poison", 5, 1, V.HARDWARE, None),
-        ("half of the gradient lost", "half", 26, 0, V.HARDWARE, None),
+        ("an activation of the second micro-batch", "activation", 24, 9, V.UNEXPLAINED, None),
+        ("slow poison of a bias", "poison", 5, 1, V.UNEXPLAINED, None),
+        ("half of the gradient lost", "half", 26, 0, V.UNEXPLAINED, None),
     ],
     "Lightning": [
         ("another order of an epoch", "order", 1, 0, V.DATA, None),
-        ("bit of a moment", "moment", 5, 40, V.HARDWARE, None),
-        ("low bit of a weight", "low", 3, 12, V.HARDWARE, None),
+        ("bit of a moment", "moment", 5, 40, V.UNEXPLAINED, None),
+        ("low bit of a weight", "low", 3, 12, V.UNEXPLAINED, None),
         ("random numbers drawn", "drawn", 6, 0, V.STATE, None),
         ("LR by hand", "hand", 4, 0, V.STATE, None),
-        ("a file that came, was read and is gone", "note", 6, 0, V.CODE, V.NOT_TOLD),
+        ("a file that came, was read and is gone", "note", 6, 0, V.CODE, V.UNEXPLAINED),
     ],
     "plan": [
         ("masks seeded anew", "masks", 23, 0, V.STATE, V.DATA),
@@ -666,7 +666,7 @@ RECORDED = {
         ("bit of a weight in the checkpoint", "saved", 20, 30, V.STATE, None),
     ],
     "compiled": [
-        ("bit of a gradient", "exponent", 24, 90, V.HARDWARE, None),
+        ("bit of a gradient", "exponent", 24, 90, V.UNEXPLAINED, None),
         ("two samples exchanged", "exchanged", 22, 0, V.DATA, None),
     ],
 }  # fmt: skip

@@ -54,12 +54,12 @@ def replay_step(
     """Take a recorded step again, and name what differs.
 
     It begins from the nearest verified checkpoint of that launch, in a sandbox, and compares its step prints: reproduced, data
-    differ, code or packages differ, state differs, hardware or race, not deterministic (docs/replay.md). Nothing of the run is
-    changed but for one entry in its journal.
+    differ, code, packages or settings differ, state differs, not deterministic, unexplained (docs/replay.md). Nothing of the
+    run is changed but for one entry in its journal.
 
     Example: chronicle replay 30512 --until 30520
 
-    Returns 0 when every step was reproduced, 5 when something differs, 1 when it could not be told.
+    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared.
     """
     from chronicle.replay.replay import plan_replay, record_replay, replay
     from chronicle.replay.verdict import ReplayVerdict
@@ -68,7 +68,7 @@ def replay_step(
     plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code)
     found = replay(plan, sandbox=sandbox, once=once, ops=ops, say=_say)
     entry = record_replay(found)
-    unsure = found.judged.verdict in (ReplayVerdict.NOT_TOLD, ReplayVerdict.NOT_COMPARED)
+    unsure = found.judged.verdict is ReplayVerdict.NOT_COMPARED
     done = found.judged.verdict is ReplayVerdict.REPRODUCED
     code = ExitCode.DONE if done else ExitCode.ERROR if unsure else ExitCode.FINDINGS
     return CommandResult(text=_text(found), data={"entry": entry.id, **entry.data}, exit_code=code)

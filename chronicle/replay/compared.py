@@ -20,7 +20,6 @@ __all__ = [
     "PrintDifference",
     "Prints",
     "compare_prints",
-    "own_generators_vary",
     "prints_agree",
     "step_that_tells",
 ]
@@ -82,16 +81,6 @@ class PrintComparison:
     drawn: str = ""  # which generators stand elsewhere after the first step that differs, and not when it began
     unrestored: tuple[str, ...] = ()  # which generators stood elsewhere from the first step on, and had no effect
     entered_before: bool = False  # in the record, something entered the model between the step of the checkpoint and its save
-
-    def differs_where(self, other: "PrintComparison") -> bool:
-        """Whether both differ from the record in the same step first."""
-        return self.first is not None and other.first is not None and self.first.step == other.first.step
-
-    def is_equal_where(self, other: "PrintComparison") -> bool:
-        """Whether this one is as recorded in the step that differs in the other."""
-        assert other.first is not None
-        step = other.first.step
-        return step in self.steps and (self.first is None or self.first.step > step)
 
 
 def compare_prints(
@@ -321,16 +310,9 @@ def _begins_equal(record: Prints, begins: Mapping[int, Print], start: int) -> bo
     return all(found) if found and len(found) == len(record) else None
 
 
-def own_generators_vary(one: Prints, other: Prints, step: int) -> bool:
-    """Whether the script's own generators stand elsewhere in one replay than in another when a step begins, on every rank."""
-    pairs = [(rows.get(step), other.get(rank, {}).get(step)) for rank, rows in one.items()]
-    return all(a is not None and b is not None and _is_own_apart(a, b) for a, b in pairs)
-
-
-def prints_agree(one: Prints, other: Prints, steps: Iterable[int], *, first: int | None = None) -> bool | None:
+def prints_agree(one: Prints, other: Prints, steps: Iterable[int]) -> bool | None:
     """Whether two replays have equal prints in these steps; None where nothing could be compared.
 
-    `first`: the step that `one` took first, and `other` did not: what entered before the save is in that of `other` alone.
     Python's and NumPy's generators do not count: where they differ and the rest agrees, they have no effect.
     """
     compared = False
@@ -340,7 +322,6 @@ def prints_agree(one: Prints, other: Prints, steps: Iterable[int], *, first: int
             if a is None or b is None:
                 return None
             compared = True
-            apart = tuple(_differing(a, b, OTHERS))
-            if apart and not (step == first and _lacks_what_came_before(b, a, apart)):
+            if any(_differing(a, b, OTHERS)):
                 return False
     return True if compared else None

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ __all__ = [
     "Say",
     "as_recorded",
     "begin_at",
-    "begin_before",
     "find_origin",
     "origin_of_new",
     "play",
@@ -88,11 +87,8 @@ class Origin:
     roots: tuple[Path, ...]
     rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
     hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
-    answers: str = ""  # "least", "most": what the script asks of the machine is answered so; else as it is
-    limit: float | None = None  # seconds, for a launch that may wait for what is hidden
     restored: tuple[str, ...] = ()  # variables that are set otherwise now, and as in the record in a fork
     passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
-    clock: Mapping[str, Any] = field(default_factory=dict)  # times of the record, for the script to read; else the real ones
 
     @property
     def own(self) -> tuple[Path, ...]:
@@ -221,21 +217,6 @@ def begin_at(origin: Origin, one: AsRecorded) -> Origin:
     start, checkpoint, identity = one
     environ = {**origin.environ, **_resume(checkpoint, start, origin.roots)}
     return replace(origin, start=start, checkpoint=checkpoint, identity=identity, environ=environ)
-
-
-def begin_before(origin: Origin, step: int) -> Origin | None:
-    """The same launch, from its nearest verified place before `step`; None where there is none, or its contract is gone."""
-    entries = read_journal(origin.settings.paths).entries
-    try:
-        (at, checkpoint, identity), passed_by = _nearest(origin.settings, entries, origin.launch, step, origin.roots)
-    except Refusal:
-        return None
-    by_another = checkpoint is not None and identity.get("launch") != origin.launch
-    if by_another and (origin.settings.paths.run_dir / "contract.json").exists() and _is_later_rollback(entries, origin.launch):
-        return None
-    environ = {name: value for name, value in origin.environ.items() if not name.startswith("CHRONICLE_RESUME_")}
-    environ |= _resume(checkpoint, at, origin.roots)
-    return replace(origin, start=at, checkpoint=checkpoint, identity=identity, environ=environ, passed_by=passed_by)
 
 
 def as_recorded(origin: Origin, entries: Sequence[Entry]) -> list[AsRecorded]:
@@ -426,9 +407,6 @@ def _start(
     anchors = [run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]
     anchors += [] if change.code is None else [Path(change.code.top)]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
-    clock = {"CHRONICLE_CLOCK": str(directory / "clock.json")} if origin.clock else {}
-    clock |= {"CHRONICLE_ANSWERS": origin.answers} if origin.answers else {}
-    (directory / "clock.json").write_text(json.dumps(origin.clock), encoding="utf-8")
     spec = Spec(
         run_dir=str(paths.run_dir.resolve()),
         roots=tuple(map(str, origin.roots)),
@@ -439,7 +417,7 @@ def _start(
         ranks=ranks,
         command=change.command or origin.command,
         cwd=str(origin.cwd),
-        environ={**origin.environ, **trackers, **clock},
+        environ={**origin.environ, **trackers},
         overlaid=tuple(map(str, minimal(anchors))),
         sandbox=str(directory),
         launch=origin.launch,
@@ -455,12 +433,7 @@ def _start(
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
     words = [sys.executable, "-m", "chronicle.replay.inside", str(directory / "spec.json")]
     with (directory / "output.log").open("wb") as log:
-        try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False, timeout=origin.limit
-            )
-        except subprocess.TimeoutExpired:
-            raise ChronicleError(f"the {purpose} was ended after {origin.limit:.0f} s") from None
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
     if not (directory / "result" / "end.json").exists():
         tail = (directory / "output.log").read_text(errors="replace").strip().splitlines()[-3:]
         raise ChronicleError(f"the {purpose} ended with code {done.returncode}: {' / '.join(tail)}")

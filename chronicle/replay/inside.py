@@ -29,7 +29,6 @@ from chronicle.paths import RunPaths
 from chronicle.replay.notes import rewrite_notes
 from chronicle.replay.places import identity_of, is_wide, states_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
-from chronicle.replay.watched import watched
 from chronicle.resume.ring import Ring, rings_of
 from chronicle.story.curve import canonical_rows
 from chronicle.watch.scan import scan_points
@@ -43,8 +42,6 @@ __all__ = ["Spec", "main"]
 
 GRACE_SECONDS = 10.0
 REFUSED = 3
-NUM_PIDS = 127  # so many numbers of processes at most are left out before a launch
-LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +93,16 @@ def main() -> int:
     spec = Spec.read(Path(sys.argv[1]))
     result = Path(spec.sandbox) / "result"
     result.mkdir(exist_ok=True)
-    different = os.getpid() % NUM_PIDS
     try:
         left = enter_sandbox([Path(path) for path in spec.overlaid], Path(spec.sandbox))
     except SandboxRefused as problem:
         _say_end(result, {"refused": problem.message, "remedy": problem.remedy})
         return REFUSED
-    return run_inside(lambda: watched(lambda: _play(spec, result, left, different), result / "seen.json"))
+    return run_inside(lambda: _play(spec, result, left))
 
 
-def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
+def _play(spec: Spec, result: Path, left: list[str]) -> int:
     paths = RunPaths(Path(spec.run_dir))
-    _leave_out_pids(different)
     try:
         notes = [words for root in (spec.roots if spec.rewinds else ()) for words in rewind(Path(root), spec)]
         for path in map(Path, spec.hidden):
@@ -141,17 +136,6 @@ def _play(spec: Spec, result: Path, left: list[str], different: int) -> int:
     told = {"launch": end.launch, "code": end.exit_code, "end": dict(end.data), "verdicts": verdicts}
     _say_end(result, {**told, "writable": left, "events": events, "notes": notes})
     return 0
-
-
-def _leave_out_pids(count: int) -> None:
-    """A process namespace counts from 1: without this every play's trainer had the same id."""
-    try:
-        LAST_PID.write_text(str(os.getpid() + count), encoding="ascii")
-    except OSError:  # the kernel has no such number, or does not let it be set
-        for _ in range(count):
-            if (child := os.fork()) == 0:
-                os._exit(0)
-            os.waitpid(child, 0)
 
 
 def _roll_back(paths: RunPaths, spec: Spec) -> None:

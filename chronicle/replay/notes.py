@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.checkpoints import KnownStates
-from chronicle.paths import UNWATCHED
 from chronicle.replay.places import identity_of
 from rollback.checkpoint.layout import Checkpoint, saved_number
 
@@ -62,7 +61,7 @@ def rewrite_notes(
         word = text.strip()
         after = _of_json(word, around, path, since) if word.startswith("{") else _of_word(word, around, path, since)
         if after:
-            _write(path, text.replace(word, after))
+            path.write_text(text.replace(word, after), encoding="utf-8")
             said.append(f"`{path}` says {_short(word)}, which was saved later: in the replay it says {_short(after)}")
         elif after is None or re.search(rf"(?<![\w.-]){re.escape(hidden[-1][0].path.name)}(?![\w-])", word):
             said.append(f"`{path}` ({_short(word)}) may name a checkpoint that was saved later: it was left as it is")
@@ -78,7 +77,7 @@ def _of_word(word: str, around: _Around, path: Path, since: float) -> str | None
     if len(meant) > 1 or any(True for saved in (*around.there, around.kept) for _ in _forms(word, saved, around)):
         return None
     is_newest, after = meant.pop()
-    is_older = word.isdecimal() and os.stat(path, dir_fd=UNWATCHED).st_mtime < since  # then it speaks of something else
+    is_older = word.isdecimal() and os.stat(path).st_mtime < since  # then it speaks of something else
     return after if is_newest and after and not is_older else None
 
 
@@ -129,15 +128,14 @@ def _number(one: Checkpoint) -> int | None:
 
 
 def _texts(root: Path, gone: set[str]) -> Iterator[tuple[Path, str]]:
-    """Small files directly in `root`, as text. Our own looks are let through: the script did not take them."""
+    """Small files directly in `root`, as text."""
     try:
         listed = [entry for entry in os.scandir(root) if entry.is_file(follow_symlinks=False) and entry.name not in gone]
     except OSError:
         return
     for entry in sorted(listed, key=lambda entry: entry.name)[:MOST_FILES]:
         try:
-            number = os.open(os.path.abspath(entry.path), os.O_RDONLY | os.O_CLOEXEC, dir_fd=UNWATCHED)
-            with open(number, "rb") as file:
+            with open(entry.path, "rb") as file:
                 content = file.read(MOST_BYTES + 1)
             text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError):
@@ -148,12 +146,6 @@ def _texts(root: Path, gone: set[str]) -> Iterator[tuple[Path, str]]:
 
 def _speaks(text: str) -> bool:
     return bool(text.strip()) and "\0" not in text
-
-
-def _write(path: Path, text: str) -> None:
-    number = os.open(os.path.abspath(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=UNWATCHED)
-    with open(number, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _short(word: str) -> str:

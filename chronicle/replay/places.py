@@ -14,7 +14,7 @@ from chronicle.checkpoints import NO_STATES, KnownStates, known_states
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import StateSaved, events_of
 from chronicle.paths import RunPaths
-from chronicle.replay.watched import is_born_within
+from chronicle.resume.launch_facts import born
 from rollback.checkpoint.layout import Checkpoint, scan_entries
 from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint
 from rollback.errors import RollbackError
@@ -113,6 +113,12 @@ def own_places(run_dir: Path, roots: Iterable[Path], directory: Path) -> tuple[P
     return tuple(found)
 
 
+def _is_born_within(path: str, begun: float | None, ended: float | None) -> bool:
+    """Whether a file or directory was made after `begun`, and not after `ended` if that is known (seconds since the epoch)."""
+    found = born(path)
+    return found is not None and begun is not None and begun * 1e9 < found and (ended is None or found <= ended * 1e9)
+
+
 def made_since_start(
     directory: Path, names: Iterable[str], own: Sequence[Path], begun: float | None, ended: float | None
 ) -> tuple[Path, ...]:
@@ -128,6 +134,6 @@ def made_since_start(
         return ()
     real = [path.resolve() for path in own]
     paths = (Path(path) for path in now)
-    meanwhile = (path for path in paths if path.suffix != ".py" and is_born_within(str(path), begun, ended))
+    meanwhile = (path for path in paths if path.suffix != ".py" and _is_born_within(str(path), begun, ended))
     return tuple(path for path in meanwhile if not any(path.resolve() in (one, *one.parents) for one in real))
 

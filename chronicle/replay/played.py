@@ -4,7 +4,6 @@ Two plays of the same steps tell whether anything is repeatable; where they are 
 gives another result (`one_step.py`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +50,6 @@ class Played:
     facts: Mapping[str, Any] | None
     end: Mapping[str, Any]
     batches: Mapping[int, list[int]]
-    seen: Mapping[str, Any] | None  # what its processes took from outside
     shown: Sequence[str]  # the batch of the step that was asked for, in words
 
     def compare(self, record: Prints, until: int) -> PrintComparison:
@@ -110,17 +108,8 @@ def read_result(forked: Forked, step: int | None) -> Played:
         facts=read_facts(result / "launch"),
         end=end,
         batches=batches_of(result / "batches", end["launch"], 0),
-        seen=_json_of(result / "seen.json"),
         shown=tell_shown(read_shown(result / "launch"), logged),
     )
-
-
-def _json_of(path: Path) -> Mapping[str, Any] | None:
-    try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 def batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:

@@ -2,32 +2,30 @@
 
 A replay is planned from the journal and the prints: the launch whose step it is, and the nearest verified checkpoint that
 this launch saved, or began from. The recorded command is then started in a sandbox (`sandbox.py`, `inside.py`), stopped after
-the last step, and compared print by print (`played.py`). Where equal input gave another result, it is played a second time,
-and judged (`verdict.py`). What is missing for any of this is named, and nothing is started.
+the last step, and compared print by print (`played.py`), and judged (`verdict.py`). Where only a second play
+can tell, there is one; there are never more. What is missing for any of this is named, and nothing is started.
 """
 
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError, Refusal, UsageProblem
+from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import EntryKind, Replayed
-from chronicle.metrics.log import read_metrics
 from chronicle.paths import list_launch_numbers
-from chronicle.replay.compared import PARTS, RESULT, PrintComparison, compare_prints, own_generators_vary, prints_agree
+from chronicle.replay.compared import RESULT, PrintComparison, compare_prints
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,
     Origin,
     Say,
-    begin_before,
     find_origin,
     origin_of_new,
     play,
@@ -35,22 +33,16 @@ from chronicle.replay.fork import (
 )
 from chronicle.replay.places import is_wide, made_since_start
 from chronicle.replay.played import Played, ReplayPlan, batches_of, first_operation, play_once, read_result
-from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
-from chronicle.replay.watched import Then, answers_to_vary, unrecorded, variables_read
+from chronicle.replay.verdict import ReplayCase, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.resume.launch_facts import changed_facts, holds_data, new_files, new_sources, read_facts
-from chronicle.resume.ring import Print, Ring, rings_of
+from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 
 __all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
-BEHIND, AHEAD = 120.0, 60.0  # seconds: of the clock at the launch's beginning, and what is counted since then
 MOST_PASSED_BY = 3
-LONGER = 20  # times as long as the first replay, and seconds, at most for one without what the launch made itself
-FAR_STEPS, FAR = 200, 20  # a launch's beginning is played where it is not farther, or so many times as long as the replay
-Judge = Callable[..., Ruling]
-_Prints = Mapping[int, Mapping[int, Print]]
 OF_FILES = ("file", "doubt")
 # with these the question is what entered the model
-SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.HARDWARE, ReplayVerdict.NOT_TOLD)
+SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.UNEXPLAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,52 +161,26 @@ def replay(
     one = play_once(plan, sandbox)
     comparison = one.compare(record, plan.until)
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
-    known = facts is not None and one.facts is not None
-    found = _changed(facts, one, comparison, plan)
-    load = _state_loaded(plan.origin, one)
-    doubts, made = _unrecorded(plan.origin, facts, one)
-    beside = (one.facts or {}).get("networks", ())
-    judge = partial(judge_replay, changed=found, facts_known=known, unrecorded=doubts, networks=beside)
-    judged = judge(comparison, None, load=load, place=_place_of(plan.origin))
-    replays = 1
+    case = ReplayCase(
+        compared=comparison,
+        changed=_changed(facts, one, comparison, plan),
+        facts_known=facts is not None and one.facts is not None,
+        load=_state_loaded(plan.origin, one),
+        has_checkpoint=plan.origin.checkpoint is not None,
+        networks=(one.facts or {}).get("networks", ()),
+    )
+    judged, replays = judge_replay(case), 1
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
-        is_result = comparison.first.parts[0] in RESULT or comparison.begins_equal is False
-        varied = answers_to_vary(one.seen)
-        limit = LONGER * (time.monotonic() - begun) + LONGER if made or varied else None
-        plain = replace(plan, origin=replace(plan.origin, clock=_clock_of(plan.origin)))
-        other = replace(plain.origin, hidden=_hidden(plan.origin, made), limit=limit, answers="least" if varied else "")
-        plan = replace(plan, origin=other)
-        tell = _tell_result if is_result else partial(_tell_input, plain)
-        try:
-            judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
-        except ChronicleError as problem:
-            if not made and not varied:
-                raise
-            say(f"not playable without what the launch made itself, or with other answers ({problem.message}): once more")
-            plan = replace(plan, origin=replace(plain.origin, limit=None, answers=""))
-            more = [f"`{path}`, which the launch made, may not have been there" for path in made]
-            more += [f"{what}, for which it asks, is in no record" for what in varied]
-            judge, varied = partial(judge, unrecorded=(*doubts, *more)), ()
-            judged, replays, apart = tell(plan, one, comparison, record, partial(judge, load=load), sandbox, say)
-        if varied and is_result and judged.verdict is ReplayVerdict.HARDWARE:
-            say(f"once more with other answers to what the script asks: {', '.join(varied)}")
-            most, replays = play_once(replace(plan, origin=replace(plan.origin, answers="most")), sandbox), replays + 1
-            if not prints_agree(one.prints, most.prints, one.steps_with(most)):
-                why = f"what the script asks of the machine enters the step: {', '.join(varied)}"
-                judged = replace(judged, verdict=ReplayVerdict.RANDOM, why=why)
+        two, replays = play_once(plan, sandbox), 2
+        agree, apart = one.agrees_with(two, one.steps_with(two))
+        if case.began_anew_with_other_weights():
+            agree = one.begins_as(two)
+        judged = judge_replay(replace(case, plays_agree=agree))
         if ops and judged.verdict is ReplayVerdict.RANDOM:
-            as_it_is = replace(plan.origin, answers="")  # equal answers would hide what goes by them
-            where = first_operation(as_it_is, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
-            judged = replace(judged, evidence=(*judged.evidence, where))
-            replays += 2
-    if one.start < plan.origin.start:
-        judged = replace(judged, evidence=(*judged.evidence, _began_earlier(one.start, plan.origin)))
-    if plan.origin.restored:
-        named = ", ".join(plan.origin.restored[:8])
-        judged = replace(judged, evidence=(*judged.evidence, f"set as in the record, and otherwise than here: {named}"))
-    passed_by = (f"a nearer checkpoint was passed by: {words}" for words in plan.origin.passed_by[:MOST_PASSED_BY])
-    judged = replace(judged, evidence=(*judged.evidence, *passed_by, *one.end.get("notes", ())))
+            where = first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
+            judged, replays = replace(judged, evidence=(*judged.evidence, where)), 4
+    judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
@@ -222,54 +188,14 @@ def replay(
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
 
 
-def _tell_input(
-    plain: ReplayPlan,
-    plan: ReplayPlan,
-    one: Played,
-    comparison: PrintComparison,
-    record: _Prints,
-    judge: Judge,
-    sandbox: Path | None,
-    say: Say,
-) -> tuple[Ruling, int, int]:
-    """What entered differs: whether that is so in another replay from the same place. Ruling, replays, first step apart.
-
-    Where it is so from the first step on, this place does not hold where the data or the generators stood: the launch's own
-    beginning tells whether anything else differs, if it is near. `plain`: nothing is hidden or answered otherwise.
-    """
-    assert comparison.first is not None
-    steps, origin = comparison.steps, plan.origin
-    two = play_once(plain, sandbox)
-    same, apart = one.agrees_with(two, steps)
-    judged = judge(comparison, same, place=_place_of(origin))
-    begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
-    is_near = origin.start - begun <= max(FAR_STEPS, FAR * (plan.until - origin.start))
-    if not same or judged.again or comparison.first.step > origin.start + 1 or origin.start <= begun or not is_near:
-        return judged, 2, apart
-    first = _before(origin, begun + 1)
-    if first is None or first.start > begun:
-        return judged, 2, apart
-    say(f"it differs from the first step on: once more from {first.words}")
-    three = _play_if_possible(replace(plan, origin=first), sandbox, say)
-    if three is None:
-        return judged, 2, apart
-    far = three.compare(record, plan.until)
-    if far.first is None:
-        what = ", ".join(PARTS[part][1] for part in comparison.first.parts)
-        why = f"from {first.words} step {comparison.first.step} is as recorded, from {origin.words} it is not ({what}): "
-        why += "this checkpoint does not hold all that the training had"
-        return replace(judged, verdict=ReplayVerdict.STATE, why=why), 3, apart
-    facts = read_facts(origin.settings.paths.launch_dir(origin.launch))
-    judge = partial(judge, changed=_changed(facts, three, far, plan), load=StateLoaded(), place=_place_of(first))
-    found = judge(far, None)
-    if not found.again:
-        return found, 3, apart
-    say(f"{far.first.words}: once more from {first.words}, by the real clock")
-    answers = "most" if origin.answers else ""
-    last = play_once(replace(plan, origin=replace(first, clock={}, answers=answers)), sandbox)
-    steps = three.steps_with(last)
-    same, apart = three.agrees_with(last, steps)
-    return judge(far, same), 4, apart
+def _beside(origin: Origin, one: Played) -> Iterator[str]:
+    """What a reader has to know of how it was played."""
+    if one.start < origin.start:
+        yield _began_earlier(one.start, origin)
+    if origin.restored:
+        yield f"set as in the record, and otherwise than here: {', '.join(origin.restored[:8])}"
+    yield from (f"a nearer checkpoint was passed by: {words}" for words in origin.passed_by[:MOST_PASSED_BY])
+    yield from one.end.get("notes", ())
 
 
 def _changed(
@@ -277,20 +203,17 @@ def _changed(
 ) -> list[tuple[str, str]]:
     """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs, or the last.
 
-    A variable that the script itself reads is the kind `setting`. Of the run's own files (what a save writes and reads) nothing
-    is said: a replay has others.
+    Of the run's own files (what a save writes and reads) nothing is said: a replay has others.
     """
     if facts is None or one.facts is None:
         return []
     until = plan.until if comparison.first is None else comparison.first.step
-    read = {("environment", name) for name in variables_read(one.seen)}
     own = [os.path.realpath(path) for path in plan.origin.own]
     is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
     items = [item for item in changed_facts(facts, one.facts, until) if item.kind not in OF_FILES or not is_own(item.name)]
     items += [item for item in new_files(facts, one.facts, until, _ends_of(plan.origin)[1]) if not is_own(item.name)]
     items += new_sources(facts, one.facts, _ends_of(plan.origin)[1])
-    kinds = ("setting" if (one.kind, one.name) in read else "data" if holds_data(one) else one.kind for one in items)
-    return [(kind, item.words) for kind, item in zip(kinds, items, strict=True)]
+    return [("data" if holds_data(item) else item.kind, item.words) for item in items]
 
 
 def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
@@ -299,85 +222,6 @@ def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
     if any(real == one or real.startswith(one + os.sep) for one in own):
         return True
     return real != cwd and os.path.isdir(real) and any(one.startswith(real + os.sep) for one in own)
-
-
-def _tell_result(
-    plan: ReplayPlan, one: Played, comparison: PrintComparison, record: _Prints, judge: Judge, sandbox: Path | None, say: Say
-) -> tuple[Ruling, int, int]:
-    """Equal input and another result: what replays from earlier places of the launch say. Ruling, replays, first step apart.
-
-    The place before first: what happened in the step itself is there again. Then the same place once more: not repeatable, or
-    the checkpoint lacks something. At last the launch's own beginning, where nothing can be lacking.
-    """
-    assert comparison.first is not None
-    steps, origin = comparison.steps, plan.origin
-    begun = min((one.step for ring in plan.rings.values() for one in ring.begins()), default=0)
-    words = origin.words
-    if comparison.begins_equal is False and origin.checkpoint is None:
-        say("it began with other weights: another replay tells whether it always does")
-        other = play_once(plan, sandbox)
-        return judge(comparison, one.begins_as(other), place=_place_of(origin)), 2, steps[0]
-    before, two = _before(origin, origin.start) if origin.start > begun else None, None
-    if before is not None:
-        say(f"once more from {before.words}")
-        two = _play_if_possible(replace(plan, origin=before), sandbox, say)
-    if two is not None:
-        earlier = two.compare(record, plan.until)
-        own_first = one.start + 1 if two.start < one.start else None
-        if earlier.differs_where(comparison) and prints_agree(one.prints, two.prints, one.steps_with(two), first=own_first):
-            varied = own_generators_vary(one.prints, two.prints, comparison.first.step)
-            return judge(comparison, True, place=ReplayPlace(words=words, agreed=True, own_varied=varied)), 2, steps[-1]
-    again = play_once(plan, sandbox)
-    steps = one.steps_with(again)
-    (same, apart), replays = one.agrees_with(again, steps), 2 + (two is not None)
-    if same is False and again.compare(record, plan.until).is_equal_where(comparison):
-        return judge(comparison, same, place=ReplayPlace(by_clock=True)), replays, apart
-    if not same or origin.start <= begun:
-        return judge(comparison, same), replays, apart
-    if before is None or two is None:
-        return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False)), replays, apart
-    if earlier.is_equal_where(comparison):
-        return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=before.words)), replays, apart
-    first = _before(origin, begun + 1)
-    if first is None or before.start <= begun:
-        first, three, far = before, two, earlier
-    elif origin.start - begun > max(FAR_STEPS, FAR * (plan.until - origin.start)):
-        doubt = f"from step {before.start} another step differs first, and its beginning is {origin.start - begun} steps away"
-        return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False, doubt=doubt)), replays, apart
-    else:
-        say(f"once more from {first.words}")
-        found_first = _play_if_possible(replace(plan, origin=first), sandbox, say)
-        if found_first is None:
-            doubt = "its beginning could not be played with this command"
-            return judge(comparison, same, place=ReplayPlace(words=words, is_whole=False, doubt=doubt)), replays, apart
-        three = found_first
-        far, replays = three.compare(record, plan.until), replays + 1
-    if far.first is None or far.is_equal_where(comparison):
-        return judge(comparison, same, place=ReplayPlace(words=words, reproduced_from=first.words)), replays, apart
-    found = partial(judge, far, load=_state_loaded(first, three), place=_place_of(first))
-    if first.start > begun:
-        return found(same, place=ReplayPlace(words=first.words, is_whole=False)), replays, apart
-    if found(True).verdict is not ReplayVerdict.HARDWARE:
-        return found(True), replays, apart
-    say(f"once more from {first.words}, by the real clock")  # that it is repeatable was seen from elsewhere
-    last = play_once(replace(plan, origin=replace(first, clock={})), sandbox)
-    steps = three.steps_with(last)
-    same, apart = three.agrees_with(last, steps)
-    return found(same), replays + 1, apart
-
-
-def _play_if_possible(plan: ReplayPlan, sandbox: Path | None, say: Say) -> Played | None:
-    """Play from another place of the launch; None where that cannot be: a command may name the checkpoint that it resumes from.
-
-    Where something is hidden or answered otherwise, that may be why it fails, and the error is raised.
-    """
-    try:
-        return play_once(plan, sandbox)
-    except ChronicleError as problem:
-        if plan.origin.limit is not None or plan.origin.answers:
-            raise
-        say(f"not playable from {plan.origin.words} ({problem.message[:160]})")
-        return None
 
 
 def _as_at_its_start(origin: Origin) -> Origin:
@@ -397,23 +241,6 @@ def _as_at_its_start(origin: Origin) -> Origin:
     return replace(origin, hidden=(*hidden, *saved))
 
 
-def _before(origin: Origin, step: int) -> Origin | None:
-    """The same launch from its nearest place before a step, as things stood there."""
-    found = begin_before(origin, step)
-    if found is None or found.checkpoint is not None:
-        return found
-    return replace(found, hidden=_hidden(_as_at_its_start(found), origin.hidden))
-
-
-def _hidden(origin: Origin, made: Sequence[Path]) -> tuple[Path, ...]:
-    """What is hidden already, and what the launch made as far as it is not below that."""
-    return tuple(dict.fromkeys((*origin.hidden, *made)))
-
-
-def _place_of(origin: Origin) -> ReplayPlace:
-    return ReplayPlace(words=origin.words, has_checkpoint=origin.checkpoint is not None)
-
-
 def _began_earlier(start: int, origin: Origin) -> str:
     """That a replay took more steps than it had to, and what to do about it."""
     words = f"the command began at step {start}, and not from {origin.words}: it may resume only with other words (give the "
@@ -429,42 +256,11 @@ def _state_loaded(origin: Origin, one: Played) -> StateLoaded:
     return state_loaded(one.end["verdicts"])
 
 
-def _unrecorded(
-    origin: Origin, facts: Mapping[str, Any] | None, one: Played
-) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """What this replay took from outside, and what was otherwise in the record for all that is known; in words. And what the
-    launch made itself: it is hidden in the next replay."""
-    begun, ended = _ends_of(origin)
-    stepped = min(_times_of_steps(origin).values(), default=None)
-    then = Then(facts or {}, begun or 0.0, ended, list(map(str, origin.own)), stepped)
-    made = tuple(Path(path) for path in then.made_meanwhile(one.seen, origin.cwd))
-    return tuple(unrecorded(one.seen, then, one.facts)), made
-
-
 def _ends_of(origin: Origin) -> tuple[float | None, float | None]:
     """When the recorded launch began and ended, in seconds since the epoch; None where the journal does not tell."""
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
     times = {entry.kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries}
     return times.get(EntryKind.LAUNCH_START), times.get(EntryKind.LAUNCH_END)
-
-
-def _clock_of(origin: Origin) -> Mapping[str, Any]:
-    """When the recorded launch began, and when it had taken which step.
-
-    A little behind, and since the beginning a little ahead: no two starts take equally long. Who counts the seconds since then
-    must never have counted fewer than in the record, and what goes by an age (of a file) must not be as old as in the first
-    replay, whose clock is the real one.
-    """
-    begun, _ = _ends_of(origin)
-    assert begun is not None, "a launch that is replayed has a start in the journal"
-    return {"begin": begun - BEHIND, "steps": {step: at - BEHIND + AHEAD for step, at in _times_of_steps(origin).items()}}
-
-
-def _times_of_steps(origin: Origin) -> dict[int, float]:
-    """When the recorded launch logged which step, in seconds since the epoch."""
-    path = origin.settings.paths.metrics_path(origin.launch)
-    points = read_metrics(path) if path.is_file() else ()
-    return {point.step: point.time for point in points if point.time is not None}
 
 
 def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: PrintComparison) -> Ruling:

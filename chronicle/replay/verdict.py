@@ -1,50 +1,21 @@
-"""What a replay proves: the first step that is another one, in which part of it, and so who is to blame.
+"""What a replay proves: a table of rows, each a condition and a verdict with its words; the first row that fits is the answer.
 
-The first part of the first step that differs (`compared.py`) decides:
-
-    all equal                     reproduced: what happened is in the data and the weights
-    code, packages                code or packages differ, where one of them is known to have changed
-    the weights it began with     state differs: the checkpoint does not hold what the training had; moments and what else the
-                                  guard compared at the load, too, where the result is another one in the first steps
-    environment, files            code or packages differ, where one of them is known to have changed (data differ, where it is
-                                  none of settings)
-    generators, options           state differs: random numbers, learning rate; generators of the script's own, and how the
-                                  models are set (training, dropout, frozen weights), where something else differs, too
-    batch                         data differ
-                                  (two replays whose generators or batches disagree: not deterministic)
-    gradient, loss, weights       equal input, another result: another replay tells, from an earlier place of the same launch.
-                                  Two that agree with each other and not with the record: hardware or race. Is the step as
-                                  recorded from the earlier place: state differs (the checkpoint lacks something). Two from one
-                                  place that disagree: not deterministic
-
-A replay from one checkpoint alone proves nothing of the hardware: what no checkpoint holds (a counter, a pool of samples), or
-what this one holds otherwise, gives another result in every replay from it. From the beginning of a launch nothing of the kind
-is possible.
-
-Hardware is named only where everything else that could be the cause was compared and is equal. Else the verdict is "not told",
-with what is missing.
+A row looks at which part of which step differs first (`compared.py`), at what is known to have changed since the record, at
+what the guard found when the checkpoint was loaded, and whether two plays agree. Where everything that was compared is equal,
+the result is another one, and two plays agree, the verdict is "unexplained", with what no record holds: from one machine
+alone nobody can tell more.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from chronicle.replay.compared import OTHERS, PARTS, PrintComparison
-from chronicle.replay.watched import IS_NEWER
+from chronicle.replay.compared import OTHERS, PARTS, PrintComparison, PrintDifference
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.ring import SeenParts
 
-__all__ = [
-    "ReplayPlace",
-    "ReplayVerdict",
-    "Ruling",
-    "StateLoaded",
-    "judge_replay",
-    "state_loaded",
-]
-
-ENTERS = ("torch", *OTHERS, "batch")
+__all__ = ["ROWS", "ReplayCase", "ReplayVerdict", "Row", "Ruling", "StateLoaded", "judge_replay", "state_loaded"]
 
 
 class ReplayVerdict(StrEnum):
@@ -52,18 +23,15 @@ class ReplayVerdict(StrEnum):
 
     REPRODUCED = "reproduced"
     DATA = "data differ"
-    CODE = "code or packages differ"
+    CODE = "code, packages or settings differ"
     STATE = "state differs"
-    HARDWARE = "hardware or race"
     RANDOM = "not deterministic"
-    NOT_TOLD = "not told"
+    UNEXPLAINED = "unexplained"
     NOT_COMPARED = "not compared"
 
 
 # ---- the state that it began with, as the guard saw it -----------------------------------------------------------------
 
-MOST_WORDS = 4  # of one kind
-LATE = 2  # steps after which a difference in the state is in the samples at last
 STATE_IN_MEMORY = "M1"
 
 
@@ -92,32 +60,240 @@ def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
     return StateLoaded(unlike=tuple(dict.fromkeys(unlike)), compared=bool(moments) or has_none)
 
 
-# ---- the verdict -------------------------------------------------------------------------------------------------------
+# ---- what the rows look at ---------------------------------------------------------------------------------------------
+
+ENTERS = ("torch", *OTHERS, "batch")
+SETTINGS = ("environment", "arithmetic", "file")
+LATE = 2  # steps after which a difference in the state is in the samples at last
+MOST_NAMED = 4
+NOT_RECORDED = (
+    "no record holds: state that the checkpoint lacks, files that libraries read in C, answers of the network and of other "
+    "programs, system libraries and drivers, the clock"
+)
+ANOTHER_NODE = "take the step again on another node: where it is as recorded, or another result still, the node is what differs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPlace:
-    """Where a replay began. `is_whole`: nothing that it lacks can be the cause, because the launch began there as well, or
-    (`agreed`) a replay from an earlier place gave the same. `reproduced_from`: an earlier place from which the step is as
-    recorded. `by_clock`: it is as recorded where the clock stands as it stood then.
+class ReplayCase:
+    """One comparison and what is known beside it.
+
+    `changed`: (kind, words) of what is known to differ between the launches, as `launch_facts.ChangedFact` names it; kind
+    `data`: a file that is none of settings. `plays_agree`: whether a second play has the same prints; None: there was none.
+    `facts_known`: both launches said what they were made by. `has_checkpoint`: else it began as the launch did. `networks`:
+    classes of networks that are called beside the models.
     """
 
-    words: str = "its beginning"
-    by_clock: bool = False
-    agreed: bool = False
-    is_whole: bool = True
-    reproduced_from: str = ""
-    doubt: str = "no replay from an earlier place was played"
-    own_varied: bool = False  # that place left the script's own generators elsewhere, and the result is the same
-    has_checkpoint: bool = True  # else it began as the launch did, and made its weights itself
+    compared: PrintComparison
+    changed: Sequence[tuple[str, str]] = ()
+    plays_agree: bool | None = None
+    facts_known: bool = True
+    load: StateLoaded = StateLoaded()
+    has_checkpoint: bool = True
+    networks: Sequence[str] = ()
+
+    @property
+    def first(self) -> PrintDifference:
+        """The first difference; rows that ask for it come after those without one."""
+        assert self.compared.first is not None
+        return self.compared.first
+
+    @property
+    def part(self) -> str:
+        """The first part that differs."""
+        return self.first.parts[0]
+
+    def named(self, *kinds: str) -> str:
+        """What has changed of these kinds, in words."""
+        return "; ".join([text for kind, text in self.changed if kind in kinds][:MOST_NAMED])
+
+    def began_anew_with_other_weights(self) -> bool:
+        """Whether the launch made other weights by itself."""
+        return self.compared.begins_equal is False and not self.has_checkpoint
+
+    def own_generators_moved(self) -> bool:
+        """Whether the script's own generators tell, and no changed setting or file does."""
+        return self.compared.own_moved is True and self.plays_agree is not False and not self.named(*SETTINGS, "data")
+
+    def models_set_anew(self) -> bool:
+        """Whether the models were set otherwise, before anything else differs."""
+        return self.compared.set_anew is True and self.plays_agree is not False and self.part != "batch"
+
+    def labels_are_known(self) -> bool:
+        """Whether both prints hold the labels of the first step that differs."""
+        return all(SeenParts.TARGETS in side.seen for side in (self.first.record, self.first.other))
+
+    def doubts(self) -> tuple[str, ...]:
+        """What may be the cause as well, because it differs in an unknown way or was not compared."""
+        return tuple(_doubts(self))
 
 
-BEGINNING = ReplayPlace()
+def _doubts(case: ReplayCase) -> Iterator[str]:
+    one = case.compared
+    yield from (text for kind, text in case.changed if kind == "doubt")
+    yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in case.load.unlike[:3])
+    if not case.load.compared:
+        yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
+    if one.begins_equal is None and (case.has_checkpoint or len(one.steps) == 1):
+        yield "it may have begun with other weights than the training had (no print of them in the record)"
+    if one.own_moved is None:
+        yield "generators that the script made for itself stand elsewhere from the first step on"
+    if one.set_anew is None:
+        yield "the models are set otherwise from the first step on (training or evaluation, dropout, frozen weights)"
+    if one.gap:
+        yield f"{one.gap} steps before it have no print (`CHRONICLE_PRINTS=every`)"
+    if not case.facts_known:
+        yield "the code may have changed (no `prints.json` of the launch)"
+    for part in ("options", "torch", "batch"):
+        if part not in one.parts:
+            yield f"{PARTS[part][1]}: not in the prints"
+    if one.labels_differ:
+        yield _other_loss(case)
+    if one.labels_differ is None and "batch" in one.parts and not case.labels_are_known():
+        yield "labels, which do not enter the model, may be others (what it gave is in no print)"
+
+
+def _other_loss(case: ReplayCase) -> str:
+    networks = f", or another network ({', '.join(case.networks[:MOST_NAMED])})" if case.networks else ""
+    labels = "labels (those that the loader yielded are equal)" if case.labels_are_known() else "labels"
+    same = f"the model gave the same at step {case.first.step}, and the gradient that came back to it is another"
+    return f"{same}: {labels}, or what the loss is computed with{networks}, may be others"
+
+
+# ---- the words of the rows ---------------------------------------------------------------------------------------------
+
+
+def _why_nothing_was_compared(case: ReplayCase) -> str:
+    if case.compared.missing:
+        return f"the replay took no step that the record has a print of (the first is {case.compared.missing[0]})"
+    return "the record has no print of these steps"
+
+
+def _why_reproduced(case: ReplayCase) -> str:
+    one = case.compared
+    named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
+    return f"{len(one.steps)} step{'' if len(one.steps) == 1 else 's'}, every print equal: {named}"
+
+
+def _other_options(case: ReplayCase) -> str:
+    record, other = case.first.record, case.first.other
+    lrs = f": LR {record.lr:g} in the record, {other.lr:g} in the replay" if record.lr != other.lr else ""
+    return f"other options of the optimizer{lrs}"
+
+
+def _why_enters_vary(case: ReplayCase) -> str:
+    begin = "one checkpoint" if case.has_checkpoint else "its beginning"
+    return f"two replays from {begin} disagree in what enters the step ({PARTS[case.part][1]}): it is not repeatable"
+
+
+def _generators_moved(case: ReplayCase) -> str:
+    verb = "stand" if case.part == "torch" else "stands"
+    return f"{PARTS[case.part][1]} {verb} elsewhere from step {case.first.step} on"
+
+
+def _set_anew(case: ReplayCase) -> str:
+    what = "training or evaluation, dropout, frozen weights, autocast, threads"
+    return f"at step {case.first.step} the models are set otherwise than in the record ({what})"
+
+
+def _drawn_within(case: ReplayCase) -> str:
+    return f"random numbers were drawn otherwise, or seeded, within step {case.first.step}: {case.compared.drawn} tell"
+
+
+def _another_batch(case: ReplayCase) -> str:
+    first = case.first
+    same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
+    why = f"another batch at step {first.step}{same}"
+    if case.has_checkpoint and first.step == case.compared.steps[0]:
+        why += ", the first one: the checkpoint may not hold where its loader stood"
+    return why
+
+
+def _where(case: ReplayCase, how: str) -> str:
+    ranks = ", ".join(map(str, case.first.ranks))
+    return f"everything {how} is equal, the result is not: step {case.first.step}, rank {ranks}"
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------------
+
+Words = Callable[[ReplayCase], str]
+
+
+class Row(NamedTuple):
+    """One row: what it is about, when it fits, its verdict, its words. `again`: only a second play tells it for certain."""
+
+    name: str
+    fits: Callable[[ReplayCase], bool]
+    verdict: ReplayVerdict
+    why: Words
+    again: bool = False
+
+
+V = ReplayVerdict
+ROWS: tuple[Row, ...] = (
+    Row("no step compared", lambda case: not case.compared.steps, V.NOT_COMPARED, _why_nothing_was_compared),
+    Row("no result in the prints",
+        lambda case: case.compared.first is None and not case.compared.parts & {"gradient", "weights", "loss"},
+        V.NOT_COMPARED, lambda case: "the prints hold no gradient, loss or weights"),
+    Row("a print is missing", lambda case: case.compared.first is None and bool(case.compared.missing), V.NOT_COMPARED,
+        lambda case: f"the replay has no print of step {case.compared.missing[0]}, of which the record has one"),
+    Row("equal", lambda case: case.compared.first is None, V.REPRODUCED, _why_reproduced),
+    # from here on something differs
+    Row("code or packages", lambda case: bool(case.named("code", "package")), V.CODE,
+        lambda case: case.named("code", "package")),
+    Row("begins with other weights every time",
+        lambda case: case.began_anew_with_other_weights() and case.plays_agree is False, V.RANDOM,
+        lambda case: "the launch begins with other weights every time (what they are made from is not seeded): only steps "
+        "after a checkpoint can be taken again"),
+    Row("begins with other weights, settings",
+        lambda case: case.began_anew_with_other_weights() and bool(case.named(*SETTINGS, "data")), V.CODE,
+        lambda case: case.named(*SETTINGS, "data")),
+    Row("begins with other weights", ReplayCase.began_anew_with_other_weights, V.STATE,
+        lambda case: "the launch began with other weights than it begins with now: what they are made from (a file, a seed) "
+        "is another", again=True),
+    Row("other weights in the checkpoint", lambda case: case.compared.begins_equal is False, V.STATE,
+        lambda case: "the checkpoint does not hold the weights that the training had at this step"),
+    Row("options, a file of settings", lambda case: case.part == "options" and bool(case.named("file")), V.CODE,
+        lambda case: f"{case.named('file')}; {_other_options(case)}"),
+    Row("options", lambda case: case.part == "options", V.STATE, _other_options),
+    Row("what enters is not repeatable", lambda case: case.part in ENTERS and case.plays_agree is False, V.RANDOM,
+        _why_enters_vary),
+    Row("generators", lambda case: case.part in ("torch", *OTHERS), V.STATE, _generators_moved, again=True),
+    Row("the script's own generators", ReplayCase.own_generators_moved, V.STATE,
+        lambda case: f"the generators that the script made for itself stand elsewhere from step {case.first.step} on",
+        again=True),
+    Row("models set otherwise, settings", lambda case: case.models_set_anew() and bool(case.named(*SETTINGS)), V.CODE,
+        lambda case: f"{case.named(*SETTINGS)}; {_set_anew(case)}"),
+    Row("models set otherwise", ReplayCase.models_set_anew, V.STATE, _set_anew, again=True),
+    Row("random numbers on the way of the batch", lambda case: case.compared.became_another and bool(case.compared.drawn),
+        V.STATE, _drawn_within, again=True),
+    Row("batch became another", lambda case: case.part == "batch" and case.compared.became_another, V.DATA,
+        lambda case: f"the batch of step {case.first.step} was handed over as in the record, and entered the model otherwise",
+        again=True),
+    Row("batch", lambda case: case.part == "batch", V.DATA, _another_batch, again=True),
+    Row("batch changed on its way", lambda case: case.compared.on_its_way, V.DATA,
+        lambda case: f"the batch of step {case.first.step} did not enter the model as its loader yielded it: it was changed "
+        "on its way"),
+    # equal input, another result
+    Row("settings", lambda case: bool(case.named(*SETTINGS)), V.CODE, lambda case: case.named(*SETTINGS)),
+    Row("a file of data", lambda case: bool(case.named("data")), V.DATA, lambda case: case.named("data")),
+    Row("state at the load", lambda case: bool(case.load.unlike) and len(case.compared.steps) <= 1 + LATE, V.STATE,
+        lambda case: f"the checkpoint does not hold what the training had: {'; '.join(case.load.unlike[:3])}"),
+    Row("random numbers within the step", lambda case: bool(case.compared.drawn), V.STATE, _drawn_within),
+    Row("arithmetic is not repeatable", lambda case: case.plays_agree is False, V.RANDOM,
+        lambda case: "two replays from one place disagree: the arithmetic itself is not repeatable"),
+    Row("played once", lambda case: case.plays_agree is None, V.UNEXPLAINED,
+        lambda case: "equal input and another result: no second replay tells whether it is repeatable",
+        again=True),
+    Row("not everything compared", lambda case: bool(case.doubts()), V.UNEXPLAINED,
+        lambda case: f"{_where(case, 'compared')}; not ruled out: {'; '.join(case.doubts())}"),
+    Row("everything equal but the result", lambda case: True, V.UNEXPLAINED,
+        lambda case: _where(case, "recorded")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The verdict, why, and the evidence, one sentence each. `again`: a second replay is needed to tell."""
+    """The verdict, why, and the evidence, one sentence each. `again`: a second play is needed to tell."""
 
     verdict: ReplayVerdict
     why: str
@@ -125,219 +301,35 @@ class Ruling:
     again: bool = False
 
 
-def judge_replay(
-    one: PrintComparison,
-    replays_agree: bool | None,
-    *,
-    changed: Sequence[tuple[str, str]],
-    facts_known: bool,
-    load: StateLoaded,
-    place: ReplayPlace = BEGINNING,
-    unrecorded: Sequence[str] = (),
-    networks: Sequence[str] = (),
-) -> Ruling:
-    """The verdict. `changed`: (kind, words) of what is known to differ between the launches, as `facts.ChangedFact` names it;
-    kind `setting`: a variable that the script itself reads; kind `data`: a file that is none of settings.
-
-    `replays_agree`: whether a second replay has the same prints, from here or from an earlier place; None where there was none.
-    `facts_known`: both launches said what they were made by. `unrecorded`: what the replay took from outside, and nobody knows
-    what it was in the record. `place`: where the replay began, and what one from elsewhere says.
-    """
-    words = tuple(f"{kind}: {text}" for kind, text in changed)
-    if not one.steps:
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why=_why_not(one), evidence=words)
-    if one.first is None:
-        return _all_equal(one, words)
-    evidence = (f"first difference: {one.first.words}", *words)
-    code = [text for kind, text in changed if kind in ("code", "package", "setting")]
-    if code:
-        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(code[:4]), evidence=evidence)
-    if one.begins_equal is False and not place.has_checkpoint:
-        return _other_beginning(changed, replays_agree, evidence)
-    if one.begins_equal is False:
-        why = "the checkpoint does not hold the weights that the training had at this step"
-        why = f"from {place.reproduced_from} the step is as recorded: {why}" if place.reproduced_from else why
-        # a weight that changed after the save, before the next batch, looks the same: an earlier place tells
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=replays_agree is None)
-    parts, first = one.first.parts, one.first
-    if parts[0] == "options":
-        lrs = f": LR {first.record.lr:g} in the record, {first.other.lr:g} in the replay"
-        lrs = lrs if first.record.lr != first.other.lr else ""
-        if files := [text for kind, text in changed if kind == "file"]:  # of settings, where such things are written
-            why = f"{'; '.join(files[:4])}; other options of the optimizer{lrs}"
-            return Ruling(verdict=ReplayVerdict.CODE, why=why, evidence=evidence)
-        return Ruling(verdict=ReplayVerdict.STATE, why=f"other options of the optimizer{lrs}", evidence=evidence)
-    if parts[0] in ENTERS and replays_agree is False:
-        origin = "one checkpoint" if place.has_checkpoint else "its beginning"
-        why = f"two replays from {origin} disagree in what enters the step ({PARTS[parts[0]][1]}): it is not repeatable"
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
-    again = replays_agree is None
-    if parts[0] in ("torch", *OTHERS):
-        why = f"{PARTS[parts[0]][1]} {'stand' if parts[0] == 'torch' else 'stands'} elsewhere from step {first.step} on"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
-    newer = tuple(text for text in unrecorded if IS_NEWER in text)
-    known = bool(newer) or any(kind in ("environment", "arithmetic", "file", "data") for kind, _ in changed)
-    if one.own_moved and replays_agree is not False and not known:
-        why = f"the generators that the script made for itself stand elsewhere from step {first.step} on"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
-    if one.set_anew and replays_agree is not False and parts[0] != "batch":
-        why = f"at step {first.step} the models are set otherwise than in the record (training or evaluation, dropout, frozen "
-        why += "weights, autocast, threads)"
-        if told := [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]:  # of which this may come
-            return Ruling(verdict=ReplayVerdict.CODE, why=f"{'; '.join(told[:4])}; {why}", evidence=evidence)
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=again)
-    if one.became_another and one.drawn:
-        return Ruling(verdict=ReplayVerdict.STATE, why=_drawn_within(one), evidence=evidence, again=again)
-    if parts[0] == "batch":
-        same = " (as many micro-batches)" if first.record.batches == first.other.batches else ""
-        why = f"another batch at step {first.step}{same}"
-        if one.became_another:
-            why = f"the batch of step {first.step} was handed over as in the record, and entered the model otherwise"
-        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=(*evidence, *newer[:4]), again=again)
-    if one.on_its_way:
-        why = f"the batch of step {first.step} did not enter the model as its loader yielded it: it was changed on its way"
-        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)
-    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file")]
-    if other:
-        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
-    data = [text for kind, text in changed if kind == "data"]
-    if data:
-        return Ruling(verdict=ReplayVerdict.DATA, why="; ".join(data[:4]), evidence=evidence)
-    if load.unlike and len(one.steps) <= 1 + LATE:
-        why = f"the checkpoint does not hold what the training had: {'; '.join(load.unlike[:3])}"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
-    if one.drawn:
-        return Ruling(verdict=ReplayVerdict.STATE, why=_drawn_within(one), evidence=evidence)
-    doubts = [text for kind, text in changed if kind == "doubt"]
-    if one.own_moved is None and not place.own_varied:
-        doubts.append("generators that the script made for itself stand elsewhere from the first step on")
-    if one.set_anew is None:
-        doubts.append("the models are set otherwise from the first step on (training or evaluation, dropout, frozen weights)")
-    missing = (*_not_ruled_out(one, load, place, facts_known=facts_known), *doubts, *_few(unrecorded))
-    labels = [SeenParts.TARGETS in side.seen for side in (first.record, first.other)]
-    if one.labels_differ is not None:  # where outputs differ, they do before any label comes in
-        if one.labels_differ and all(labels):
-            evidence = (*evidence, "the labels are those that the loader yielded: they may have been changed after it")
-        if one.labels_differ and networks:
-            missing = (*missing, f"labels may be others, or the weights of another network ({', '.join(networks[:4])})")
-    elif "batch" in one.parts and not all(labels):
-        missing = (*missing, "labels, which do not enter the model, may be others (what it gave is in no print)")
-    return _another_result(one, replays_agree, evidence, missing, place, labels_differ=bool(one.labels_differ))
+def judge_replay(case: ReplayCase) -> Ruling:
+    """The verdict: that of the first row that fits."""
+    row = next(row for row in ROWS if row.fits(case))
+    again = row.again and case.plays_agree is None
+    return Ruling(verdict=row.verdict, why=row.why(case), evidence=tuple(_evidence(case, row)), again=again)
 
 
-def _drawn_within(one: PrintComparison) -> str:
-    assert one.first is not None
-    return f"random numbers were drawn otherwise, or seeded, within step {one.first.step}: {one.drawn} tell"
+def _evidence(case: ReplayCase, row: Row) -> Iterator[str]:
+    if row.verdict is V.REPRODUCED:
+        yield from _beside_equal_prints(case.compared)
+    if case.compared.first is not None:
+        yield f"first difference: {case.first.words}"
+    yield from (f"{kind}: {text}" for kind, text in case.changed)
+    if row.verdict is V.UNEXPLAINED:
+        yield NOT_RECORDED
+        yield ANOTHER_NODE
 
 
-def _other_beginning(
-    changed: Sequence[tuple[str, str]], replays_agree: bool | None, evidence: tuple[str, ...]
-) -> Ruling:
-    """The launch made other weights to begin with than in the record; no checkpoint is to blame.
-
-    `replays_agree`: whether another replay begins with the weights of this one.
-    """
-    if replays_agree is False:
-        why = "the launch begins with other weights every time (what they are made from is not seeded): only steps after a "
-        why += "checkpoint can be taken again"
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
-    other = [text for kind, text in changed if kind in ("environment", "arithmetic", "file", "data")]
-    if other:
-        return Ruling(verdict=ReplayVerdict.CODE, why="; ".join(other[:4]), evidence=evidence)
-    why = "the launch began with other weights than it begins with now: what they are made from (a file, a seed) is another"
-    return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence, again=replays_agree is None)
-
-
-def _another_result(
-    one: PrintComparison,
-    replays_agree: bool | None,
-    evidence: tuple[str, ...],
-    missing: tuple[str, ...],
-    place: ReplayPlace,
-    *,
-    labels_differ: bool,
-) -> Ruling:
-    """Equal input as far as it was compared, and another result. `missing`: what may be the cause as well."""
-    assert one.first is not None
-    if replays_agree is False and place.by_clock:
-        why = f"where the clock stands as in the record, step {one.first.step} is as recorded: what reads it enters the step"
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
-    if replays_agree is False:
-        why = "two replays from one checkpoint disagree: the arithmetic itself is not repeatable"
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=why, evidence=evidence)
-    if replays_agree is None:
-        why = "equal input and another result: a second replay would tell"
-        return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence, again=True)
-    if place.reproduced_from:
-        why = f"from {place.reproduced_from} step {one.first.step} is as recorded, from {place.words} it is not: "
-        why += "this checkpoint does not hold all that the training had"
-        return Ruling(verdict=ReplayVerdict.STATE, why=why, evidence=evidence)
-    if labels_differ and not missing:
-        why = f"the model gave the same at step {one.first.step}, and the gradient that came back to it is another: labels, "
-        why += "or how the loss is computed from them, were others"
-        return Ruling(verdict=ReplayVerdict.DATA, why=why, evidence=evidence)
-    if not place.is_whole:
-        missing = (*missing, f"the training may have had what its checkpoints do not hold ({place.doubt})")
-    if missing:
-        why = f"two replays agree, and it is not ruled out: {'; '.join(missing)}"
-        return Ruling(verdict=ReplayVerdict.NOT_TOLD, why=why, evidence=evidence)
-    ranks = ", ".join(map(str, one.first.ranks))
-    why = f"equal input, and two replays agree with each other and not with the record: step {one.first.step}, rank {ranks}"
-    return Ruling(verdict=ReplayVerdict.HARDWARE, why=why, evidence=evidence)
-
-
-def _few(words: Sequence[str]) -> Iterator[str]:
-    yield from words[:MOST_WORDS]
-    if len(words) > MOST_WORDS:
-        yield f"{len(words) - MOST_WORDS} more of this kind"
-
-
-def _not_ruled_out(one: PrintComparison, load: StateLoaded, place: ReplayPlace, *, facts_known: bool) -> Iterator[str]:
-    """What may be the cause as well, because it was not compared."""
-    assert one.first is not None
-    if not place.agreed:
-        yield from (f"{text} (without effect in {len(one.steps) - 1} steps)" for text in load.unlike[:3])
-        if not load.compared:
-            yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
-        if one.begins_equal is None and place.has_checkpoint:
-            yield "the checkpoint may hold other weights than the training had (no print of them in the record)"
-    if one.begins_equal is None and not place.has_checkpoint and len(one.steps) == 1:
-        yield "the launch may have begun with other weights (no print of them in the record)"
-    if one.gap:
-        yield f"{one.gap} steps before it have no print (`CHRONICLE_PRINTS=every`)"
-    if not facts_known:
-        yield "the code may have changed (no `prints.json` of the launch)"
-    for part in ("options", "torch", "batch"):
-        if part not in one.parts:
-            yield f"{PARTS[part][1]}: not in the prints"
-
-
-def _all_equal(one: PrintComparison, words: tuple[str, ...]) -> Ruling:
-    if not one.parts & {"gradient", "weights", "loss"}:
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="the prints hold no gradient, loss or weights", evidence=words)
-    if one.missing:
-        why = f"the replay has no print of step {one.missing[0]}, of which the record has one"
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why=why, evidence=words)
-    named = ", ".join(PARTS[part][1] for part in PARTS if part in one.parts)
-    why = f"{len(one.steps)} step{'' if len(one.steps) == 1 else 's'}, every print equal: {named}"
-    more: tuple[str, ...] = ()
-    unseen = [PARTS[part][1] for part in ("options", "torch", "batch", "gradient", "weights")
-              if part not in one.parts and part not in one.unrestored]  # fmt: skip
+def _beside_equal_prints(one: PrintComparison) -> Iterator[str]:
+    parts = ("options", "torch", "batch", "gradient", "weights")
+    unseen = [PARTS[part][1] for part in parts if part not in one.parts and part not in one.unrestored]
     if unseen:
-        more = (f"not in every print, and so not compared: {', '.join(unseen)}",)
+        yield f"not in every print, and so not compared: {', '.join(unseen)}"
     if one.entered_before:
         what = "gradient and weights are equal"
-        more += (f"step {one.steps[0]}: the model was called between the step before and the save; {what}",)
+        yield f"step {one.steps[0]}: the model was called between the step before and the save; {what}"
     if one.unprinted:
-        more += (f"{len(one.unprinted)} steps between them have no print in the record",)
+        yield f"{len(one.unprinted)} steps between them have no print in the record"
     if one.unrestored:
         named = " and ".join(PARTS[part][1] for part in one.unrestored)
         them = "it" if len(one.unrestored) == 1 else "them"
-        more += (f"{named}: not as in the record, because nobody restores {them}; no effect is seen",)
-    return Ruling(verdict=ReplayVerdict.REPRODUCED, why=why, evidence=(*more, *words))
-
-
-def _why_not(one: PrintComparison) -> str:
-    if one.missing:
-        return f"the replay took no step that the record has a print of (the first is {one.missing[0]})"
-    return "the record has no print of these steps"
+        yield f"{named}: not as in the record, because nobody restores {them}; no effect is seen"

@@ -20,21 +20,17 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.credentials import holds_secret, looks_secret
-from chronicle.paths import UNWATCHED
 from chronicle.resume.installed import places_of_installed
 from chronicle.resume.ring import facts_path
 from rollback.disk.durable import write_atomic
 
 __all__ = [
     "ITS_OWN",
-    "NOT_COMPARED",
-    "OWN",
-    "PACKAGES",
     "ChangedFact",
     "LateFiles",
     "born",
@@ -43,8 +39,6 @@ __all__ = [
     "is_outside",
     "new_files",
     "new_sources",
-    "places_of_packages",
-    "places_outside",
     "read_facts",
     "stop_noting",
     "write_facts",
@@ -113,7 +107,6 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, An
         "written": list(_written(launch_dir, opened))[:MOST_ROWS],
         "around": _around(),
         "machine": dict(_machine()),
-        "aside": dict(_environment(_started_with(), aside=True)),
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
@@ -348,11 +341,11 @@ def _written(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[str]:
 
 
 def _around() -> dict[str, Any]:
-    """The names in the working directory when the process began, and when that directory changed last; for who looks there."""
+    """The names in the working directory when the process began: a replay from there hides what came later."""
     directory, names = getattr(sys, "_chronicle_around", None) or (None, None)
     if names is None or directory != os.getcwd():
         return {}
-    return {"directory": os.path.realpath(directory), "names": sorted(names), "changed": os.stat(directory).st_ctime_ns}
+    return {"directory": os.path.realpath(directory), "names": sorted(names)}
 
 
 def _mapped() -> Iterator[str]:
@@ -381,18 +374,8 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _outside(launch_dir: Path) -> tuple[str, ...]:
     own = [str(launch_dir.parent.parent)]
     own += [place for name in ("CHRONICLE_CHECKPOINTS", "CHRONICLE_RESUME_FROM") if (place := os.environ.get(name))]
-    return tuple(_real_directory(path) + os.sep for path in ("/dev", *places_of_installed(), sys.prefix)) + places_outside(own)
-
-
-def places_outside(own: Sequence[str]) -> tuple[str, ...]:
-    """The machine's own places and those of `own`: their files are not compared."""
-    return tuple(_real_directory(os.path.abspath(path)) + os.sep for path in ("/proc", "/sys", "/etc", "/usr", "/lib", *own))
-
-
-def places_of_packages() -> tuple[str, ...]:
-    """Where the interpreter and its packages lie, and ours."""
-    found = (*places_of_installed(), sys.prefix, sys.base_prefix)
-    return (*(os.path.realpath(path) + os.sep for path in found), *(path + os.sep for path in found), *OURS)
+    places = ("/dev", "/proc", "/sys", "/etc", "/usr", "/lib", *places_of_installed(), sys.prefix, *own)
+    return tuple(_real_directory(os.path.abspath(path)) + os.sep for path in places)
 
 
 def is_outside(path: str, outside: tuple[str, ...]) -> bool:
@@ -406,7 +389,7 @@ def _real(path: str) -> str:
     directory, name = os.path.split(os.path.abspath(path))
     joined = os.path.join(_real_directory(directory), name)
     try:
-        is_link = stat.S_ISLNK(os.lstat(joined, dir_fd=UNWATCHED).st_mode)
+        is_link = stat.S_ISLNK(os.lstat(joined).st_mode)
     except OSError:
         return joined
     return os.path.realpath(joined) if is_link else joined
@@ -414,19 +397,8 @@ def _real(path: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _real_directory(directory: str) -> str:
-    """A directory without links; in a replay our own looks are let through."""
-    if not hasattr(os, "O_PATH"):
-        return os.path.realpath(directory)
-    try:
-        number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=UNWATCHED)
-    except OSError:
-        return os.path.realpath(directory)
-    try:
-        return os.readlink(f"/proc/self/fd/{number}", dir_fd=UNWATCHED)
-    except OSError:
-        return os.path.realpath(directory)
-    finally:
-        os.close(number)
+    """A directory without links."""
+    return os.path.realpath(directory)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
@@ -492,10 +464,10 @@ def _started_with() -> Mapping[str, str]:
     return dict(os.fsdecode(row).split("=", 1) for row in rows if b"=" in row) or os.environ
 
 
-def _environment(environ: Mapping[str, str], *, aside: bool = False) -> Iterator[tuple[str, str]]:
-    """Name and digest of the variables that are compared, or of those that are `aside`: for a script that goes by them."""
+def _environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Name and digest of the variables that are compared."""
     for name, value in sorted(environ.items()):
-        if bool(NOT_COMPARED.fullmatch(name)) is not aside or name.startswith("CHRONICLE_"):
+        if NOT_COMPARED.fullmatch(name) or name.startswith("CHRONICLE_"):
             continue
         if looks_secret(name) or holds_secret(value):
             continue

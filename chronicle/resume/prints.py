@@ -176,7 +176,6 @@ class StepPrints:
         self._models: Sequence[Any] = ()
         self._operations = StepOperations(self._launch_dir, environ) if OPS_VARIABLE in environ else None
         self.batch: StepBatch | None = None
-        self._set_clock: Callable[[int], None] | None = getattr(sys, "_chronicle_clock", None)  # in a replay's second launch
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
@@ -218,8 +217,6 @@ class StepPrints:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return
-        if self._set_clock is not None and self._begins:
-            self._set_clock(getattr(sys, "_chronicle_resumes", 0))  # not at the load: what the script began with is before it
         now = self._now
         if now is None or not self._inside:
             self._has_entered = True
@@ -327,8 +324,6 @@ class StepPrints:
             return
         if self._noting is not None and self._noting.opened:
             self._noting.stepping(step)
-        if self._set_clock is not None:
-            self._set_clock(step)
         self._close(self._now)
         self._steps += 1
         self._taken, self._apart = step, max(1, step - self._taken)

@@ -131,7 +131,7 @@ def test_the_commit_that_changed_the_arithmetic_is_found_and_nothing_else_change
 @pytest.mark.slow
 def test_the_recorded_code_is_replayed_when_asked(repository: Path) -> None:
     today = chronicle(repository, "replay", "22", "--json")
-    assert today.returncode == 5 and json.loads(today.stdout)["verdict"] == "code or packages differ"
+    assert today.returncode == 5 and json.loads(today.stdout)["verdict"] == "code, packages or settings differ"
     recorded = chronicle(repository, "replay", "22", "--recorded-code", "--json")
     assert recorded.returncode == 0, recorded.stdout + recorded.stderr
     assert json.loads(recorded.stdout)["verdict"] == "reproduced"

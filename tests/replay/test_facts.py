@@ -269,3 +269,23 @@ def test_a_source_that_came_after_the_launch_and_is_imported_is_new(tmp_path: Pa
     now = time.time()
     assert [one.words for one in new_sources(before, after, now - 9)] == [f"`{tmp_path / 'dice.py'}` is new"]
     assert new_sources(before, after, now + 9) == new_sources(before, after, None) == []
+
+
+def test_files_that_are_mapped_are_among_those_that_a_launch_read(tmp_path: Path) -> None:
+    import mmap
+
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(8192))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        place = tmp_path / "logs" / "run" / "launches" / "0001"
+        place.mkdir(parents=True)
+        write_facts(place, {})
+    found = read_facts(place)
+    assert found is not None and str(path) in found["files"]
+    assert not any(name.endswith(".so") for name in found["files"])
+
+
+def test_another_version_of_chronicle_is_no_cause(tmp_path: Path) -> None:
+    before, after = ({"packages": {"chronicle": version, "torch": "2"}} for version in ("0.1", "0.2"))
+    (found,) = changed_facts(before, after)
+    assert (found.kind, found.words) == ("recorder", "chronicle: 0.1 → 0.2")

@@ -14,13 +14,11 @@ import torch
 
 from benchmarks.replay.causes import digests
 from chronicle.latest import pointers_to
-from chronicle.paths import UNWATCHED
 from chronicle.replay.compared import compare_prints
 from chronicle.replay.inside import Spec, rewind
 from chronicle.replay.places import made_since_start, own_places
-from chronicle.replay.verdict import BEGINNING, ReplayVerdict, StateLoaded, judge_replay
+from chronicle.replay.verdict import ReplayCase, ReplayVerdict, judge_replay
 from chronicle.resume.ring import SeenParts
-from chronicle.settings import load_settings
 from rollback.checkpoint.listing import open_checkpoint
 from tests.replay.test_replay import PROBE, environ
 from tests.replay.test_verdict import START, UNTIL, prints
@@ -114,14 +112,13 @@ def test_no_checkpoint_is_blamed_where_there_was_none() -> None:
     other = prints()
     other[0] = {step: replace(one, weights=999) for step, one in other[0].items()}
     one = compare_prints(prints(), other, start=START, until=UNTIL, begins={0: other[0][START]})
-    place = replace(BEGINNING, has_checkpoint=False)
-    more = {"facts_known": True, "load": StateLoaded(), "place": place}
-    assert judge_replay(one, None, changed=[], **more).again
-    apart = judge_replay(one, False, changed=[], **more)
+    case = ReplayCase(compared=one, has_checkpoint=False)
+    assert judge_replay(case).again
+    apart = judge_replay(replace(case, plays_agree=False))
     assert apart.verdict is ReplayVerdict.RANDOM and "not seeded" in apart.why
-    same = judge_replay(one, True, changed=[], **more)
+    same = judge_replay(replace(case, plays_agree=True))
     assert same.verdict is ReplayVerdict.STATE and "checkpoint" not in same.why
-    named = judge_replay(one, True, changed=[("file", "`base.pt`, which the launch read, has changed")], **more)
+    named = judge_replay(replace(case, plays_agree=True, changed=[("file", "`base.pt`, which the launch read, has changed")]))
     assert named.verdict is ReplayVerdict.CODE and "base.pt" in named.why
 
 
@@ -154,20 +151,6 @@ def test_what_came_into_the_directory_while_the_launch_ran_is_told(tmp_path: Pat
     found = made_since_start(tmp_path, ["data.pt"], [tmp_path / "logs"], now - 60, now + 60)
     assert found == (tmp_path / "state.pt",)
     assert made_since_start(tmp_path, ["data.pt"], [], now - 60, now - 30) == ()
-
-
-def test_our_own_look_for_settings_is_not_taken_for_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, object] = {}
-    real = os.stat
-
-    def stat(path: object, *more: object, **options: object) -> os.stat_result:
-        seen[str(path)] = options.get("dir_fd")
-        return real(path, *more, **options)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(os, "supports_dir_fd", {stat})
-    load_settings(tmp_path, {}, run="small")
-    assert seen[str(tmp_path / "chronicle.toml")] == seen[str(tmp_path / "pyproject.toml")] == UNWATCHED
 
 
 def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path) -> None:

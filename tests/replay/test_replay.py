@@ -140,38 +140,20 @@ def test_a_changed_line_is_named(recorded: Path) -> None:
     finally:
         script.write_text(text)
     assert done.returncode == 5
-    assert json.loads(done.stdout)["verdict"] == "code or packages differ"
+    assert json.loads(done.stdout)["verdict"] == "code, packages or settings differ"
     assert "helpers.py" in json.loads(done.stdout)["why"]
 
 
 @pytest.mark.slow
-def test_what_no_checkpoint_holds_is_never_hardware(recorded: Path, tmp_path: Path) -> None:
-    """A counter of the script's own: every replay from a checkpoint differs at once, one from the beginning does not."""
+def test_what_no_checkpoint_holds_is_unexplained(recorded: Path, tmp_path: Path) -> None:
+    """A counter of the script's own: every replay from a checkpoint differs at once."""
     counts = "    calls += 1\n    loss = loss * (1 + 0.01 * calls)\n"
     _copied(recorded, tmp_path, BEGIN, "last, calls = int(sys.argv[1]), 0", LOSS, counts + LOSS)
     assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
     done = chronicle(tmp_path, "replay", "22", "--json")
     found = json.loads(done.stdout)
-    assert (done.returncode, found["verdict"]) == (5, "state differs"), found
-    assert "from its beginning step 21 is as recorded" in found["why"]
-
-
-@pytest.mark.slow
-def test_a_fault_behind_a_generator_that_is_elsewhere_is_told_from_the_beginning(recorded: Path, tmp_path: Path) -> None:
-    """A loader that draws from torch's own generator when it begins; and a script that looks about and prints the load."""
-    looks = "print(os.getloadavg(), os.path.exists('stop'), os.listdir())\nos.makedirs('out', exist_ok=True)\n"
-    _copied(recorded, tmp_path, ", generator=torch.Generator()", "", BEGIN, looks + BEGIN)
-    done = chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24", planted=fault("weights", 22, 5))
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
-    assert found["verdict"] == "hardware or race" and "step 22, rank 0" in found["why"], found
-    marked = (tmp_path / "train.py").read_text().replace(looks, looks + "scale = 1.0 if os.path.exists('go') else 1.01\n")
-    (tmp_path / "train.py").write_text(marked.replace(LOSS, "    loss = loss * scale\n" + LOSS))
-    (tmp_path / "go").touch()
-    assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "44").returncode == 0
-    (tmp_path / "go").unlink()
-    told = json.loads(chronicle(tmp_path, "replay", "42", "--json").stdout)
-    assert told["verdict"] not in ("hardware or race", "reproduced"), told
+    assert (done.returncode, found["verdict"], found["replays"]) == (5, "unexplained", 2), found
+    assert any("state that the checkpoint lacks" in words for words in found["evidence"])
 
 
 @pytest.mark.slow
@@ -179,7 +161,7 @@ def test_a_loader_that_no_checkpoint_holds_is_a_lack_of_the_checkpoint(recorded:
     _copied(recorded, tmp_path, ", generator=torch.Generator()", "")
     assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
     found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
-    assert found["verdict"] == "state differs" and "from its beginning step 21 is as recorded" in found["why"], found
+    assert found["verdict"] == "state differs" and "torch's generators" in found["why"], found
 
 
 @pytest.mark.slow
@@ -208,7 +190,7 @@ BEGIN, LOSS = "last = int(sys.argv[1])", "    loss.backward()"
 
 
 @pytest.mark.slow
-def test_what_a_server_said_is_never_hardware(recorded: Path, tmp_path: Path) -> None:
+def test_what_a_server_said_is_unexplained(recorded: Path, tmp_path: Path) -> None:
     """A server outside gives the factor of the loss, and another one by now."""
     said = ["1.0"]
     with socket.socket() as server:
@@ -231,18 +213,8 @@ def test_what_a_server_said_is_never_hardware(recorded: Path, tmp_path: Path) ->
         assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
         said[0] = "1.01"
         found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
-    assert found["verdict"] == "not told", found
-    assert f"what came from `127.0.0.1:{port}` is in no record" in found["why"]
-
-
-@pytest.mark.slow
-def test_what_goes_by_the_clock_is_as_recorded_when_the_clock_is(recorded: Path, tmp_path: Path) -> None:
-    slow = "    time.sleep(0.1)\n    loss = loss * (1.01 if time.time() - begun > 1.2 else 1.0)\n"
-    _copied(recorded, tmp_path, BEGIN, "import time\nbegun = time.time()\n" + BEGIN, LOSS, slow + LOSS)
-    assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
-    found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
-    assert found["verdict"] == "not deterministic", found
-    assert "where the clock stands as in the record" in found["why"]
+    assert found["verdict"] == "unexplained", found
+    assert any("answers of the network" in words for words in found["evidence"])
 
 
 @pytest.mark.slow

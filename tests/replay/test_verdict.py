@@ -1,16 +1,28 @@
-"""What a comparison of prints proves: each cause has its name, and hardware is named only where nothing else is left."""
+"""What a comparison of prints proves: each row of the table has its example, and each cause its name."""
 
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chronicle.replay import replay
-from chronicle.replay.compared import PrintComparison, compare_prints, own_generators_vary, prints_agree
-from chronicle.replay.verdict import ReplayPlace, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
-from chronicle.replay.watched import IS_NEWER
+from chronicle.journal import JournalWriter
+from chronicle.journal.events import Replayed
+from chronicle.paths import RunPaths
+from chronicle.replay.compared import PrintComparison, compare_prints, prints_agree
+from chronicle.replay.verdict import (
+    ROWS,
+    ReplayCase,
+    ReplayVerdict,
+    Row,
+    Ruling,
+    StateLoaded,
+    judge_replay,
+    state_loaded,
+)
+from chronicle.report.markdown import render_markdown
 from chronicle.resume.ring import Print, SeenParts
+from chronicle.story import read_story
 
 ALL = SeenParts(0)
 for each in SeenParts:
@@ -42,13 +54,12 @@ def compared(record: Rows, other: Rows, **more: Any) -> PrintComparison:
 
 def judged(record: Rows, other: Rows, second: Rows | None = None, **more: Any) -> Ruling:
     """As a replay judges: a second one where that is asked for."""
-    options: dict[str, Any] = {"changed": [], "facts_known": True, "load": StateLoaded(), **more}
-    one = compared(record, other)
-    first = judge_replay(one, None, **options)
+    case = ReplayCase(compared=compared(record, other), **more)
+    first = judge_replay(case)
     if not first.again:
         return first
     second = other if second is None else second
-    return judge_replay(one, prints_agree(other, second, one.steps), **options)
+    return judge_replay(replace(case, plays_agree=prints_agree(other, second, case.compared.steps)))
 
 
 def differing(field: str, step: int = 7, ranks: int = 1, rank: int = 0, until: int = UNTIL, seen: SeenParts = ALL) -> Rows:
@@ -74,9 +85,9 @@ def test_equal_prints_are_reproduced() -> None:
         ("numpy", ReplayVerdict.STATE),
         ("batch", ReplayVerdict.DATA),
         ("batches", ReplayVerdict.DATA),
-        ("gradient", ReplayVerdict.HARDWARE),
-        ("loss", ReplayVerdict.HARDWARE),
-        ("weights", ReplayVerdict.HARDWARE),
+        ("gradient", ReplayVerdict.UNEXPLAINED),
+        ("loss", ReplayVerdict.UNEXPLAINED),
+        ("weights", ReplayVerdict.UNEXPLAINED),
     ],
 )
 def test_the_first_part_that_differs_decides(field: str, verdict: ReplayVerdict) -> None:
@@ -89,7 +100,7 @@ def test_the_rank_that_differs_first_is_named() -> None:
     assert "rank 2" in judged(differing("weights", ranks=4, rank=2), prints(4)).why
 
 
-def test_what_changed_comes_before_hardware() -> None:
+def test_what_changed_comes_before_unexplained() -> None:
     for kind in ("code", "package", "environment", "arithmetic"):
         found = judged(differing("gradient"), prints(), changed=[(kind, "it has changed")])
         assert (found.verdict, found.why) == (ReplayVerdict.CODE, "it has changed")
@@ -97,12 +108,6 @@ def test_what_changed_comes_before_hardware() -> None:
 
 def test_a_variable_that_changed_is_no_reason_for_other_data() -> None:
     assert judged(differing("batch"), prints(), changed=[("environment", "TERM")]).verdict is ReplayVerdict.DATA
-
-
-def test_a_variable_that_the_script_reads_is_its_setting() -> None:
-    for what in ("batch", "options"):
-        found = judged(differing(what), prints(), changed=[("setting", "variable `DROP` is new")])
-        assert (found.verdict, found.why) == (ReplayVerdict.CODE, "variable `DROP` is new")
 
 
 def test_two_replays_that_disagree_are_not_deterministic() -> None:
@@ -116,19 +121,19 @@ def test_what_enters_otherwise_in_two_replays_is_not_deterministic(field: str) -
 
 
 @pytest.mark.parametrize("missing", [SeenParts.BATCH, SeenParts.GENERATORS, SeenParts.OPTIONS])
-def test_hardware_is_not_named_where_something_was_not_compared(missing: SeenParts) -> None:
+def test_what_was_not_compared_is_named(missing: SeenParts) -> None:
     seen = ALL & ~missing
     found = judged(differing("gradient", seen=seen), prints(seen=seen))
-    assert found.verdict is ReplayVerdict.NOT_TOLD, found
+    assert found.verdict is ReplayVerdict.UNEXPLAINED, found
 
 
 def test_labels_that_were_not_compared_are_a_doubt() -> None:
     seen = ALL & ~SeenParts.TARGETS
     found = judged(differing("gradient", seen=seen), prints(seen=seen))
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "labels" in found.why
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "labels" in found.why
 
 
-def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_back() -> None:
+def test_labels_are_named_where_the_model_gave_the_same_and_another_gradient_came_back() -> None:
     seen = (ALL & ~SeenParts.TARGETS) | SeenParts.OUTPUT | SeenParts.PULL
     told = {"output": 7, "pull": 7}
 
@@ -140,25 +145,25 @@ def test_labels_differ_where_the_model_gave_the_same_and_another_gradient_came_b
         return record
 
     clean = {row: {step: replace(one, **told) for step, one in rows.items()} for row, rows in prints(2, seen).items()}
-    found = judged(one(1, pull=8), clean)
-    assert found.verdict is ReplayVerdict.DATA and "labels" in found.why
+    found = judged(one(1, pull=8), clean)  # what else the loss is computed with is in no print: a counter, a server's answer
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "labels, or what the loss is computed with" in found.why
     beside = judged(one(1, pull=8), clean, networks=["Teacher"])  # through which the loss may go
-    assert beside.verdict is ReplayVerdict.NOT_TOLD and "Teacher" in beside.why
-    unsure = judged(one(1, pull=8), clean, unrecorded=["`orders.json`: opened at step 7, and not in the replay"])
-    assert unsure.verdict is ReplayVerdict.NOT_TOLD and "orders.json" in unsure.why
-    assert judged(one(1, output=8, pull=8), clean).verdict is ReplayVerdict.HARDWARE  # before any label comes in
+    assert beside.verdict is ReplayVerdict.UNEXPLAINED and "Teacher" in beside.why
+    unsure = judged(one(1, pull=8), clean, changed=[("doubt", "`orders.json`: opened at step 7, and not in the replay")])
+    assert unsure.verdict is ReplayVerdict.UNEXPLAINED and "orders.json" in unsure.why
+    assert judged(one(1, output=8, pull=8), clean).verdict is ReplayVerdict.UNEXPLAINED  # before any label comes in
     gathered = one(1, output=8, pull=8)
     gathered[0][7] = replace(gathered[0][7], pull=8)
-    assert judged(gathered, clean).verdict is ReplayVerdict.HARDWARE, "the loss of rank 0 is of what both ranks' models gave"
-    doubtful = judged(one(), clean, unrecorded=["what came from a server"])
-    assert doubtful.verdict is ReplayVerdict.NOT_TOLD and "labels" not in doubtful.why  # they are known to be equal
+    assert judged(gathered, clean).verdict is ReplayVerdict.UNEXPLAINED, "the loss of rank 0 is of what both ranks' models gave"
+    doubtful = judged(one(), clean, changed=[("doubt", "`orders.json` was written anew")])
+    assert doubtful.verdict is ReplayVerdict.UNEXPLAINED and "labels" not in doubtful.why  # they are known to be equal
     assert judged(one(1, pull=8), clean, one(0, pull=9)).verdict is ReplayVerdict.RANDOM
     known = {row: {step: replace(each, seen=each.seen | SeenParts.TARGETS) for step, each in rows.items()}
              for row, rows in one(1, pull=8).items()}  # fmt: skip
     other = {row: {step: replace(each, seen=each.seen | SeenParts.TARGETS) for step, each in rows.items()}
              for row, rows in clean.items()}  # fmt: skip
     found = judged(known, other)
-    assert found.verdict is ReplayVerdict.DATA and "changed after it" in found.evidence[-1]
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "those that the loader yielded are equal" in found.why
 
 
 def test_a_file_that_is_none_of_settings_is_data() -> None:
@@ -183,10 +188,7 @@ def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> No
     for step in range(START, 7):
         record[0][step] = replace(record[0][step], own=9)
     found = judged(record, clean)
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "from the first step on" in found.why
-    elsewhere = ReplayPlace(agreed=True, own_varied=True)  # another place left them elsewhere: the same result
-    assert judged(record, clean, place=elsewhere).verdict is ReplayVerdict.HARDWARE
-    assert own_generators_vary(record, clean, 7) and not own_generators_vary(clean, clean, 7)
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "from the first step on" in found.why
     draws = differing("batch", seen=seen)  # two that changed places: afterwards it stands where it stood
     for step in (7, 8):
         draws[0][step] = replace(draws[0][step], own=9)
@@ -194,18 +196,6 @@ def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> No
     alone = prints(seen=seen)
     alone[0][8] = replace(alone[0][8], own=9)
     assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED  # it has no effect
-
-
-def test_a_file_that_is_newer_than_the_launch_comes_before_what_is_drawn_because_of_it() -> None:
-    """A library in C opened the table, so no digest of then is known; with fewer rows the sampler draws others."""
-    seen = ALL | SeenParts.OWN
-    record = differing("batch", seen=seen)
-    for step in range(7, UNTIL + 1):
-        record[0][step] = replace(record[0][step], own=9)
-    assert judged(record, prints(seen=seen)).verdict is ReplayVerdict.STATE
-    newer = f"`clients.parquet`, which is read, {IS_NEWER}"
-    found = judged(record, prints(seen=seen), unrecorded=[newer])
-    assert found.verdict is ReplayVerdict.DATA and found.evidence[-1] == newer
 
 
 def test_a_settings_file_comes_before_the_options_that_it_holds() -> None:
@@ -225,7 +215,7 @@ def test_models_that_are_set_otherwise_are_another_state_where_the_result_is_ano
     alone[0][7] = replace(alone[0][7], modes=9)
     assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED
     record[0][6] = replace(record[0][6], modes=9)  # and it was without effect before
-    assert judged(record, clean).verdict is ReplayVerdict.NOT_TOLD
+    assert judged(record, clean).verdict is ReplayVerdict.UNEXPLAINED
 
 
 def test_numbers_that_no_launch_takes_are_no_steps() -> None:
@@ -235,10 +225,10 @@ def test_numbers_that_no_launch_takes_are_no_steps() -> None:
         return {rank: {step: one for step, one in steps.items() if step % 2 == 0} for rank, steps in rows.items()}
 
     record, clean = every_second(differing("gradient", step=8)), every_second(prints())
-    assert judged(record, clean).verdict is ReplayVerdict.HARDWARE
+    assert judged(record, clean).verdict is ReplayVerdict.UNEXPLAINED
     del record[0][6]
     found = judged(record, clean)
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "1 steps before it have no print" in found.why
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "1 steps before it have no print" in found.why
 
 
 def test_what_entered_between_a_step_and_its_save_is_in_no_replay() -> None:
@@ -249,8 +239,6 @@ def test_what_entered_between_a_step_and_its_save_is_in_no_replay() -> None:
     assert found.verdict is ReplayVerdict.REPRODUCED and "before and the save" in found.evidence[0]
     spoilt = {0: {**record[0], first: replace(record[0][first], gradient=99)}}
     assert judged(spoilt, prints()).verdict is ReplayVerdict.DATA  # as before
-    assert prints_agree(prints(), record, (first, first + 1), first=first) is True
-    assert prints_agree(prints(), record, (first, first + 1)) is False
     fewer = prints()
     fewer[0][first] = replace(fewer[0][first], batches=1, batch=5)
     assert judged(fewer, prints()).verdict is ReplayVerdict.DATA
@@ -276,12 +264,12 @@ def test_a_difference_in_what_the_model_gives_comes_before_that_of_a_sample() ->
     assert first is not None and (first.step, first.parts) == (6, ("output",))
 
 
-def test_hardware_is_not_named_without_facts_or_with_steps_that_have_no_print() -> None:
-    assert judged(differing("gradient"), prints(), facts_known=False).verdict is ReplayVerdict.NOT_TOLD
+def test_missing_facts_and_steps_without_a_print_are_named() -> None:
+    assert judged(differing("gradient"), prints(), facts_known=False).verdict is ReplayVerdict.UNEXPLAINED
     record = differing("gradient")
     del record[0][6]
     found = judged(record, prints())
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "no print" in found.why
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "no print" in found.why
 
 
 def test_a_checkpoint_with_other_weights_is_another_state() -> None:
@@ -297,24 +285,24 @@ def check(name: str, outcome: str, code: str = "M1", expected: str = "1", found:
     return {"name": name, "code": code, "outcome": outcome, "expected": expected, "found": found}
 
 
-def test_other_moments_in_the_checkpoint_are_another_state_and_never_hardware() -> None:
+def test_other_moments_in_the_checkpoint_are_another_state() -> None:
     told = state_loaded([{"checks": [check("optimizer moments", "different"), check("next batch", "different", "M4")]}])
     assert told.unlike == ("optimizer moments: 1 at the save, 2 after the load",) and told.compared
     found = judged(differing("weights", 5), prints(), load=told)
     assert found.verdict is ReplayVerdict.STATE and "optimizer moments" in found.why
     late = judged(differing("weights", 9), prints(), load=told)
-    assert late.verdict is ReplayVerdict.NOT_TOLD and "without effect in 4 steps" in late.why
+    assert late.verdict is ReplayVerdict.UNEXPLAINED and "without effect in 4 steps" in late.why
 
 
 @pytest.mark.parametrize(
     ("checks", "compared_there", "verdict"),
     [
-        ([], False, ReplayVerdict.NOT_TOLD),
-        ([check("optimizer moments", "equal")], True, ReplayVerdict.HARDWARE),
-        ([check("parameters with state", "equal", expected="0", found="0")], True, ReplayVerdict.HARDWARE),
+        ([], False, ReplayVerdict.UNEXPLAINED),
+        ([check("optimizer moments", "equal")], True, ReplayVerdict.UNEXPLAINED),
+        ([check("parameters with state", "equal", expected="0", found="0")], True, ReplayVerdict.UNEXPLAINED),
     ],
 )
-def test_moments_that_were_not_compared_do_not_accuse_the_hardware(
+def test_moments_that_were_not_compared_are_named(
     checks: list[dict[str, Any]], compared_there: bool, verdict: ReplayVerdict
 ) -> None:
     told = state_loaded([{"verdict": "passed", "checks": checks}])
@@ -322,18 +310,18 @@ def test_moments_that_were_not_compared_do_not_accuse_the_hardware(
     assert judged(differing("weights"), prints(), load=told).verdict is verdict
 
 
-def test_an_unknown_beginning_does_not_accuse_the_hardware() -> None:
+def test_an_unknown_beginning_is_named() -> None:
     record = differing("gradient")
     del record[0][START]
-    assert judged(record, prints()).verdict is ReplayVerdict.NOT_TOLD
+    assert judged(record, prints()).verdict is ReplayVerdict.UNEXPLAINED
 
 
 def test_a_launch_that_began_without_a_checkpoint_made_its_weights_itself() -> None:
     """Their first effect is at its first step."""
-    for step, verdict in ((7, ReplayVerdict.HARDWARE), (START + 1, ReplayVerdict.NOT_TOLD)):
+    for step, verdict in ((7, ReplayVerdict.UNEXPLAINED), (START + 1, ReplayVerdict.UNEXPLAINED)):
         record = differing("gradient", step)
         del record[0][START]
-        assert judged(record, prints(), place=ReplayPlace(has_checkpoint=False)).verdict is verdict
+        assert judged(record, prints(), has_checkpoint=False).verdict is verdict
 
 
 def test_generators_that_nobody_restores_are_left_out_and_said() -> None:
@@ -376,18 +364,6 @@ def test_another_lr_is_named_with_both_values() -> None:
     assert found.verdict is ReplayVerdict.STATE and "0.2 in the record, 0.1 in the replay" in found.why
 
 
-def test_a_step_that_is_as_recorded_from_an_earlier_place_accuses_the_checkpoint() -> None:
-    place = ReplayPlace(words="step 20", reproduced_from="step 10")
-    found = judged(differing("gradient"), prints(), place=place)
-    assert found.verdict is ReplayVerdict.STATE and "from step 10 step 7 is as recorded, from step 20 it is not" in found.why
-    assert judged(differing("gradient"), prints(), differing("gradient", 6), place=place).verdict is ReplayVerdict.RANDOM
-
-
-def test_a_replay_from_one_checkpoint_alone_does_not_accuse_the_hardware() -> None:
-    found = judged(differing("gradient"), prints(), place=ReplayPlace(words="step 4", is_whole=False))
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "what its checkpoints do not hold" in found.why
-
-
 def test_random_numbers_that_were_drawn_within_a_step_are_another_state() -> None:
     record = differing("gradient", 7)
     for number in range(8, UNTIL + 1):
@@ -416,7 +392,7 @@ def test_a_large_file_that_was_written_anew_is_a_doubt_and_no_difference() -> No
     changed = [("doubt", "`teacher.pt` was written anew")]
     assert judged(prints(), prints(), changed=changed).verdict is ReplayVerdict.REPRODUCED
     found = judged(differing("gradient"), prints(), changed=changed)
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "teacher.pt" in found.why
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "teacher.pt" in found.why
 
 
 def test_a_batch_that_was_changed_between_loader_and_model_is_other_data() -> None:
@@ -426,36 +402,80 @@ def test_a_batch_that_was_changed_between_loader_and_model_is_other_data() -> No
     assert found.verdict is ReplayVerdict.DATA and "changed on its way" in found.why
     for step in range(START, UNTIL + 1):  # labels are never known there
         record[0][step] = replace(record[0][step], seen=ALL & ~SeenParts.TARGETS)
-    assert judged(record, prints()).verdict is ReplayVerdict.NOT_TOLD
+    assert judged(record, prints()).verdict is ReplayVerdict.UNEXPLAINED
 
 
-def test_what_is_in_no_record_keeps_the_hardware_from_being_accused() -> None:
-    unrecorded = [f"what came from `10.0.0.{number}:80` is in no record" for number in range(6)]
-    found = judged(differing("gradient"), prints(), unrecorded=unrecorded)
-    assert found.verdict is ReplayVerdict.NOT_TOLD and "10.0.0.3" in found.why and "2 more" in found.why
-    assert judged(prints(), prints(), unrecorded=unrecorded).verdict is ReplayVerdict.REPRODUCED
-    data = judged(differing("batch"), prints(), unrecorded=unrecorded)
-    assert data.verdict is ReplayVerdict.DATA and "10.0.0" not in "".join(data.evidence)
+# ---- the table: an example of each row ---------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_as_recorded_by_the_clock_of_the_record_is_not_deterministic() -> None:
-    place = ReplayPlace(by_clock=True)
-    found = judged(differing("gradient"), prints(), differing("gradient", 6), place=place)
-    assert found.verdict is ReplayVerdict.RANDOM and "where the clock stands as in the record, step 7" in found.why
+def case_of(record: Rows, other: Rows | None = None, **more: Any) -> ReplayCase:
+    return ReplayCase(compared=compared(record, prints() if other is None else other), **more)
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_a_launch_that_began_with_other_weights_is_replayed_once_more(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    """Whether it begins so every time tells what is not seeded from what has changed."""
-    second: Any = object()
-    monkeypatch.setattr(replay, "play_once", lambda plan, sandbox: second)
-    origin = SimpleNamespace(checkpoint=None, start=0, words="its beginning", answers="", clock={}, identity={})
-    plan: Any = SimpleNamespace(origin=origin, rings={}, until=9)
-    one: Any = SimpleNamespace(begins_as=lambda other: again if other is second else None)
-    comparison: Any = SimpleNamespace(first=object(), steps=(1, 2), begins_equal=False)
-    asked: list[Any] = []
-    monkeypatch.setattr(replay, "_place_of", lambda origin: None)
-    _, num_replays, _ = replay._tell_result(
-        plan, one, comparison, {}, lambda found, agree, **_: asked.append(agree), None, lambda line: None
-    )
-    assert (asked, num_replays) == ([again], 2)
+def put(case: ReplayCase, **changed: Any) -> ReplayCase:
+    """The same case with parts of its comparison otherwise."""
+    return replace(case, compared=replace(case.compared, **changed))
+
+
+RESULT = case_of(differing("gradient"), plays_agree=True)
+OTHER_WEIGHTS = put(RESULT, begins_equal=False)
+FILE = [("file", "`base.yaml` has changed")]
+EXAMPLES = {
+    "no step compared": put(RESULT, steps=()),
+    "no result in the prints": put(case_of(prints()), parts=frozenset({"batch"})),
+    "a print is missing": put(case_of(prints()), missing=(9,)),
+    "equal": case_of(prints()),
+    "code or packages": replace(RESULT, changed=[("package", "torch: 2.0 → 2.1")]),
+    "begins with other weights every time": replace(OTHER_WEIGHTS, has_checkpoint=False, plays_agree=False),
+    "begins with other weights, settings": replace(OTHER_WEIGHTS, has_checkpoint=False, changed=FILE),
+    "begins with other weights": replace(OTHER_WEIGHTS, has_checkpoint=False),
+    "other weights in the checkpoint": OTHER_WEIGHTS,
+    "options, a file of settings": case_of(differing("options"), changed=FILE),
+    "options": case_of(differing("options")),
+    "what enters is not repeatable": case_of(differing("batch"), plays_agree=False),
+    "generators": case_of(differing("torch"), plays_agree=True),
+    "the script's own generators": put(RESULT, own_moved=True),
+    "models set otherwise, settings": put(replace(RESULT, changed=FILE), set_anew=True),
+    "models set otherwise": put(RESULT, set_anew=True),
+    "random numbers on the way of the batch": put(RESULT, became_another=True, drawn="torch's generators"),
+    "batch became another": put(case_of(differing("batch"), plays_agree=True), became_another=True),
+    "batch": put(case_of(differing("batch"), plays_agree=True), became_another=False),
+    "batch changed on its way": put(RESULT, on_its_way=True),
+    "settings": replace(RESULT, changed=FILE),
+    "a file of data": replace(RESULT, changed=[("data", "`masks.npy` has changed")]),
+    "state at the load": put(replace(RESULT, load=StateLoaded(unlike=("optimizer moments: 1 at the save, 2",))), steps=(7,)),
+    "random numbers within the step": put(RESULT, drawn="torch's generators"),
+    "arithmetic is not repeatable": replace(RESULT, plays_agree=False),
+    "played once": replace(RESULT, plays_agree=None),
+    "not everything compared": replace(RESULT, facts_known=False),
+    "everything equal but the result": RESULT,
+}
+
+
+def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
+    assert [row.name for row in ROWS] == list(EXAMPLES)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_the_first_that_fits_its_example(row: Row) -> None:
+    case = EXAMPLES[row.name]
+    assert next(other for other in ROWS if other.fits(case)) is row
+    found = judge_replay(case)
+    assert found.verdict is row.verdict and found.why == row.why(case)
+    assert found.again == (row.again and case.plays_agree is None)
+    assert "hardware" not in " ".join((found.why, *found.evidence))
+
+
+def test_unexplained_says_what_no_record_holds_and_what_to_do_next() -> None:
+    found = judge_replay(RESULT)
+    assert found.why == "everything recorded is equal, the result is not: step 7, rank 0"
+    assert "system libraries" in found.evidence[-2] and "another node" in found.evidence[-1]
+
+
+def test_a_verdict_of_an_older_version_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "logs" / "r")
+    with JournalWriter(paths) as writer:
+        event = Replayed(verdict="hardware or race", why="step 7, rank 0", compared=1, start=4, replays=2, seconds=5.0)
+        writer.write(event, launch=1, step=7, title="replay of step 7: hardware or race (step 7, rank 0)")
+    text = render_markdown(read_story(paths), picture=False)
+    assert "hardware or race: step 7, rank 0" in text

@@ -9,10 +9,6 @@ It notes which files are opened until the first step is printed, so that a repla
 Under torchrun it says which start of the ranks this process belongs to (`announce_attempt`): it may be over before anybody
 looks.
 
-In a replay it hears what the script asks of the machine (`asks.py`).
-
-In the second launch of a replay it sets the script's clock to the record's (`other_clock.py`).
-
 It also announces a signal at which the process prints the stacks of its threads (`announce_stacks`), for a rank that hangs.
 
 Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
@@ -150,9 +146,7 @@ def note_opened():
     sys._chronicle_began = time.time()
     try:
         here = os.getcwd()
-        number = os.open(here, os.O_RDONLY | os.O_CLOEXEC, dir_fd=2054847098)  # as in `asks.py`: no look of the script's
-        names = os.listdir(number)
-        os.close(number)
+        names = os.listdir(here)
         sys._chronicle_around = (here, names if len(names) <= MOST_AROUND else None)
     except OSError:
         pass
@@ -195,27 +189,6 @@ def keep_digest(path):
         os.close(number)
 
 
-def set_clock():
-    """In a replay's second launch: the clock as it stood in the record (`other_clock.py`)."""
-    try:
-        import other_clock
-
-        other_clock.set_clock(os.environ["CHRONICLE_CLOCK"])
-    except Exception as problem:  # noqa: BLE001 a replay then has the real clock
-        sys.stderr.write("chronicle replay: the clock is the real one (" + type(problem).__name__ + ": " + str(problem) + ")\n")
-
-
-def hear_asks():
-    """In a replay: what the script's own code asks of the machine is told (`asks.py`)."""
-    try:
-        import asks
-
-        asks.pass_imports_by()
-        asks.listen()
-    except Exception as problem:  # noqa: BLE001 the replay then knows less than it could
-        sys.stderr.write("chronicle replay: questions are not heard (" + type(problem).__name__ + ": " + str(problem) + ")\n")
-
-
 def give_way():
     """Import the `sitecustomize` that Python would have taken without this directory, if there is one."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
@@ -239,8 +212,4 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
         note_opened()
-    if os.environ.get("CHRONICLE_REPLAY"):
-        hear_asks()
-    if os.environ.get("CHRONICLE_CLOCK"):
-        set_clock()
 give_way()
