@@ -19,13 +19,13 @@ import resource
 import stat
 import struct
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.credentials import holds_secret, looks_secret
-from chronicle.resume.installed import places_of_installed
 from chronicle.resume.ring import facts_path
 from rollback.disk.durable import write_atomic
 
@@ -472,3 +472,11 @@ def _environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if looks_secret(name) or holds_secret(value):
             continue
         yield name, hashlib.sha256(f"{name}={value}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+
+
+def places_of_installed() -> Iterator[str]:
+    """The directories of the standard library and of installed packages."""
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        if path := sysconfig.get_paths().get(name):
+            yield path
+    yield from (path for path in sys.path if path.rstrip("/").endswith(("site-packages", "dist-packages")))
