@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.envelope.cost import transformer
-from benchmarks.envelope.flights import attached
+import chronicle
 from benchmarks.replay.causes import in_chronicle, quiet
 from chronicle.resume.prints import PRINTS_VARIABLE
 from chronicle.resume.ring import read_ring, ring_path
@@ -23,6 +22,13 @@ from chronicle.resume.ring import read_ring, ring_path
 MODES = ("off", "", "every")
 BLOCKS, SECONDS = 24, 0.5  # of steps in one block
 SIZES = ((64, 2, 2), (128, 4, 4), (256, 4, 8))  # width, layers, rows of 32
+
+
+def transformer(width: int, layers: int) -> torch.nn.Module:
+    """A small encoder with a head."""
+    layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+    body = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    return torch.nn.Sequential(body, torch.nn.Linear(width, 16))
 
 
 def measure(width: int, layers: int, rows: int) -> dict[str, float]:
@@ -59,7 +65,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.directory, self.x, self.spent, self.begun = directory / "launch", torch.randn(rows, 32, width), 0.0, 0.0
         os.environ |= {"CHRONICLE_LAUNCH_DIR": str(self.directory), PRINTS_VARIABLE: mode}
-        self.run = attached(directory, self.model, self.optimizer)
+        self.run = chronicle.attach(directory / "run", self.model, self.optimizer)
         del os.environ["CHRONICLE_LAUNCH_DIR"], os.environ[PRINTS_VARIABLE]
         self.run.session.prints._clock = lambda: self.spent + time.perf_counter() - self.begun
 
@@ -81,7 +87,7 @@ class Loop:
 
 WIDE = """
 import sys, torch, chronicle
-from benchmarks.envelope.cost import transformer
+from benchmarks.replay.cost import transformer
 torch.set_num_threads(1); torch.manual_seed(0)
 model = transformer(128, 4)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -23,9 +23,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.elastic_data import write_foreign_tars
 from chronicle.data.shard_index import index_source, write_source_index
 from tests.bit_transformer.launches import ROOT, job, read_lines, run_jobs
+from tests.data.elastic_data import write_foreign_tars
 
 HALF, WHOLE = 4, 8
 MOST_PADDING = 2  # of ACT's two halting units, one bias of one element each

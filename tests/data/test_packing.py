@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.elastic_data import write_foreign_tars
 from chronicle.data import PackedDataset, PlanChanged, PlanDataset, count_tokens
 from chronicle.data.plan_dataset import BLOCK_SAMPLES
 from chronicle.data.shard_index import index_source
 from chronicle.errors import DataError
+from tests.data.elastic_data import write_foreign_tars
 
 LENGTH = 700
 

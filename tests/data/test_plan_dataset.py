@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.elastic_data import drill, write_foreign_tars
 from chronicle.data import PlanChanged, PlanDataset
 from chronicle.data.plan_dataset import BLOCK_SAMPLES
 from chronicle.data.shard_index import index_source
 from chronicle.data.shards import ShardProblem
 from chronicle.errors import DataError
+from tests.data.elastic_data import drill, write_foreign_tars
 
 LENGTH = 240
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.elastic_data import write_foreign_tars
 from chronicle.data import PlanDataset
 from chronicle.data.plan_dataset import PlanBatches
 from chronicle.data.shard_index import index_source, write_source_index
 from chronicle.errors import DataError
+from tests.data.elastic_data import write_foreign_tars
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.elastic_data import write_foreign_tars
 from chronicle.data import PlanDataset
 from chronicle.data.plan_dataset import BLOCK_SAMPLES
 from chronicle.data.shard_index import index_source, write_source_index
+from tests.data.elastic_data import write_foreign_tars
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.elastic_data import write_foreign_tars
 from chronicle.data import shard_index
 from chronicle.data.shard_index import (
     SourceReader,
@@ -21,6 +20,7 @@ from chronicle.data.shard_index import (
 )
 from chronicle.data.shards import ShardProblem
 from chronicle.errors import DataError
+from tests.data.elastic_data import write_foreign_tars
 
 
 @pytest.fixture

@@ -15,9 +15,6 @@ import torch
 import torch._dynamo
 
 import chronicle
-from benchmarks.envelope.bugs import BUGS, FURTHER, play
-from benchmarks.envelope.flights import attached, fly, loss_of, network
-from benchmarks.envelope.healthy import HEALTHY, play_healthy
 from chronicle.journal.events import EntryKind, Incident
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
@@ -26,6 +23,9 @@ from chronicle.resume.envelope import BreachKind
 from chronicle.resume.envelope.motion import _Life
 from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, differing_ranks, part_of
 from chronicle.resume.memory import Memory, RankDigest
+from tests.guard.flights.bugs import BUGS, FURTHER, play
+from tests.guard.flights.fly import attached, fly, loss_of, network
+from tests.guard.flights.healthy import HEALTHY, play_healthy
 
 ALONE = [name for name, bug in {**BUGS, **FURTHER}.items() if bug.plant is not None and not bug.ranks]
 # the step at which it is told: at once what is asked at every step, in the window after the next save what is not
@@ -116,7 +116,7 @@ def test_a_healthy_training_is_quiet(name: str) -> None:
 @pytest.mark.sample
 def test_ranks_that_drift_apart_are_named_and_equal_ones_are_not() -> None:
     """Two gloo ranks; each cause is told at a comparison, at the latest at the save."""
-    from benchmarks.envelope.ranks import STEPS, fly_ranks
+    from tests.guard.flights.ranks import STEPS, fly_ranks
 
     assert fly_ranks("healthy").told == {}
     for name in (name for name, bug in BUGS.items() if bug.ranks):

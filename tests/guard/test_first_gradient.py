@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 import chronicle
-from benchmarks.envelope.resumed import play_resumed
 from chronicle import ResumeRefused
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Incident
 from chronicle.paths import RunPaths
 from chronicle.resume.first_gradient import NAME, difference
+from tests.guard.flights.resumed import play_resumed
 
 Loss = Callable[[Any, Any], Any]
 

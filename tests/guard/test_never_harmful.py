@@ -417,8 +417,8 @@ def test_model_that_is_saved_whole_holds_nothing_of_the_guard(run_dir: Path, tmp
 @pytest.mark.slow
 @pytest.mark.sample
 def test_errors_in_the_guard_end_no_run_and_are_recorded() -> None:
-    """A sample of `python -m benchmarks.guard_faults torch`: losses as without the error, and the error on record."""
-    command = [sys.executable, "-m", "benchmarks.guard_faults", "torch", "--every", "60"]  # no other test's objects live there
+    """A sample of `python -m tests.guard.guard_faults torch`: losses as without the error, and the error on record."""
+    command = [sys.executable, "-m", "tests.guard.guard_faults", "torch", "--every", "60"]  # no other test's objects live there
     played = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPOSITORY, check=False)
     assert played.returncode == 0, played.stdout + played.stderr
     injected, ended, recorded = map(int, re.findall(r"(?:injected|ended|recorded) (\d+)", played.stdout))

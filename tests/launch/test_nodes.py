@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from benchmarks.pods.__main__ import Pods, why_not
 from benchmarks.slurm.__main__ import make_checkpoints
 from chronicle.cli.main import run as chronicle
 from chronicle.errors import UsageProblem
@@ -18,6 +17,7 @@ from chronicle.launch.nodes import Node, Peers, Rounds, find_node, has_passed
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
 from tests.launch.driver import free_port
+from tests.launch.pods import Pods, why_not
 
 TRAINER = """
 import sys, time

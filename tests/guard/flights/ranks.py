@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.envelope.flights import Flight, network
 from chronicle.launch.ranks import leave_group
 from chronicle.resume.envelope import Breach, BreachKind
+from tests.guard.flights.fly import Flight, network
 
 STEPS = 6
 CAUSES = ("healthy", "clip", "moved", "unwrapped", "zeroed", "lossy", "nan")
@@ -35,7 +35,7 @@ def _played() -> dict[str, list[Any]]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        command = [sys.executable, "-m", "benchmarks.envelope.ranks", directory]
+        command = [sys.executable, "-m", "tests.guard.flights.ranks", directory]
         ranks = [
             subprocess.Popen(command, env={**environ, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
             for rank in (0, 1)

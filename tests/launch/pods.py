@@ -1,6 +1,6 @@
 """Five kinds of end, five times each, of pods that are namespaces: `chronicle run` is pid 1, and the root is read-only.
 
-    python -m benchmarks.pods [--only KIND] [--times 5] [--together 1] [--out pods.json]
+    python -m tests.launch.pods [--only KIND] [--times 5] [--together 1] [--out pods.json]
 
 A loop stands for the Job of `examples/kubernetes/job.yaml`: it starts a pod of another name when the last one has ended with a
 code that the manifest replaces. With `--together 2` for that of `indexed-job.yaml`: two pods make one launch, each is replaced

@@ -1,7 +1,7 @@
 """Kill a plain script at random points, in its saves too, on 2, 1, 2, … ranks, and compare what its weights saw with the plan.
 
-    python -m benchmarks.elastic_data --kills 20
-    python -m benchmarks.elastic_data --kills 20 --pack
+    python -m tests.data.elastic_data --kills 20
+    python -m tests.data.elastic_data --kills 20 --pack
 
 Two sources of tars that nobody here would write (long names, PAX and GNU headers, three fields a sample) are indexed as they
 are. A script of plain torch under DDP reads them through `PlanDataset`, saves with `torch.save` into the final name, and is
@@ -42,7 +42,7 @@ from chronicle.data.packing import PackedDataset
 from chronicle.data.plan_dataset import PlanDataset
 from chronicle.errors import DataError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GLOBAL_BATCH = 8
 COUNT_KILLS = 8
 MOST_WITHOUT_SAVE = 10
@@ -143,7 +143,7 @@ def write_foreign_tars(root: Path, *, shards: int = 10, samples: int = 200) -> N
 
 def main() -> int:
     """Run the drill; the exit code is 1 where a sample is lost or repeated."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic_data")
+    parser = argparse.ArgumentParser(prog="python -m tests.data.elastic_data")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)

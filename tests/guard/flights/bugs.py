@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.envelope.flights import Flight, attached, fly, loss_of, network
-from benchmarks.envelope.ranks import fly_ranks
+from tests.guard.flights.fly import Flight, attached, fly, loss_of, network
+from tests.guard.flights.ranks import fly_ranks
 
 STEPS = 6
 

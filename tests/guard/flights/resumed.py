@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.envelope import healthy
-from benchmarks.envelope.flights import Flight, attached
 from chronicle import ResumeRefused
+from tests.guard.flights import healthy
+from tests.guard.flights.fly import Flight, attached
 
 __all__ = ["RESUMED", "play_resumed"]
 

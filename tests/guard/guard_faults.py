@@ -1,6 +1,6 @@
 """Errors injected into the guard: one into every function of `chronicle/resume`, while real small runs train.
 
-`python -m benchmarks.guard_faults [torch] [accelerate] [transformers] [lightning] [fabric] [deepspeed] [--one-each]
+`python -m tests.guard.guard_faults [torch] [accelerate] [transformers] [lightning] [fabric] [deepspeed] [--one-each]
 [--error KIND] [--every N]`
 
 The functions are found by inspection: a run without errors notes every function of the package that is called, and the moment
@@ -437,7 +437,7 @@ def inject(
                 ended = "" if error == "interrupt" and end.code == 1 else f"{type(end).__name__}: {end}"[:300]
             except KeyboardInterrupt:
                 ended = "" if error == "interrupt" else "KeyboardInterrupt"
-            except BaseException as problem:  # noqa: BLE001 a refusal is a SystemExit; whatever ends the run is the finding
+            except BaseException as problem:
                 ended = f"{type(problem).__name__}: {problem}"[:300]
         written = "".join(path.read_text() for path in sorted((top / "logs").rglob("*.json*")))
     recorded = error == "interrupt" or WORDS in written or WORDS in said.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.envelope.flights import Flight, attached, fly, loss_of, network
+from tests.guard.flights.fly import Flight, attached, fly, loss_of, network
 
 STEPS = 70
 

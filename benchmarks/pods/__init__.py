@@ -1,1 +1,0 @@
-"""Five kinds of end of a pod, as processes in namespaces: `python -m benchmarks.pods`."""
