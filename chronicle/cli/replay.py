@@ -39,9 +39,6 @@ def replay_step(
     recorded_code: Annotated[
         bool, typer.Option("--recorded-code", help="With the commit and the uncommitted changes of that launch.")
     ] = False,
-    ops: Annotated[
-        bool, typer.Option("--ops", help="Where two replays disagree, name the first module or gradient that does.")
-    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Never play it a second time.")] = False,
     sandbox: Annotated[
         Path | None, typer.Option(help="Where the replay writes; removed afterwards [the temporary directory].", metavar="DIR")
@@ -66,7 +63,7 @@ def replay_step(
 
     settings = settings_with_checkpoints(run, logs, checkpoints)
     plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code)
-    found = replay(plan, sandbox=sandbox, once=once, ops=ops, say=_say)
+    found = replay(plan, sandbox=sandbox, once=once, say=_say)
     entry = record_replay(found)
     unsure = found.judged.verdict is ReplayVerdict.NOT_COMPARED
     done = found.judged.verdict is ReplayVerdict.REPRODUCED
@@ -185,7 +182,7 @@ def _text(found: "Replay") -> str:
     origin = plan.origin
     begun = "its beginning" if origin.checkpoint is None else f"the checkpoint of step {origin.start}"
     last = max(found.comparison.steps, default=plan.until)
-    times = {1: "once", 2: "twice"}.get(found.replays, f"{found.replays} times")
+    times = "once" if found.replays == 1 else "twice"
     lines = [
         f"{judged.verdict.value}: {judged.why}",
         *(f"  {line}" for line in judged.evidence),

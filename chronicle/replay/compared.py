@@ -1,13 +1,12 @@
 """Two records of prints, compared: the first step that is another one, and in which part of it.
 
 Prints are compared step by step and rank by rank, in the order in which a step is taken: options, generators, batch, output,
-gradient and its norm, loss, weights. One that only one side has seen is not compared. What is beside it (generators of the
-script's own, how the models are set, labels) is read at the first step that differs: it tells only where something else
-differs, too.
+gradient and its norm, loss, weights. One that only one side has seen is not compared. How the models are set is read at the
+first step that differs: it tells only where something else differs, too.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chronicle.resume.ring import Print, SeenParts
@@ -30,8 +29,8 @@ Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "options": (SeenParts.OPTIONS, "LR or options of the optimizer"),
     "torch": (SeenParts.GENERATORS, "torch's generators"),
-    "python": (SeenParts.EACH_GENERATOR, "Python's generator"),
-    "numpy": (SeenParts.EACH_GENERATOR, "NumPy's generator"),
+    "python": (SeenParts.GENERATORS, "Python's generator"),
+    "numpy": (SeenParts.GENERATORS, "NumPy's generator"),
     "batch": (SeenParts.BATCH, "batch"),
     "output": (SeenParts.OUTPUT, "model's output"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
@@ -73,12 +72,8 @@ class PrintComparison:
     begins_equal: bool | None = None  # the weights it began with; None: the record lacks them
     first: PrintDifference | None = None
     gap: int = 0  # steps without a print right before the first difference
-    on_its_way: bool = False  # in the record the batch of the first step that differs was not a loader's as it was yielded
-    became_another: bool = False  # the batch of the first step that differs was handed over alike, and entered otherwise
-    labels_differ: bool | None = None  # or how the loss was computed: equal output and another gradient of it; None: unknown
-    own_moved: bool | None = None  # the script's own generators stand elsewhere then, and did not before; None: all the time
-    set_anew: bool | None = None  # the models are set otherwise then, and were not before; None: all the time
-    drawn: str = ""  # which generators stand elsewhere after the first step that differs, and not when it began
+    set_anew: bool = False  # the models are set otherwise at the first step that differs, and were not before
+    drawn: bool = False  # torch's generators stand elsewhere after the first step that differs, and not when it began
     unrestored: tuple[str, ...] = ()  # which generators stood elsewhere from the first step on, and had no effect
     entered_before: bool = False  # in the record, something entered the model between the step of the checkpoint and its save
 
@@ -119,12 +114,8 @@ def _compare(
     first: PrintDifference | None = None
     last = start
     gap = 0
-    drawn, on_its_way, became_another = "", False, False
-    own_moved: bool | None = False
-    set_anew: bool | None = False
-    own_was_equal = was_set_equal = True
-    entered_before = False
-    labels_differ = None
+    drawn = set_anew = entered_before = False
+    was_set_equal = True
     unrestored: tuple[str, ...] = ()
     is_first = True
     for step in range(start + 1, until + 1):
@@ -152,19 +143,13 @@ def _compare(
             at = min(wrong, key=lambda row: tuple(PARTS).index(row[3][0]))
             ranks = tuple(row[0] for row in wrong if row[3][0] == at[3][0])
             first = PrintDifference(step=step, parts=at[3], ranks=ranks, record=at[1], other=at[2])
-            on_its_way = at[3][0] in RESULT and _is_changed_on_its_way(record, replay, step)
-            became_another = at[3][0] == "batch" and not any(_is_handed_otherwise(own, other) for _, own, other in pairs)
-            drawn = _which_are_drawn(record, replay, step) if at[3][0] in RESULT or became_another else ""
-            if _is_any_apart(pairs, _is_own_apart) and _stays_apart(record, replay, step):
-                own_moved = True if own_was_equal else None
-            if _is_any_apart(pairs, _is_set_apart):
-                set_anew = True if was_set_equal else None
-            labels_differ = _do_labels_differ((own, other) for _, own, other in pairs)
+            drawn = at[3][0] in RESULT and _is_drawn_otherwise(record, replay, step)
+            set_anew = was_set_equal and _is_any_set_apart(pairs)
             gap = sum(last < one < step for one in unprinted)
             steps.append(step)
             break
         steps.append(step)
-        own_was_equal, was_set_equal = not _is_any_apart(pairs, _is_own_apart), not _is_any_apart(pairs, _is_set_apart)
+        was_set_equal = not _is_any_set_apart(pairs)
         last = step
     return PrintComparison(
         steps=tuple(steps),
@@ -176,38 +161,9 @@ def _compare(
         first=first,
         gap=gap,
         drawn=drawn,
-        own_moved=own_moved,
         set_anew=set_anew,
         entered_before=entered_before,
-        labels_differ=labels_differ,
-        on_its_way=on_its_way,
-        became_another=became_another,
     )
-
-
-def _is_changed_on_its_way(record: Prints, replay: Prints, step: int) -> bool:
-    """Whether in this step alone some rank's micro-batches were not in the memory in which a loader had yielded them.
-
-    The replay's did, and so did those of the steps beside it: somebody copied and changed them, between loader and model.
-    """
-
-    def whole(rows: Mapping[int, Print], at: int) -> bool:
-        return at in rows and SeenParts.TARGETS in rows[at].seen
-
-    return any(
-        not whole(rows, step) and whole(replay.get(rank, {}), step) and (whole(rows, step - 1) or whole(rows, step + 1))
-        for rank, rows in record.items()
-        if step in rows and SeenParts.BATCH in rows[step].seen
-    )
-
-
-def _is_handed_otherwise(one: Print, other: Print) -> bool:
-    """Whether the upper halves of what was handed to the model differ (`digest_of_batches`)."""
-    return one.batches != other.batches or one.batch >> 32 != other.batch >> 32
-
-
-def _is_own_apart(one: Print, other: Print) -> bool:
-    return SeenParts.OWN in one.seen & other.seen and one.own != other.own
 
 
 def _lacks_what_came_before(own: Print, other: Print, apart: Sequence[str]) -> bool:
@@ -222,54 +178,20 @@ def _lacks_what_came_before(own: Print, other: Print, apart: Sequence[str]) -> b
     return is_equal and own.batches > other.batches
 
 
-def _is_set_apart(one: Print, other: Print) -> bool:
-    return SeenParts.MODES in one.seen & other.seen and one.modes != other.modes
+def _is_any_set_apart(pairs: Iterable[tuple[int, Print, Print]]) -> bool:
+    return any(SeenParts.MODES in own.seen & other.seen and own.modes != other.modes for _, own, other in pairs)
 
 
-def _is_any_apart(pairs: Iterable[tuple[int, Print, Print]], is_apart: Callable[[Print, Print], bool]) -> bool:
-    return any(is_apart(own, other) for _, own, other in pairs)
-
-
-def _stays_apart(record: Prints, replay: Prints, step: int) -> bool:
-    """Whether the script's own generators differ in the last step that both took, too: two draws that changed places do not."""
-    last = []
-    for rank, rows in record.items():
-        others = replay.get(rank, {})
-        at = max((one for one in rows.keys() & others.keys() if one > step), default=0)
-        last += [_is_own_apart(rows[at], others[at])] if at else []
-    return not last or any(last)
-
-
-def _do_labels_differ(pairs: Iterable[tuple[Print, Print]]) -> bool | None:
-    """Whether the models gave the same in a step, and the gradient that came back on some rank is another. None: not seen.
-
-    Where one rank's model gave something else, no label is to blame: it comes in later. The others may meet that in their own
-    gradient, for a loss may gather what all ranks' models gave.
-    """
-    wanted = SeenParts.OUTPUT | SeenParts.PULL
-    seen = [(one, other) if wanted in one.seen & other.seen else None for one, other in pairs]
-    known = [pair for pair in seen if pair is not None]
-    if any(one.output != other.output for one, other in known):
-        return False
-    if any(one.pull != other.pull for one, other in known):
-        return True
-    return None if None in seen else False
-
-
-def _which_are_drawn(record: Prints, replay: Prints, step: int) -> str:
-    """Which generators of some rank stand elsewhere when the next batch enters, and did not in this one; in words."""
-
-    def pairs(at: int) -> list[tuple[int, Print, Print]]:
-        rows = [(rank, own.get(at), replay.get(rank, {}).get(at)) for rank, own in record.items()]
-        return [(rank, own, other) for rank, own, other in rows if own is not None and other is not None]
-
+def _is_drawn_otherwise(record: Prints, replay: Prints, step: int) -> bool:
+    """Whether torch's generators of some rank stand elsewhere when the next batch enters."""
     after = step_that_tells(record, step)
     if after is None:
-        return ""
-    if any("torch" in _differing(own, other) for _, own, other in pairs(after)):
-        return "torch's generators"
-    was_equal = not _is_any_apart(pairs(step), _is_own_apart)
-    return "the script's own generators" if was_equal and _is_any_apart(pairs(after), _is_own_apart) else ""
+        return False
+    for rank, rows in record.items():
+        other = replay.get(rank, {}).get(after)
+        if other is not None and "torch" in _differing(rows[after], other):
+            return True
+    return False
 
 
 def step_that_tells(record: Prints, step: int) -> int | None:

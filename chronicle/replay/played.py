@@ -1,7 +1,6 @@
 """One play of recorded steps: a fork of the command that is stopped after the last one, what it left, and how it compares.
 
-Two plays of the same steps tell whether anything is repeatable; where they are not, two more find the first operation that
-gives another result (`one_step.py`).
+Two plays of the same steps tell whether anything is repeatable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +10,13 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree, step_that_tells
-from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, Say, play
+from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, play
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.launch_facts import read_facts
-from chronicle.resume.one_step import (
-    OPS_VARIABLE,
-    SHOW_VARIABLE,
-    first_difference,
-    read_operations,
-    read_shown,
-    tell_shown,
-)
+from chronicle.resume.one_step import SHOW_VARIABLE, read_shown, tell_shown
 from chronicle.resume.ring import Print, Ring, rings_of
 
-__all__ = ["Played", "ReplayPlan", "batches_of", "first_operation", "play_once", "read_result"]
-
-OPS_STEPS = 16  # before a difference was seen: a print is a sample, so it may have begun earlier
+__all__ = ["Played", "ReplayPlan", "batches_of", "play_once", "read_result"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +55,9 @@ class Played:
         rows = [set(rank) for played in (self, other) for rank in played.prints.values()]
         return tuple(sorted(step for step in set.intersection(*rows) if step > max(self.start, other.start)))
 
-    def agrees_with(self, other: "Played", steps: Sequence[int]) -> tuple[bool | None, int]:
-        """Whether both are equal in these steps (None: nothing could be compared), and the first one in which they are not."""
-        last = steps[-1] if steps else self.start
-        apart = next((step for step in steps if not prints_agree(self.prints, other.prints, [step])), last)
-        return prints_agree(self.prints, other.prints, steps), apart
+    def agrees_with(self, other: "Played") -> bool | None:
+        """Whether both are equal in the steps that both have; None: nothing could be compared."""
+        return prints_agree(self.prints, other.prints, self.steps_with(other))
 
 
 def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
@@ -118,20 +106,3 @@ def batches_of(directory: Path, launch: int, rank: int) -> dict[int, list[int]]:
     for digest, step in read_batches(directory, launch, rank):
         found.setdefault(step, []).append(digest)
     return found
-
-
-def first_operation(
-    origin: Origin, begin: int, step: int, ranks: Sequence[int], change: ForkChange, sandbox: Path | None, say: Say
-) -> str:
-    """The first module or gradient up to this step that two more launches do not agree on, in words."""
-    first = max(begin + 1, step - OPS_STEPS + 1)
-    say(f"two launches disagree at step {step}: two more, operation by operation from step {first} on")
-    origin = replace(origin, environ={**origin.environ, OPS_VARIABLE: f"{first}-{step}"})
-    found = []
-    for _ in range(2):
-        with play(origin, step, sandbox=sandbox, ranks=ranks, change=change) as forked:
-            found.append(read_operations(forked.directory / "launch"))
-    where = first_difference(*found)
-    if not where:
-        return f"no operation of steps {first} to {step} differs in two more launches"
-    return f"first that differs in two more launches: {where}"

@@ -32,9 +32,9 @@ from chronicle.replay.fork import (
     recorded_code_of,
 )
 from chronicle.replay.places import is_wide, made_since_start
-from chronicle.replay.played import Played, ReplayPlan, batches_of, first_operation, play_once, read_result
+from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once, read_result
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
-from chronicle.resume.launch_facts import changed_facts, holds_data, new_files, new_sources, read_facts
+from chronicle.resume.launch_facts import changed_facts, holds_data, new_sources, read_facts
 from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 
@@ -147,12 +147,9 @@ def _next_print(rings: Mapping[int, Ring], step: int) -> int:
 
 
 def replay(
-    plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, ops: bool = False, say: Say = lambda line: None
+    plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, say: Say = lambda line: None
 ) -> Replay:
-    """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played.
-
-    `ops`: where two replays disagree, two more name the first operation that does.
-    """
+    """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
     begun = time.monotonic()
     if plan.origin.checkpoint is None:
         plan = replace(plan, origin=_as_at_its_start(plan.origin))
@@ -163,23 +160,19 @@ def replay(
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
     case = ReplayCase(
         compared=comparison,
-        changed=_changed(facts, one, comparison, plan),
+        changed=_changed(facts, one, plan),
         facts_known=facts is not None and one.facts is not None,
         load=_state_loaded(plan.origin, one),
         has_checkpoint=plan.origin.checkpoint is not None,
-        networks=(one.facts or {}).get("networks", ()),
     )
     judged, replays = judge_replay(case), 1
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
         two, replays = play_once(plan, sandbox), 2
-        agree, apart = one.agrees_with(two, one.steps_with(two))
+        agree = one.agrees_with(two)
         if case.began_anew_with_other_weights():
             agree = one.begins_as(two)
         judged = judge_replay(replace(case, plays_agree=agree))
-        if ops and judged.verdict is ReplayVerdict.RANDOM:
-            where = first_operation(plan.origin, one.start, apart, sorted(plan.rings), plan.change, sandbox, say)
-            judged, replays = replace(judged, evidence=(*judged.evidence, where)), 4
     judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
     if judged.verdict in SHOWS:
         judged = replace(judged, evidence=(*judged.evidence, *one.shown))
@@ -198,21 +191,18 @@ def _beside(origin: Origin, one: Played) -> Iterator[str]:
     yield from one.end.get("notes", ())
 
 
-def _changed(
-    facts: Mapping[str, Any] | None, one: Played, comparison: PrintComparison, plan: ReplayPlan
-) -> list[tuple[str, str]]:
-    """(kind, words) of what is known to be otherwise in this replay, up to the first step that differs, or the last.
+def _changed(facts: Mapping[str, Any] | None, one: Played, plan: ReplayPlan) -> list[tuple[str, str]]:
+    """(kind, words) of what is known to be otherwise in this replay.
 
     Of the run's own files (what a save writes and reads) nothing is said: a replay has others.
     """
     if facts is None or one.facts is None:
         return []
-    until = plan.until if comparison.first is None else comparison.first.step
+    ended = _ends_of(plan.origin)[1]
     own = [os.path.realpath(path) for path in plan.origin.own]
     is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
-    items = [item for item in changed_facts(facts, one.facts, until) if item.kind not in OF_FILES or not is_own(item.name)]
-    items += [item for item in new_files(facts, one.facts, until, _ends_of(plan.origin)[1]) if not is_own(item.name)]
-    items += new_sources(facts, one.facts, _ends_of(plan.origin)[1])
+    items = [item for item in changed_facts(facts, one.facts, ended) if item.kind not in OF_FILES or not is_own(item.name)]
+    items += new_sources(facts, one.facts, ended)
     return [("data" if holds_data(item) else item.kind, item.words) for item in items]
 
 
@@ -326,11 +316,9 @@ def self_test(
     if found.first is None:
         parts = ", ".join(sorted(found.parts))
         return Ruling(verdict=ReplayVerdict.REPRODUCED, why=f"{len(found.steps)} steps of two launches are equal ({parts})")
-    why = f"two launches disagree at {found.first.words}"
-    if not set(found.first.parts) <= set(RESULT):
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=f"{why}: what enters the step is not seeded")
-    where = first_operation(origin, one.start, found.first.step, sorted(one.prints), NOTHING_CHANGED, sandbox, say)
-    return Ruling(verdict=ReplayVerdict.RANDOM, why=f"{why}, from equal input", evidence=(where,))
+    from_equal = set(found.first.parts) <= set(RESULT)
+    how = ", from equal input" if from_equal else ": what enters the step is not seeded"
+    return Ruling(verdict=ReplayVerdict.RANDOM, why=f"two launches disagree at {found.first.words}{how}")
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------

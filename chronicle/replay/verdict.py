@@ -67,8 +67,8 @@ SETTINGS = ("environment", "arithmetic", "file")
 LATE = 2  # steps after which a difference in the state is in the samples at last
 MOST_NAMED = 4
 NOT_RECORDED = (
-    "no record holds: state that the checkpoint lacks, files that libraries read in C, answers of the network and of other "
-    "programs, system libraries and drivers, the clock"
+    "no record holds: state that the checkpoint lacks, generators that the script made for itself, files that it reads as it "
+    "trains, answers of the network and of other programs, system libraries and drivers, the clock"
 )
 ANOTHER_NODE = "take the step again on another node: where it is as recorded, or another result still, the node is what differs"
 
@@ -79,8 +79,7 @@ class ReplayCase:
 
     `changed`: (kind, words) of what is known to differ between the launches, as `launch_facts.ChangedFact` names it; kind
     `data`: a file that is none of settings. `plays_agree`: whether a second play has the same prints; None: there was none.
-    `facts_known`: both launches said what they were made by. `has_checkpoint`: else it began as the launch did. `networks`:
-    classes of networks that are called beside the models.
+    `facts_known`: both launches said what they were made by. `has_checkpoint`: else it began as the launch did.
     """
 
     compared: PrintComparison
@@ -89,7 +88,6 @@ class ReplayCase:
     facts_known: bool = True
     load: StateLoaded = StateLoaded()
     has_checkpoint: bool = True
-    networks: Sequence[str] = ()
 
     @property
     def first(self) -> PrintDifference:
@@ -110,13 +108,9 @@ class ReplayCase:
         """Whether the launch made other weights by itself."""
         return self.compared.begins_equal is False and not self.has_checkpoint
 
-    def own_generators_moved(self) -> bool:
-        """Whether the script's own generators tell, and no changed setting or file does."""
-        return self.compared.own_moved is True and self.plays_agree is not False and not self.named(*SETTINGS, "data")
-
     def models_set_anew(self) -> bool:
         """Whether the models were set otherwise, before anything else differs."""
-        return self.compared.set_anew is True and self.plays_agree is not False and self.part != "batch"
+        return self.compared.set_anew and self.plays_agree is not False and self.part != "batch"
 
     def labels_are_known(self) -> bool:
         """Whether both prints hold the labels of the first step that differs."""
@@ -135,10 +129,6 @@ def _doubts(case: ReplayCase) -> Iterator[str]:
         yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
     if one.begins_equal is None and (case.has_checkpoint or len(one.steps) == 1):
         yield "it may have begun with other weights than the training had (no print of them in the record)"
-    if one.own_moved is None:
-        yield "generators that the script made for itself stand elsewhere from the first step on"
-    if one.set_anew is None:
-        yield "the models are set otherwise from the first step on (training or evaluation, dropout, frozen weights)"
     if one.gap:
         yield f"{one.gap} steps before it have no print (`CHRONICLE_PRINTS=every`)"
     if not case.facts_known:
@@ -146,17 +136,8 @@ def _doubts(case: ReplayCase) -> Iterator[str]:
     for part in ("options", "torch", "batch"):
         if part not in one.parts:
             yield f"{PARTS[part][1]}: not in the prints"
-    if one.labels_differ:
-        yield _other_loss(case)
-    if one.labels_differ is None and "batch" in one.parts and not case.labels_are_known():
-        yield "labels, which do not enter the model, may be others (what it gave is in no print)"
-
-
-def _other_loss(case: ReplayCase) -> str:
-    networks = f", or another network ({', '.join(case.networks[:MOST_NAMED])})" if case.networks else ""
-    labels = "labels (those that the loader yielded are equal)" if case.labels_are_known() else "labels"
-    same = f"the model gave the same at step {case.first.step}, and the gradient that came back to it is another"
-    return f"{same}: {labels}, or what the loss is computed with{networks}, may be others"
+    if "batch" in one.parts and not case.labels_are_known():
+        yield "labels, which do not enter the model, may be others"
 
 
 # ---- the words of the rows ---------------------------------------------------------------------------------------------
@@ -196,7 +177,7 @@ def _set_anew(case: ReplayCase) -> str:
 
 
 def _drawn_within(case: ReplayCase) -> str:
-    return f"random numbers were drawn otherwise, or seeded, within step {case.first.step}: {case.compared.drawn} tell"
+    return f"random numbers were drawn otherwise, or seeded, within step {case.first.step}: torch's generators tell"
 
 
 def _another_batch(case: ReplayCase) -> str:
@@ -258,27 +239,16 @@ ROWS: tuple[Row, ...] = (
     Row("what enters is not repeatable", lambda case: case.part in ENTERS and case.plays_agree is False, V.RANDOM,
         _why_enters_vary),
     Row("generators", lambda case: case.part in ("torch", *OTHERS), V.STATE, _generators_moved, again=True),
-    Row("the script's own generators", ReplayCase.own_generators_moved, V.STATE,
-        lambda case: f"the generators that the script made for itself stand elsewhere from step {case.first.step} on",
-        again=True),
     Row("models set otherwise, settings", lambda case: case.models_set_anew() and bool(case.named(*SETTINGS)), V.CODE,
         lambda case: f"{case.named(*SETTINGS)}; {_set_anew(case)}"),
     Row("models set otherwise", ReplayCase.models_set_anew, V.STATE, _set_anew, again=True),
-    Row("random numbers on the way of the batch", lambda case: case.compared.became_another and bool(case.compared.drawn),
-        V.STATE, _drawn_within, again=True),
-    Row("batch became another", lambda case: case.part == "batch" and case.compared.became_another, V.DATA,
-        lambda case: f"the batch of step {case.first.step} was handed over as in the record, and entered the model otherwise",
-        again=True),
     Row("batch", lambda case: case.part == "batch", V.DATA, _another_batch, again=True),
-    Row("batch changed on its way", lambda case: case.compared.on_its_way, V.DATA,
-        lambda case: f"the batch of step {case.first.step} did not enter the model as its loader yielded it: it was changed "
-        "on its way"),
     # equal input, another result
     Row("settings", lambda case: bool(case.named(*SETTINGS)), V.CODE, lambda case: case.named(*SETTINGS)),
     Row("a file of data", lambda case: bool(case.named("data")), V.DATA, lambda case: case.named("data")),
     Row("state at the load", lambda case: bool(case.load.unlike) and len(case.compared.steps) <= 1 + LATE, V.STATE,
         lambda case: f"the checkpoint does not hold what the training had: {'; '.join(case.load.unlike[:3])}"),
-    Row("random numbers within the step", lambda case: bool(case.compared.drawn), V.STATE, _drawn_within),
+    Row("random numbers within the step", lambda case: case.compared.drawn, V.STATE, _drawn_within),
     Row("arithmetic is not repeatable", lambda case: case.plays_agree is False, V.RANDOM,
         lambda case: "two replays from one place disagree: the arithmetic itself is not repeatable"),
     Row("played once", lambda case: case.plays_agree is None, V.UNEXPLAINED,

@@ -27,13 +27,11 @@ __all__ = [
     "digest_of",
     "is_call",
     "keep_yielded",
-    "layers_of",
     "leaves_in",
     "readable",
     "sample_batch",
     "tensors_of",
     "watch_loaders",
-    "weights_of_call",
     "yielded_lately",
 ]
 
@@ -68,12 +66,8 @@ class BatchWitness:
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
-        self.leaves: Callable[[Any, Any], None] = lambda output, module: None  # what this module gives for it
+        self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
-        self.enters_first: Callable[[Any], None] = lambda batch: None  # the first part that is called for a batch handed over
-        self.enters_beside: Callable[[Any], None] = lambda batch: None  # enters a part of a container without gradients
-        self.leaves_beside: Callable[[Any], None] = lambda output: None  # what that gives
-        self._is_handed_over = False
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
@@ -103,36 +97,11 @@ class BatchWitness:
             see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(self._after_compiled, _outputs_failed))
             self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
             self._handle_after = model.register_forward_hook(_output_hook())
-            _remember_weights(model)
             if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
                 for part in model.children():
                     _witnesses_of_parts[part] = self
                     part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
                     part.register_forward_hook(_part_output_hook())
-                    _remember_weights(part)
-
-    def watch_parts(self, model: Any) -> None:
-        """Look at what enters the first of a model's parts: its batches are handed over, and may be changed on their way."""
-        with self._contained("parts"):
-            for part in model.children():
-                if part not in _witnesses_of_parts:
-                    _witnesses_of_parts[part] = self
-                    part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
-                    part.register_forward_hook(_part_output_hook())
-                    _remember_weights(part)
-
-    def part_called(self, args: Any, kwargs: Any) -> None:
-        """A part is called with tensors that no other one made."""
-        if self._model is not None:  # a container, whose parts are all that is called
-            self.enters_part((args, kwargs))
-        elif self._is_handed_over:
-            self._is_handed_over = False
-            self.enters_first((args, kwargs))
-
-    def part_beside(self, args: Any, kwargs: Any) -> None:
-        """A part of a container is called without gradients: a slow copy that makes targets from other data."""
-        if self._model is not None:
-            self.enters_beside((args, kwargs))
 
     def watch_outputs(self, models: Sequence[Any]) -> None:
         """Look at what these other models give, too: the loss of a generator goes through its critic."""
@@ -141,7 +110,6 @@ class BatchWitness:
                 if model not in _witnesses and model not in _witnesses_of_outputs:
                     _witnesses_of_outputs[model] = self
                     model.register_forward_hook(_output_hook())
-                    _remember_weights(model)
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -152,7 +120,6 @@ class BatchWitness:
     def take(self, batch: Any) -> None:
         """A batch of the training, in any form."""
         self.works()
-        self._is_handed_over = True
         if self._gave_up:
             return
         self.enters(batch)
@@ -226,22 +193,17 @@ _witnesses_of_parts: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.We
 
 def _before_part(module: Any, args: Any, kwargs: Any) -> None:
     witness = _witnesses_of_parts.get(module)
-    if witness is not None and not sys.modules["torch"].is_grad_enabled():
-        return witness.part_beside(args, kwargs)
-    if witness is None or not module.training:
+    if witness is None or not module.training or not sys.modules["torch"].is_grad_enabled():
         return
-    if (tensors := tensors_of((args, kwargs))) and not any(tensor.requires_grad for tensor in tensors):
-        witness.part_called(args, kwargs)
+    tensors = tensors_of((args, kwargs))
+    if tensors and not any(tensor.requires_grad for tensor in tensors):
+        witness.enters_part((args, kwargs))
 
 
 def _after_part(module: Any, args: Any, output: Any) -> None:
     witness = _witnesses_of_parts.get(module)
-    if witness is None:
-        return
-    if not sys.modules["torch"].is_grad_enabled():
-        witness.leaves_beside(output)
-    elif module.training:
-        witness.leaves(output, module)
+    if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
+        witness.leaves(output)
 
 
 def _part_output_hook() -> ModelHook:
@@ -278,29 +240,7 @@ _witnesses_of_outputs: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.
 def _after_forward(module: Any, args: Any, output: Any) -> None:
     witness = _witnesses.get(module) or _witnesses_of_outputs.get(module)
     if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
-        witness.leaves(output, module)
-
-
-def weights_of_call(module: Any) -> tuple[int, int] | None:
-    """The module that is called, and how often its first weight was changed until now.
-
-    None where others are in the place of its weights (`functional_call`). Weights that an inner step made from labels (MAML),
-    or that were moved within a step (SAM, a critic), give an output that tells of labels, too.
-    """
-    now = next(module.parameters(), None)
-    if now is None or isinstance(now, sys.modules["torch"].nn.Parameter):
-        return id(module), 0 if now is None else now._version
-    known = _weights_of[module]() if module in _weights_of else None
-    is_own = known is not None and readable(now).untyped_storage().data_ptr() == known.untyped_storage().data_ptr()
-    return (id(module), known._version) if is_own and known is not None else None
-
-
-def _remember_weights(module: Any) -> None:
-    if (first := next(module.parameters(), None)) is not None:
-        _weights_of[module] = weakref.ref(first)
-
-
-_weights_of: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()  # the first one of each
+        witness.leaves(output)
 
 
 def _output_hook() -> ModelHook:
@@ -312,7 +252,7 @@ def _output_hook() -> ModelHook:
 def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
     for witness in tuple(_witnesses.values()):
-        witness.leaves, witness.leaves_beside = lambda output, module: None, lambda output: None
+        witness.leaves = lambda output: None
         witness.lost(problem)
 
 
@@ -444,44 +384,32 @@ def leaves_in(thing: Any) -> Iterator[Any]:
     return _leaves(thing, 0)
 
 
-def _itself(tensor: Any) -> Iterator[Any]:
-    yield tensor
-
-
-def _leaves(thing: Any, depth: int, parts: Callable[[Any], Iterator[Any]] | None = None) -> Iterator[Any]:
-    """Dense tensors, arrays and texts inside a batch of any form. `parts`: what is taken of a tensor."""
+def _leaves(thing: Any, depth: int) -> Iterator[Any]:
+    """Dense tensors, arrays and texts inside a batch of any form."""
     if isinstance(thing, str | bytes):
         yield thing
     elif hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
-        yield from (parts or _dense_parts)(thing)
+        yield from _dense_parts(thing)
     elif hasattr(thing, "__array__") and hasattr(thing, "dtype") and hasattr(thing, "shape"):
         yield thing
     elif depth >= DEPTH:
         return
     elif isinstance(thing, Mapping):  # a TensorDict, too: it has a dtype and a shape, and iterates over its rows
         for key in sorted(thing.keys(), key=str):
-            yield from _leaves(thing[key], depth + 1, parts)
+            yield from _leaves(thing[key], depth + 1)
     elif isinstance(thing, tuple | list):
         for item in thing:
-            yield from _leaves(item, depth + 1, parts)
+            yield from _leaves(item, depth + 1)
     elif type(thing).__module__ != "builtins" and hasattr(thing, "__dict__") and not hasattr(thing, "parameters"):
-        yield from _leaves(vars(thing), depth + 1, parts)  # a dataclass, a graph; no module
+        yield from _leaves(vars(thing), depth + 1)  # a dataclass, a graph; no module
 
 
 def readable(tensor: Any) -> Any:
     """What stands behind a tensor that `torch.func` has wrapped: under `vmap` all of its rows; any other tensor itself."""
-    for layer in layers_of(tensor):
-        tensor = layer
-    return tensor
-
-
-def layers_of(tensor: Any) -> Iterator[Any]:
-    """A tensor, and what stands behind it: a layer for each transform of `torch.func`. Each may have a gradient of its own."""
     inside = sys.modules["torch"]._C._functorch
-    yield tensor
     while inside.is_functorch_wrapped_tensor(tensor):
         tensor = inside.get_unwrapped(tensor)
-        yield tensor
+    return tensor
 
 
 def _dense_parts(tensor: Any) -> Iterator[Any]:
@@ -571,10 +499,9 @@ def watch_loaders() -> None:
             kind.__next__ = _noting(original)
 
 
-def tensors_of(batch: Any, *, as_given: bool = False) -> list[Any]:
-    """Every tensor in a batch, at any depth. `as_given`: not those that can be read instead, but what the script has."""
-    found = _leaves(batch, 0, _itself) if as_given else leaves_in(batch)
-    return [thing for thing in found if hasattr(thing, "untyped_storage")]
+def tensors_of(batch: Any) -> list[Any]:
+    """Every tensor in a batch, at any depth, in a form that can be read."""
+    return [thing for thing in leaves_in(batch) if hasattr(thing, "untyped_storage")]
 
 
 def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:

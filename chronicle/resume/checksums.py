@@ -28,7 +28,6 @@ __all__ = [
     "digest_of_all",
     "digest_of_batches",
     "global_generators",
-    "has_named_labels",
     "is_ready",
     "modes_of",
     "sample_of",
@@ -41,7 +40,6 @@ LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their or
 LARGEST_OUTPUT = 1 << 24  # elements of an output that is looked at bit by bit
 SPREAD = 0x2545F4914F6CDD1D  # an odd number without a pattern
 EXACT = (1 << 52) - 1  # what a double holds
-LOWER = (1 << 32) - 1  # of 64 bits
 TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WORD = struct.Struct("<Q")
 
@@ -119,20 +117,19 @@ def digest_of_all(sample: "list[Any] | None") -> int:
     return int(WORD.unpack(digest.digest())[0])
 
 
-def digest_of_batches(batches: "Sequence[Sequence[Any]]", beside: "Sequence[Sequence[Any]]") -> int:
-    """64 bits of what a step's micro-batches hold, and of what they became beside it (what entered parts of the model).
-
-    Of what they became are the lower 32, where there is any: two batches with the same upper half were handed over alike.
-    """
-    if any(beside):
-        became = digest_of_all([part for one in beside for part in (*one, b"|")])
-        return digest_of_batches(batches, [()] * len(batches)) & ~LOWER | became & LOWER
-    return digest_of_all([part for one, more in zip(batches, beside, strict=True) for part in (*one, *more, b"|")])
+def digest_of_batches(batches: "Sequence[Sequence[Any]]") -> int:
+    """64 bits of what a step's micro-batches hold."""
+    parts: list[Any] = []
+    for one in batches:
+        parts += [*one, b"|"]
+    return digest_of_all(parts)
 
 
 def short_digest(parts: "list[Any]") -> int:
-    """16 bits of it, 0 for nothing."""
-    return ((digest_of_all(parts) & 0xFFFF) or 1) if parts else 0
+    """32 bits of it, 0 for nothing."""
+    if not parts:
+        return 0
+    return (digest_of_all(parts) & 0xFFFFFFFF) or 1
 
 
 # ---- a batch as a whole ------------------------------------------------------------------------------------------------
@@ -147,7 +144,7 @@ def contents_of(batch: Any) -> tuple[list[Any], bool]:
     """
     leaves = tensors_of(batch)
     found = [checksum(tensor) for tensor in leaves]
-    if not is_call(batch) or has_named_labels(batch):
+    if not is_call(batch) or _has_named_labels(batch):
         return found, bool(found)
     places = {_place(tensor) for tensor in leaves if tensor.numel() and not tensor.is_meta}
     for own in reversed(yielded_lately()):
@@ -159,7 +156,7 @@ def contents_of(batch: Any) -> tuple[list[Any], bool]:
     return found, False
 
 
-def has_named_labels(batch: Any) -> bool:
+def _has_named_labels(batch: Any) -> bool:
     """Whether a model is called with labels by their name."""
     return is_call(batch) and any(TARGET.search(name) for name in batch[1])
 

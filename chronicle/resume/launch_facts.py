@@ -1,11 +1,11 @@
 """What step prints were made by: source files, packages, environment and arithmetic of one launch, as its first rank saw them.
 
-`<launch>/prints.json` is written once, at the first step, by the process that trains: the source files are those that it has
-imported, wherever they lie, and not those of a repository. Files that it only read before (configurations, tables, small data)
-are noted, too; of a large one (a teacher's weights) the size and 64 blocks. What it reads later, and what changes meanwhile, is
-noted at the step that follows (`LateFiles`): settings that are read at every step, a file that somebody laid there and took
-away. Of files and of variables of the environment only digests are kept;
-what looks like a secret is left out. `changed_facts` says what is different in another launch. No torch here.
+`<launch>/prints.json` is written once, at the first step, by the process that trains. The source files are those that it has
+imported, wherever they lie, and not those of a repository. Of other files these are noted, with what they hold: those that the
+command line names, settings in the working directory, and what is mapped into memory (weights, tables). Of a large file these
+are its size and 64 blocks. What else a launch reads is not known, and a replay says so. Of files and of variables of the
+environment only digests are kept; what looks like a secret is left out. `changed_facts` says what is different in another
+launch. No torch here.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import locale
+import math
 import os
 import re
 import resource
@@ -29,31 +30,15 @@ from chronicle.credentials import holds_secret, looks_secret
 from chronicle.resume.ring import facts_path
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "ITS_OWN",
-    "ChangedFact",
-    "LateFiles",
-    "born",
-    "changed_facts",
-    "holds_data",
-    "is_outside",
-    "new_files",
-    "new_sources",
-    "read_facts",
-    "stop_noting",
-    "write_facts",
-]
+__all__ = ["ChangedFact", "born", "changed_facts", "holds_data", "is_outside", "new_sources", "read_facts", "write_facts"]
 
-VERSION = 1
+VERSION = 2
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
-MOST_LATE, MOST_ROWS = 64, 256
-MOST_OPENED = 5000  # between two steps, as in `launch/startup/sitecustomize.py`
+MOST_SETTINGS, DEEPEST = 500, 3
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
-ITS_OWN = "its own"
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".env", ".xml", ".sh", ".properties")
 MOST_OF_SETTINGS = 64 << 10
 AT_FDCWD, BIRTH = -100, 0x800
-MEANWHILE = "changed while it ran, about step"
 PACKAGES = Path(__file__).resolve().parents[2]
 OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep, str(PACKAGES / "chronicle_ml.py"))
 TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
@@ -69,7 +54,10 @@ NOT_COMPARED = re.compile(
 
 
 class ChangedFact(NamedTuple):
-    """One thing that is different: `kind` is code, package, environment, arithmetic, file, doubt or recorder (chronicle)."""
+    """One thing that is different: `kind` is code, package, environment, arithmetic, file, doubt or recorder (chronicle).
+
+    A doubt may be without effect: a file that the launch itself may have written, one that nobody is known to have read.
+    """
 
     kind: str
     name: str
@@ -79,106 +67,28 @@ class ChangedFact(NamedTuple):
     @property
     def words(self) -> str:
         """In a few words; digests are not shown."""
-        if self.kind == "doubt" and not self.name.startswith(os.sep) and self.after:
-            return f"{self.name}: {self.before} → {self.after}"
-        if self.kind == "doubt":
-            return f"`{self.name}` was written anew" if self.after else f"`{self.name}`: {self.before}, and not in the replay"
-        if self.kind == "file" and self.after.startswith(MEANWHILE):
-            return f"`{self.name}`, which the launch read, {self.after}"
-        if self.kind == "file" and not self.before:
-            return f"`{self.name}` came after the launch, and is read"
-        if self.kind == "file":
-            return f"`{self.name}`, which the launch read, {'has changed' if self.after else 'is gone'}"
-        if self.kind in ("code", "environment"):
+        is_file = self.kind == "file" or (self.kind == "doubt" and self.name.startswith(os.sep))
+        if is_file or self.kind in ("code", "environment"):
             what = "is new" if not self.before else "is gone" if not self.after else "has changed"
-            return f"`{self.name}` {what}" if self.kind == "code" else f"variable `{self.name}` {what}"
+            return f"variable `{self.name}` {what}" if self.kind == "environment" else f"`{self.name}` {what}"
         return f"{self.name}: {self.before or 'none'} → {self.after or 'none'}"
 
 
-def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what this process trains with, and return it. Raises OSError."""
-    opened = stop_noting()
+def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
+    """Write what this process trains with. Raises OSError."""
     found = {
         "v": VERSION,
         "host": os.uname().nodename,
         "directory": os.getcwd(),
         "code": dict(_sources()),
-        "files": dict(_files(launch_dir, opened)),
-        "written": list(_written(launch_dir, opened))[:MOST_ROWS],
+        "files": dict(_files(launch_dir)),
         "around": _around(),
         "machine": dict(_machine()),
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
     }
-    _write(launch_dir, found)
-    return found
-
-
-def _write(launch_dir: Path, found: Mapping[str, Any]) -> None:
     write_atomic(facts_path(launch_dir), json.dumps(found, indent=1, sort_keys=True) + "\n", durable=False)
-
-
-class LateFiles:
-    """What a launch reads after its first step: `facts["later"]` holds rows of path, step and digest ("": it was gone by then).
-
-    A file is looked at when the step after its opening begins, a known one only where size or times are others. One that the
-    launch wrote itself has the digest `ITS_OWN`. At most `MOST_LATE` paths of each kind, and `MOST_ROWS` rows (a file that is
-    new at every step). Of files that are older than the process (data that is read file by file) no more are needed: a replay
-    knows them by their age.
-    """
-
-    def __init__(self, launch_dir: Path, facts: dict[str, Any]) -> None:
-        self._launch_dir, self._facts = launch_dir, facts
-        self._outside = _outside(launch_dir)
-        self._known: dict[str, tuple[object, str]] = {path: (_stamp(path), digest) for path, digest in facts["files"].items()}
-        self._began: float = getattr(sys, "_chronicle_began", 0.0)
-        self._num = self._num_old = self._num_own = 0
-        self.opened: dict[str, bool] = {}  # path and whether for writing, since the step before; `sitecustomize.py` fills it
-        sys._chronicle_opened = self.opened  # type: ignore[attr-defined]
-
-    def stepping(self, step: int) -> None:
-        """Look at what was opened since the step before. Raises OSError."""
-        opened = [self.opened.popitem() for _ in range(len(self.opened))][::-1]
-        if not opened:
-            return
-        rows = [row for path, written in opened if (row := self._row(path, written, step)) is not None]
-        if rows:
-            self._facts.setdefault("later", []).extend(rows)
-            _write(self._launch_dir, self._facts)
-        is_full = len(opened) >= MOST_OPENED  # what came after these is not among them
-        if is_full or self._num > MOST_LATE or len(self._facts.get("later", ())) >= MOST_ROWS:
-            self._facts["unnoted"] = step  # from here on
-            _write(self._launch_dir, self._facts)
-            stop_noting()
-            self.opened = {}
-
-    def network(self, name: str) -> None:
-        """A network of this class, which is no part of the models, is called. Raises OSError."""
-        known = self._facts.setdefault("networks", [])
-        if name not in known:
-            known.append(name)
-            _write(self._launch_dir, self._facts)
-
-    def _row(self, path: str, written: bool, step: int) -> list[Any] | None:
-        if is_outside(path, self._outside):
-            return None
-        stamp, digest = self._known.get(path, (None, None))
-        if digest == ITS_OWN:
-            return None
-        now = None if written else _stamp(path)
-        if digest is not None and stamp == now:
-            return None
-        is_first = digest is None and not written
-        is_old = is_first and _is_older(path, self._began)
-        if (self._num_own if written else self._num_old if is_old else 0) >= MOST_LATE:
-            return None
-        new = ITS_OWN if written else _digest_of(path)
-        self._known[path] = now, new
-        self._num += is_first and not is_old
-        self._num_old += is_old
-        self._num_own += written
-        return None if new == digest else [path, step, new]
 
 
 def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
@@ -190,41 +100,47 @@ def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) and found.get("v") == VERSION else None
 
 
-def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], until: int | None = None) -> list[ChangedFact]:
-    """What is different between two launches, code first. A file that only one of them had imported or read is no difference,
-    unless it is gone (of what was read: from the launch's working directory; elsewhere are caches). What was read first after
-    step `until` does not count. Kind `doubt`: a large file whose blocks are equal was written anew.
+def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
+    """What is different between two launches, code first. `ended`: when the first one was over, in seconds, if that is known.
+
+    A source or package that only one of them had imported is no difference, unless the source is gone. Of files see
+    `_changed_file`.
     """
     found: list[ChangedFact] = []
-    here = str(before.get("directory")) + os.sep
     for kind, table in TABLES.items():
         one, other = before.get(table) or {}, after.get(table) or {}
         for name in sorted(one.keys() | other.keys()):
             a, b = str(one.get(name) or ""), str(other.get(name) or "")
-            both = bool(a and b) or kind == "environment"
-            gone = a and not os.path.exists(name) and (kind == "code" or (kind == "file" and name.startswith(here)))
-            if a != b and (both or gone):
-                found.append(ChangedFact(_kind_of(kind, a, b, name), name, a, b))
+            if a == b:
+                continue
+            if kind == "file":
+                found += _changed_file(name, a, b, str(before.get("directory")), ended)
+            elif (a and b) or kind == "environment" or (kind == "code" and a and not os.path.exists(name)):
+                is_ours = kind == "package" and name in OWN  # no part of a step is ours: evidence, and no cause
+                found.append(ChangedFact("recorder" if is_ours else kind, name, a, b))
     one, other = before.get("machine") or {}, after.get("machine") or {}
-    told = sorted(one.keys() & other.keys())
-    found += [ChangedFact("doubt", name, one[name], other[name]) for name in told if one[name] != other[name]]
-    return [*found, *_changed_later(before, after, until, here)]
+    for name in sorted(one.keys() & other.keys()):
+        if one[name] != other[name]:
+            found.append(ChangedFact("doubt", name, one[name], other[name]))
+    return found
 
 
-def new_files(before: Mapping[str, Any], after: Mapping[str, Any], until: int, ended: float | None) -> list[ChangedFact]:
-    """Files of the working directory that only the replay has read, up to step `until`, and that came after the launch.
-
-    A setting of one's own that is read where it is there. `ended`: in seconds. What was there before, under any name, and what
-    came as another checkpoint does, is older; where the filesystem does not tell when a file was made, nothing is said.
-    """
-    here = str(before.get("directory")) + os.sep
-    if ended is None or before.get("unnoted") is not None:
-        return []
-    known = {*(before.get("files") or {}), *(before.get("written") or ()), *(path for path, _, _ in before.get("later") or ())}
-    read = dict(after.get("files") or {})
-    read |= {path: digest for path, step, digest in after.get("later") or () if step <= until and digest not in ("", ITS_OWN)}
-    names = sorted(path for path in read.keys() - known - (after.get("code") or {}).keys() if path.startswith(here))
-    return [ChangedFact("file", path, "", read[path]) for path in names if (made := born(path)) and made > ended * 1e9]
+def _changed_file(name: str, before: str, after: str, directory: str, ended: float | None) -> Iterator[ChangedFact]:
+    """A file that holds something else. It is a doubt where the launch may have written it itself, and where only the second
+    one has it. What is gone counts in the working directory alone: elsewhere are caches."""
+    is_here = name.startswith(directory + os.sep)
+    if not after:
+        if is_here and not os.path.exists(name):
+            yield ChangedFact("file", name, before, after)
+        return
+    if not before:
+        made = born(name)
+        if is_here and made is not None and ended is not None and made > ended * 1e9:
+            yield ChangedFact("doubt", name, before, after)
+        return
+    is_same_sample = "~" in before and before.partition("~")[0] == after.partition("~")[0]
+    is_later = ended is not None and not _is_older(name, ended)
+    yield ChangedFact("doubt" if is_same_sample or not is_later else "file", name, before, after)
 
 
 def new_sources(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
@@ -250,45 +166,6 @@ def holds_data(fact: ChangedFact) -> bool:
     return suffix not in SETTINGS or (suffix in (".json", ".xml") and is_large)
 
 
-def _kind_of(kind: str, a: str, b: str, name: str = "") -> str:
-    if kind == "package" and name in OWN:
-        return "recorder"  # no part of a step is ours: evidence, and no cause
-    return "doubt" if "~" in a and a.partition("~")[0] == b.partition("~")[0] else kind
-
-
-def _changed_later(
-    before: Mapping[str, Any], after: Mapping[str, Any], until: int | None, here: str
-) -> Iterator[ChangedFact]:
-    """Files that the launch read after its first step: others than in the replay, changed while it ran, or gone by now.
-
-    They are looked at when a step begins, so what bears the number of the step after `until` may have been opened in either:
-    a doubt.
-    """
-    last = float("inf") if until is None else until
-    theirs = {str(path): str(digest) for path, digest in (after.get("files") or {}).items()}
-    theirs |= {str(path): str(digest) for path, _, digest in after.get("later") or ()}
-    known = {str(path): str(digest) for path, digest in (before.get("files") or {}).items()}
-    found: dict[str, ChangedFact] = {}
-    for path, step, digest in before.get("later") or ():
-        if step > last + 1 or path.endswith("__path_hook__"):  # a name in `sys.path`, of records that noted it
-            continue
-        earlier, known[path] = known.get(path), digest
-        now, own = theirs.get(path), ITS_OWN in (digest, earlier)
-        if earlier and digest and not own and _kind_of("file", earlier, digest) == "file":
-            found[path] = ChangedFact("file", path, earlier, f"{MEANWHILE} {step}")
-        elif own or not digest:
-            is_there = os.path.exists(path) if own else os.path.isdir(path)  # an output, or no file at all
-            if now is None and path.startswith(here) and not is_there:
-                found[path] = ChangedFact("doubt", path, f"opened at step {step}", "")
-        elif now is not None and now != digest:
-            found[path] = ChangedFact(_kind_of("file", digest, now), path, digest, now)
-        if step > last and path in found:
-            found[path] = found[path]._replace(kind="doubt")
-    yield from found.values()
-    if (unnoted := before.get("unnoted")) is not None and unnoted <= last:
-        yield ChangedFact("doubt", "files", f"what was read from step {unnoted} on was not noted: it was too much", "")
-
-
 def _sources() -> Iterator[tuple[str, str]]:
     """Path and digest of every source file that this process imported and that no installed package owns."""
     library = tuple({_real_directory(path) + os.sep for path in places_of_installed()})
@@ -308,36 +185,43 @@ def _sources() -> Iterator[tuple[str, str]]:
             continue
 
 
-def stop_noting() -> dict[str, bool]:
-    """The paths that this process opened so far, and whether for writing; `startup/sitecustomize.py` notes no more."""
-    opened: dict[str, bool] = getattr(sys, "_chronicle_opened", None) or {}
-    sys._chronicle_opened = None  # type: ignore[attr-defined]
-    return opened
-
-
-def _files(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
-    """Path and digest of every file that this process has read so far or has mapped, and not opened for writing.
+def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
+    """Path and digest of the files that this process is known to depend on, but for those that it has written itself.
 
     Without installed packages, the machine's own files, the user's hidden directories (settings and caches of tools), the
     run's files and its checkpoints: a resume reads other ones.
     """
     outside = _outside(launch_dir)
-    count = 0
-    for path, digest in sorted(getattr(sys, "_chronicle_replaced", {}).items()):  # as it was read, before it was written
-        if not is_outside(path, outside):
-            yield path, digest
-    for path, written in sorted({**dict.fromkeys(_mapped(), False), **opened}.items()):
-        if written or is_outside(path, outside) or count >= MOST_FILES:
+    began: float = getattr(sys, "_chronicle_began", math.inf)
+    paths = {*_named(), *_settings_here(), *_mapped()}
+    for path in sorted(paths)[:MOST_FILES]:
+        if is_outside(path, outside) or not _is_older(path, began):
             continue
         if digest := _digest_of(path):
             yield path, digest
-            count += 1
 
 
-def _written(launch_dir: Path, opened: Mapping[str, bool]) -> Iterator[str]:
-    """The files that this process has opened for writing so far, where others are compared."""
-    outside = _outside(launch_dir)
-    yield from (path for path, written in sorted(opened.items()) if written and not is_outside(path, outside))
+def _named() -> Iterator[str]:
+    """Files that the command line names: `data.bin`, `--data=data.bin`."""
+    for word in sys.argv[1:]:
+        path = os.path.abspath(word.partition("=")[2] or word)
+        if os.path.isfile(path):
+            yield path
+
+
+def _settings_here() -> Iterator[str]:
+    """Settings in the working directory and a few levels below it."""
+    count = 0
+    top = os.getcwd()
+    for directory, below, names in os.walk(top):
+        depth = directory[len(top) :].count(os.sep)
+        below[:] = sorted(name for name in below if depth < DEEPEST - 1 and not name.startswith((".", "_")))
+        for name in sorted(names):
+            if name.lower().endswith(SETTINGS):
+                yield os.path.join(directory, name)
+                count += 1
+                if count >= MOST_SETTINGS:
+                    return
 
 
 def _around() -> dict[str, Any]:
@@ -399,14 +283,6 @@ def _real(path: str) -> str:
 def _real_directory(directory: str) -> str:
     """A directory without links."""
     return os.path.realpath(directory)
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _is_older(path: str, moment: float) -> bool:

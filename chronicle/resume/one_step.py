@@ -1,19 +1,14 @@
-"""One step in detail, as only a replay reads it: its batch in words with the loss of every row, and all of its operations.
+"""The batch of one step in words, as only a replay reads it, with the loss of every row.
 
 `CHRONICLE_SHOW` names the step whose batch is shown: rows decoded with the script's tokenizer, and what each row's loss was.
 That is known where the script calls a loss function of torch: it is called once more, without its mean or sum. Whether this is
 the loss that was logged is compared, not supposed.
-
-`CHRONICLE_OPS` names the steps of `chronicle replay --ops` (FIRST-LAST): a digest of what each module gave, and of each
-gradient. Two launches from one checkpoint that disagree are told apart by the first of them that differs.
 """
 
 import functools
-import hashlib
 import inspect
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,26 +16,19 @@ from typing import Any
 
 from chronicle.resume.batch_reader import read_rows
 from chronicle.resume.batches import is_call, leaves_in
-from chronicle.resume.fingerprint import own_shard
 
 __all__ = [
-    "OPS_VARIABLE",
     "SHOW_VARIABLE",
     "StepBatch",
-    "StepOperations",
-    "first_difference",
-    "read_operations",
     "read_shown",
     "tell_shown",
 ]
 
-OPS_VARIABLE = "CHRONICLE_OPS"
 SHOW_VARIABLE = "CHRONICLE_SHOW"
 NUM_ROWS = 256  # of one step and rank
 NUM_TOLD = 3
 SHOWN_CHARACTERS = 400  # of a row
 CLOSE = 1e-4  # relative: the mean of the rows' losses is the logged loss
-Row = tuple[int, str, str, str]  # step, forward or gradient, name, digest
 
 
 # ---- the batch -----------------------------------------------------------------------------------------------------------
@@ -261,85 +249,3 @@ def _row_words(micro: Mapping[str, Any], place: int) -> str:
     if place < len(micro["texts"]):
         return repr(micro["texts"][place])
     return str(micro["words"][place]) if place < len(micro["words"]) else "not kept"
-
-
-# ---- the operations ------------------------------------------------------------------------------------------------------
-
-
-
-class StepOperations:
-    """Collects what modules give since the step before, and writes it when one of the steps that were asked for is taken."""
-
-    def __init__(self, launch_dir: Path | None, environ: Mapping[str, str] = os.environ) -> None:
-        first, _, last = environ.get(OPS_VARIABLE, "").partition("-")
-        asked = launch_dir is not None and first.isdecimal() and last.isdecimal()
-        self._steps = range(int(first), int(last) + 1) if asked else range(0)
-        self._launch_dir = launch_dir
-        self._outputs: list[tuple[Any, str]] = []
-        self._hook: Any = None
-        if self._steps:
-            self._hook = sys.modules["torch"].nn.modules.module.register_module_forward_hook(self._forward)
-
-    def stepping(self, step: int, rank: int, models: Sequence[Any], params: Sequence[Any]) -> None:
-        """This step is about to be taken: its gradients are complete."""
-        outputs, self._outputs = self._outputs, []
-        if step not in self._steps or self._launch_dir is None:
-            return
-        modules = {id(module): name for model in models for name, module in model.named_modules()}
-        names = {id(param): name for model in models for name, param in model.named_parameters()}
-        rows: list[Row] = []
-        for module, digest in outputs:
-            kind = type(module).__name__
-            name = modules.get(id(module), "")
-            rows.append((step, "forward", f"`{name}` ({kind})" if name else kind, digest))
-        for place, param in reversed(list(enumerate(params))):  # the last layer's gradient is the first
-            if param.grad is not None:
-                rows.append((step, "gradient", f"`{names.get(id(param), f'parameter {place}')}`", _digest(param.grad)))
-        with (self._launch_dir / f"operations-{rank}.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        if step == self._steps[-1]:
-            self.end()
-
-    def end(self) -> None:
-        """Collect no more."""
-        self._steps = range(0)
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-    def _forward(self, module: Any, inputs: Any, output: Any) -> None:
-        self._outputs.append((module, "".join(_digest(thing) for thing in leaves_in(output) if hasattr(thing, "detach"))))
-
-
-def _digest(tensor: Any) -> str:
-    """Of all bytes of a tensor."""
-    torch = sys.modules["torch"]
-    own = own_shard(tensor).detach()
-    if own.is_sparse or own.is_meta:
-        return "-"
-    raw = own.contiguous().cpu().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def read_operations(launch_dir: Path) -> dict[int, list[Row]]:
-    """By rank: the operations of the steps that were asked for."""
-    found = {}
-    for path in sorted(launch_dir.glob("operations-*.jsonl")):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        found[int(path.stem.rpartition("-")[2])] = [(int(at), str(a), str(b), str(c)) for at, a, b, c in rows]
-    return found
-
-
-def first_difference(one: Mapping[int, Sequence[Row]], other: Mapping[int, Sequence[Row]]) -> str:
-    """The first operation that differs, in words; "" where all that both have are equal, or nothing could be compared."""
-    found = []
-    for rank in sorted(set(one) & set(other)):
-        for place, (a, b) in enumerate(zip(one[rank], other[rank], strict=False)):
-            if a[:3] != b[:3]:
-                words = f"step {a[0]}, rank {rank} took {a[1]} of {a[2]} in one launch and {b[1]} of {b[2]} in the other"
-                found.append((a[0], place, words))
-                break
-            if a[3] != b[3]:
-                found.append((a[0], place, f"step {a[0]}, rank {rank}, the {a[1]} of {a[2]}"))
-                break
-    return min(found)[2] if found else ""

@@ -2,9 +2,9 @@
 
 A print (`chronicle/resume/ring.py` lists its fields) is put together while a step is taken:
 
-    first micro-batch enters    the generators, those that the script made for itself too; how the models are set
+    first micro-batch enters    the global generators; how the models are set
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
-                                model gives for it, and of the gradient that comes back to that (labels come in between)
+                                model gives for it
     the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss, and the norm of its gradient
@@ -20,8 +20,6 @@ process runs, versions of packages, the environment and how the arithmetic was s
 
 import atexit
 import functools
-import gc
-import itertools
 import math
 import os
 import sys
@@ -36,41 +34,35 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.resume.batches import keep_yielded, layers_of, readable, tensors_of, weights_of_call
+from chronicle.resume.batches import keep_yielded, tensors_of
 from chronicle.resume.checksums import (
     SetParts,
-    checksum,
     checksum_of_output,
     chosen,
     contents_of,
     digest_of_all,
     digest_of_batches,
     global_generators,
-    has_named_labels,
     is_ready,
     modes_of,
     sample_of,
     set_parts,
     short_digest,
 )
-from chronicle.resume.compiled import ModelHook, outside_transforms
 from chronicle.resume.faults import shield
-from chronicle.resume.launch_facts import LateFiles, stop_noting, write_facts
+from chronicle.resume.launch_facts import write_facts
 from chronicle.resume.learning_rate import is_within_its_step
-from chronicle.resume.one_step import OPS_VARIABLE, StepBatch, StepOperations
-from chronicle.resume.own_generators import Holder, find_generators, state_of
+from chronicle.resume.one_step import StepBatch
 from chronicle.resume.ring import RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
 __all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
 
-OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
-MOST_BESIDE = 64  # tensors that enter or leave parts without gradients, in one step
 MOST_GROUPS = 8
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
@@ -99,15 +91,12 @@ class _Step:
     step: int
     seen: int = 0
     batches: "list[list[Any]]" = field(default_factory=list)  # what each micro-batch holds, as checksums
-    beside: "list[list[Any]]" = field(default_factory=list)  # what each became when it entered parts of the model
     gradient: "list[Any] | None" = None
     weights: "list[Any] | None" = None
     outputs: "list[Any]" = field(default_factory=list)
-    pulls: "list[Any]" = field(default_factory=list)
     torch: int = 0
     python: int = 0
     numpy: int = 0
-    own: int = 0
     modes: int = 0
     options: int = 0
     told: "list[Any] | None" = None  # what its optimizer was told for the update, when the step began
@@ -116,9 +105,9 @@ class _Step:
     loss: float = math.nan
     over: bool = field(default=False)
 
-    def entered(self, found: tuple[int, int, int, int, int]) -> None:
+    def entered(self, found: tuple[int, int, int, int]) -> None:
         """Generators and modes, as they were when the first micro-batch entered."""
-        self.torch, self.python, self.numpy, self.own, self.modes = found
+        self.torch, self.python, self.numpy, self.modes = found
         self.seen |= GENERATORS
 
 
@@ -138,33 +127,25 @@ class StepPrints:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
-        self._is_replay = "CHRONICLE_REPLAY" in environ
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
         self._clock = clock
         self._writer: RingWriter | None = None
         self._params: list[Any] = []
         self._others: Sequence[Any] = ()
-        self._noting: LateFiles | None = None
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
         self._batches: list[list[Any]] = []  # micro-batches since the step before
-        self._beside: list[list[Any]] = []  # what else entered with each of these
         self._outputs: list[Any] = []  # of the model, for these
-        self._pulls: list[Any] = []  # the gradients with respect to the outputs
-        self._versions: dict[int, int] = {}  # by module: how often its weights were changed when it was called first
         self._sees_outputs = True
-        self._is_named = False  # labels entered by their name
-        self._is_repeated = False  # the same micro-batch entered before in this step
         self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
-        self._entered: tuple[int, int, int, int, int] | None = None  # generators and modes, when the first micro-batch entered
+        self._entered: tuple[int, int, int, int] | None = None  # generators and modes, when the first micro-batch entered
         self._inside = False  # batches enter inside the step
         self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
         self._gradient_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose closures make the gradient
         self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
         self.models: Callable[[], Sequence[Any]] = tuple  # that are guarded
-        self._generators: list[Holder] = []  # that the script made for itself
         self._set_parts = SetParts()
         self._early: tuple[int, list[tuple[list[Any], list[Any]]]] | None = None  # step, parameters and their sample
         self._begins = True  # the next step is the first one of the launch, or after a load
@@ -174,15 +155,12 @@ class StepPrints:
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
         self._models: Sequence[Any] = ()
-        self._operations = StepOperations(self._launch_dir, environ) if OPS_VARIABLE in environ else None
         self.batch: StepBatch | None = None
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         self.updated: Callable[[Any], None] = shield(self._updated, lambda problem: self.failed(problem))
-        self._pulled = shield(self._see_pull, self._lose_outputs)
-        self.leaves_beside: Callable[[Any], None] = shield(self._leaves_beside, self._lose_outputs)
-        self.leaves: Callable[[Any, Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
+        self.leaves: Callable[[Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -208,8 +186,7 @@ class StepPrints:
         """Another state is in memory."""
         if self.on:
             self._close(self._now)
-            self._batches, self._beside, self._outputs, self._pulls, self._with_targets = [], [], [], [], True
-            self._versions = {}
+            self._batches, self._outputs, self._with_targets = [], [], True
             self._begins, self._now, self._entered, self._skip, self._early = True, None, None, 0, None
             self._has_entered = False
 
@@ -232,80 +209,30 @@ class StepPrints:
         if self._begins and self._early is None and not self._inside:
             self._look_early()
         if self._entered is None:
-            self._entered = (*global_generators(), state_of(self._generators), modes_of(self._set_parts))
+            self._entered = (*global_generators(), modes_of(self._set_parts))
         if self.batch is not None:
             self.batch.enters(batch)
         found, with_targets = contents_of(batch)
-        self._is_named = has_named_labels(batch)
-        self._is_repeated = found in self._batches  # SAM: a second look from other weights, which labels have moved
         self._batches.append(found)
-        self._beside.append([])
         self._with_targets = self._with_targets and with_targets
         self._spent += self._clock() - begun
 
-    def _leaves(self, output: Any, module: Any) -> None:
-        """The model gave this for the micro-batch that entered last. What comes back to it tells of the labels.
-
-        So does the output of weights that changed since the module was called first in this step: it is not looked at.
-        """
-        if self._launch_dir is None or self._skip > 0 or not self._batches or self._is_named or not self._sees_outputs:
+    def _leaves(self, output: Any) -> None:
+        """The model gave this for the micro-batch that entered last."""
+        if self._launch_dir is None or self._skip > 0 or not self._batches or not self._sees_outputs:
             return
-        if self._is_repeated or self._is_between or is_captured():
+        is_between = self._now is not None and not self._inside  # a step was taken, and the next batch has not come
+        if is_between or is_captured():
             return
         begun = self._clock()
-        weights = weights_of_call(module)
-        own = weights is not None and self._versions.setdefault(*weights) == weights[1]
-        for tensor in tensors_of(output, as_given=True)[:MOST_OUTPUTS]:
-            layers = [layer for layer in layers_of(tensor) if layer.requires_grad and not layer.is_leaf]
-            if layers and own:
-                self._outputs.append(checksum_of_output(readable(tensor)))
-            for layer in layers:
-                layer.register_hook(self._pulled)
-        self._spent += self._clock() - begun
-
-    @property
-    def _is_between(self) -> bool:
-        """Whether a step was taken, and the next batch has not come."""
-        return self._now is not None and not self._inside
-
-    def _see_pull(self, gradient: Any) -> None:
-        if self._launch_dir is None or self._skip > 0 or not self._sees_outputs or self._is_between or is_captured():
-            return
-        begun = self._clock()
-        with outside_transforms():
-            self._pulls.append(checksum_of_output(readable(gradient)))
+        room = MOST_OUTPUTS * len(self._batches) - len(self._outputs)
+        self._outputs += map(checksum_of_output, tensors_of(output)[:room])
         self._spent += self._clock() - begun
 
     def _lose_outputs(self, problem: Exception) -> None:
         """What the model gives cannot be read: it is in no print from now on."""
-        self._sees_outputs, self._outputs, self._pulls = False, [], []
+        self._sees_outputs, self._outputs = False, []
         self.lost_outputs(problem)
-
-    def enters_first(self, batch: Any) -> None:
-        """The micro-batch that was handed over last enters a network as this."""
-        if self._launch_dir is None or self._skip > 0 or not self._batches or is_captured():
-            return
-        begun = self._clock()
-        self._beside[-1] += [b"<", *map(checksum, tensors_of(batch))]
-        self._spent += self._clock() - begun
-
-    def enters_beside(self, batch: Any) -> None:
-        """This enters a part of the model without gradients, after a micro-batch and before the step."""
-        if self._sees_beside and len(self._beside[-1]) < MOST_BESIDE:
-            self.enters_first(batch)
-
-    def _leaves_beside(self, output: Any) -> None:
-        """The part gave this for it."""
-        if self._sees_beside and self._sees_outputs and len(self._outputs) < MOST_BESIDE:
-            begun = self._clock()
-            self._outputs += map(checksum_of_output, tensors_of(output)[:MOST_OUTPUTS])
-            self._spent += self._clock() - begun
-
-    @property
-    def _sees_beside(self) -> bool:
-        """Whether a micro-batch entered, and its step is not taken: an evaluation comes after it, and before the next."""
-        is_on = self._launch_dir is not None and self._skip <= 0 and bool(self._batches)
-        return is_on and not self._is_between and not is_captured()
 
     def stepping(
         self,
@@ -322,8 +249,6 @@ class StepPrints:
         """
         if self._launch_dir is None or step is None or (self._now is not UNPRINTED and is_captured()):
             return
-        if self._noting is not None and self._noting.opened:
-            self._noting.stepping(step)
         self._close(self._now)
         self._steps += 1
         self._taken, self._apart = step, max(1, step - self._taken)
@@ -384,8 +309,6 @@ class StepPrints:
         """The gradient of the step is complete; that of an engine (None) cannot be reached."""
         if self._now is None or self._now.over or optimizer is None:
             return
-        if self._operations is not None:
-            self._operations.stepping(self._now.step, self._rank(), self._models, self._params)
         begun = self._clock()
         params = chosen(self._params, self._now.step)
         grads = [p.grad if p.grad is None or not p.grad.is_sparse else None for p in params]
@@ -405,15 +328,11 @@ class StepPrints:
 
     def _look_early(self) -> None:
         """The weights before the first batch: it may move them and bring them back before its step."""
-        self._look_around(self.models())
+        self._set_parts = set_parts(self.models())
         step, optimizers = self.trained()
         step = step or 0
         found = [_params(one, ()) for one in optimizers]
         self._early = step, [(params, sample_of(chosen(params, step), step)) for params in found if params]
-
-    def _look_around(self, models: Sequence[Any]) -> None:
-        """The script's generators, and what has a mode."""
-        self._generators, self._set_parts = find_generators(OURS), set_parts(models)
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 
@@ -421,7 +340,7 @@ class StepPrints:
         """The weights as they are before the first step; what the prints are made by."""
         self._begins = False
         if self._early is None:  # the model is called within the step
-            self._look_around(models)
+            self._set_parts = set_parts(models)
         self._params = _params(optimizer, models)
         if not self._params:
             raise ValueError("the optimizer has no parameters")
@@ -433,11 +352,7 @@ class StepPrints:
             header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
-                self._noting = LateFiles(self._launch_dir, write_facts(self._launch_dir, arithmetic(device)))
-                if self._is_replay:
-                    _tell_networks_beside(models, shield(self._noting.network, self.failed))
-            else:
-                stop_noting()
+                write_facts(self._launch_dir, arithmetic(device))
         first = _Step(max(0, step), BEGINS, over=True)
         if not self._others:  # another optimizer may have stepped in this step already, and its weights are in every print
             early_step, early = self._early or (-1, [])
@@ -460,15 +375,12 @@ class StepPrints:
         self._now = None
         if now is None:
             return
-        if now is UNPRINTED and not (self._batches or self._pulls):
+        if now is UNPRINTED and not self._batches:
             self._entered = None
             return
         entered, self._entered = self._entered, None
         batches, self._batches = self._batches, []
-        beside, self._beside = self._beside, []
         outputs, self._outputs = self._outputs, []
-        pulls, self._pulls = self._pulls, []
-        self._versions = {}
         with_targets, self._with_targets = self._with_targets, True
         if now is UNPRINTED:
             return
@@ -479,9 +391,9 @@ class StepPrints:
         now.seen |= WEIGHTS
         now.over = True
         if batches:
-            now.batches, now.beside = batches, beside
+            now.batches = batches
             now.seen |= BATCH | (TARGETS if with_targets else 0)
-        now.outputs, now.pulls = outputs, pulls
+        now.outputs = outputs
         self._waiting.append(now)
         self._settle()
         self._spent += self._clock() - begun
@@ -513,7 +425,7 @@ class StepPrints:
             self._write(waiting.popleft())
 
     def _is_complete(self, one: _Step, wait: bool) -> bool:
-        parts = (one.gradient, one.weights, one.outputs, one.pulls, *one.batches, *one.beside)
+        parts = (one.gradient, one.weights, one.outputs, *one.batches)
         return wait or all(map(is_ready, parts))
 
     def _write(self, one: _Step) -> None:
@@ -523,7 +435,7 @@ class StepPrints:
             one.step,
             one.seen,
             len(one.batches),
-            digest_of_batches(one.batches, one.beside) if one.batches else 0,
+            digest_of_batches(one.batches) if one.batches else 0,
             digest_of_all(one.gradient),
             digest_of_all(one.weights),
             one.size,
@@ -533,8 +445,6 @@ class StepPrints:
             one.options,
             one.modes,
             short_digest(one.outputs),
-            short_digest(one.pulls),
-            one.own,
             one.lr,
             one.loss,
         )
@@ -619,23 +529,6 @@ def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kw
     prints = reference()
     if prints is not None and not is_within_its_step(optimizer):
         prints.updated(optimizer)
-
-
-def _tell_networks_beside(models: Sequence[Any], tell: Callable[[str], None]) -> None:
-    """`tell` the class of every module with weights that is no part of these models, when it is called: the loss may go
-    through it. An average of the weights is none, as long as nobody calls it.
-    """
-    module = sys.modules["torch"].nn.Module
-    own = {id(part) for model in models for part in model.modules()}
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), module) and id(thing) not in own]
-    for one in found:
-        holds = any(True for _ in itertools.chain(one.parameters(), one.buffers()))  # a loss with weights of classes, too
-        if holds and not any(id(part) in own for part in one.modules()):
-            one.register_forward_pre_hook(ModelHook(functools.partial(_tell_called, type(one).__name__, tell)))
-
-
-def _tell_called(name: str, tell: Callable[[str], None], module: Any, args: Any) -> None:
-    tell(name)
 
 
 def arithmetic(device: str) -> dict[str, Any]:

@@ -8,8 +8,7 @@ newest print takes the place of the oldest. A print holds:
     flags      which of the fields below were seen (`SeenParts`), and whether this print begins a launch or follows a load
     batches    micro-batches of the step, at most 255
     check      checksum of the print: a place that was cut by a crash is no print
-    batch      digest of all bits of the micro-batches that were handed to the model, in their order; the lower half is of what
-               they became, where parts of the model were seen to be called with something else
+    batch      digest of all bits of the micro-batches that were handed to the model, in their order
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
     size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too); 0: it was not
@@ -18,9 +17,7 @@ newest print takes the place of the oldest. A print holds:
     options    learning rates and other numbers of all parameter groups
     modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
                autocast); 0: not seen
-    output     checksum of what the model gave for the micro-batches, where no label entered it by its name; 0: not seen
-    pull       checksum of the gradient with respect to that: with an equal output, it tells whether labels are equal
-    own        where the generators stand that the script made for itself, when the first micro-batch entered; 0: none
+    output     checksum of what the model gave for the micro-batches; 0: not seen
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -56,9 +53,9 @@ __all__ = [
     "rings_of",
 ]
 
-VERSION = 4
+VERSION = 5
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQIIfIHHHHHHIfd")
+LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY, HALF = 0xFFFFFFFF, 0xFFFF
@@ -79,11 +76,8 @@ class SeenParts(IntFlag):
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
     OUTPUT = 256  # from here on not in the file: a field that is not 0 was seen
-    PULL = 512
-    EACH_GENERATOR = 1024  # Python's and NumPy's apart
-    OWN = 2048
-    MODES = 4096
-    NORM = 8192
+    MODES = 512
+    NORM = 1024
 
 
 STORED = 255
@@ -110,8 +104,6 @@ class Print:
     options: int = 0
     modes: int = 0
     output: int = 0
-    pull: int = 0
-    own: int = 0
     lr: float = 0.0
     loss: float = math.nan
 
@@ -119,7 +111,7 @@ class Print:
         """The 64 bytes."""
         one = self
         first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights, one.size)
-        more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output, one.pull, one.own)
+        more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output)
         return pack_print(*first, *more, lr=one.lr, loss=one.loss)
 
     @classmethod
@@ -130,11 +122,11 @@ class Print:
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
         step, seq, seen, batches, _, batch, gradient, weights, norm, *rest = LAYOUT.unpack(blob)
-        torch, python, numpy, options, modes, output, pull, own, lr, loss = rest
+        torch, python, numpy, options, modes, output, lr, loss = rest
         return cls(
             step=step,
             seq=seq,
-            seen=_all_seen(seen, modes, output, pull, own) | (SeenParts.NORM if norm != 0 else NOTHING),
+            seen=_all_seen(seen, modes, output, norm),
             batches=batches,
             batch=batch,
             gradient=gradient,
@@ -146,8 +138,6 @@ class Print:
             options=options,
             modes=modes,
             output=output,
-            pull=pull,
-            own=own,
             lr=lr,
             loss=loss,
         )
@@ -168,21 +158,24 @@ def pack_print(
     options: int,
     modes: int,
     output: int,
-    pull: int,
-    own: int,
     lr: float,
     loss: float,
 ) -> bytes:
     """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient & MANY, weights & MANY, norm)
-    blob = LAYOUT.pack(*first, torch, python, numpy, options & HALF, modes, output, pull, own, lr, loss)
+    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights & MANY, norm)
+    blob = LAYOUT.pack(*first, torch, python, numpy, options & HALF, modes, output & MANY, lr, loss)
     return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
 
-def _all_seen(seen: int, modes: int, output: int, pull: int, own: int) -> SeenParts:
-    found = SeenParts(seen) | (SeenParts.OUTPUT if output else 0) | (SeenParts.PULL if pull else 0)
-    found |= SeenParts.EACH_GENERATOR if seen & SeenParts.GENERATORS else 0
-    return found | (SeenParts.OWN if own else 0) | (SeenParts.MODES if modes else 0)
+def _all_seen(seen: int, modes: int, output: int, norm: float) -> SeenParts:
+    found = SeenParts(seen)
+    if modes:
+        found |= SeenParts.MODES
+    if output:
+        found |= SeenParts.OUTPUT
+    if norm != 0:
+        found |= SeenParts.NORM
+    return found
 
 
 def _check(blob: bytes) -> bytes:

@@ -131,8 +131,6 @@ class GuardSession:
         self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters_part = self._enters_part
-        self.batches.enters_first = self._enters_first
-        self.batches.enters_beside, self.batches.leaves_beside = self._enters_beside, self.prints.leaves_beside
         self.batches.leaves = self.prints.leaves
         self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
@@ -237,16 +235,6 @@ class GuardSession:
         """What nothing else made enters a part of a model that is never called as a whole."""
         with self._printing:
             self.prints.enters(batch)
-
-    def _enters_first(self, batch: Any) -> None:
-        """What a batch has become, which an adapter handed over, when the first part of the model is called with it."""
-        with self._printing:
-            self.prints.enters_first(batch)
-
-    def _enters_beside(self, batch: Any) -> None:
-        """What enters a part of a model without gradients, beside the micro-batch."""
-        with self._printing:
-            self.prints.enters_beside(batch)
 
     def _prints_failed(self, problem: Exception) -> None:
         """An error of the prints: it is recorded once, and no more steps are printed."""

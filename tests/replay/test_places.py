@@ -122,12 +122,9 @@ def test_no_checkpoint_is_blamed_where_there_was_none() -> None:
     assert named.verdict is ReplayVerdict.CODE and "base.pt" in named.why
 
 
-EVERY_GENERATOR = SeenParts.GENERATORS | SeenParts.EACH_GENERATOR
-
-
 def test_generators_that_are_told_late_are_no_difference_alone_and_are_one_with_another_result() -> None:
     late, other = prints(), prints()
-    late[0][START + 1] = replace(late[0][START + 1], seen=late[0][START + 1].seen & ~EVERY_GENERATOR)
+    late[0][START + 1] = replace(late[0][START + 1], seen=late[0][START + 1].seen & ~SeenParts.GENERATORS)
     other[0] = {step: replace(one, numpy=7) for step, one in other[0].items()}
     begins = {0: other[0][START]}
     one = compare_prints(late, other, start=START, until=UNTIL, begins=begins)

@@ -26,7 +26,7 @@ from chronicle.story import read_story
 
 ALL = SeenParts(0)
 for each in SeenParts:
-    ALL |= each if each not in (SeenParts.BEGINS, SeenParts.OUTPUT, SeenParts.PULL) else SeenParts(0)
+    ALL |= each if each not in (SeenParts.BEGINS, SeenParts.OUTPUT) else SeenParts(0)
 START, UNTIL = 4, 10
 Rows = dict[int, dict[int, Print]]
 
@@ -133,69 +133,12 @@ def test_labels_that_were_not_compared_are_a_doubt() -> None:
     assert found.verdict is ReplayVerdict.UNEXPLAINED and "labels" in found.why
 
 
-def test_labels_are_named_where_the_model_gave_the_same_and_another_gradient_came_back() -> None:
-    seen = (ALL & ~SeenParts.TARGETS) | SeenParts.OUTPUT | SeenParts.PULL
-    told = {"output": 7, "pull": 7}
-
-    def one(rank: int = 0, seen: SeenParts = seen, **changed: int) -> Rows:
-        record = {row: {step: replace(one, **told) for step, one in rows.items()} for row, rows in prints(2, seen).items()}
-        for row in record:  # gradients are reduced
-            record[row][7] = replace(record[row][7], gradient=-1)
-        record[rank][7] = replace(record[rank][7], **changed)
-        return record
-
-    clean = {row: {step: replace(one, **told) for step, one in rows.items()} for row, rows in prints(2, seen).items()}
-    found = judged(one(1, pull=8), clean)  # what else the loss is computed with is in no print: a counter, a server's answer
-    assert found.verdict is ReplayVerdict.UNEXPLAINED and "labels, or what the loss is computed with" in found.why
-    beside = judged(one(1, pull=8), clean, networks=["Teacher"])  # through which the loss may go
-    assert beside.verdict is ReplayVerdict.UNEXPLAINED and "Teacher" in beside.why
-    unsure = judged(one(1, pull=8), clean, changed=[("doubt", "`orders.json`: opened at step 7, and not in the replay")])
-    assert unsure.verdict is ReplayVerdict.UNEXPLAINED and "orders.json" in unsure.why
-    assert judged(one(1, output=8, pull=8), clean).verdict is ReplayVerdict.UNEXPLAINED  # before any label comes in
-    gathered = one(1, output=8, pull=8)
-    gathered[0][7] = replace(gathered[0][7], pull=8)
-    assert judged(gathered, clean).verdict is ReplayVerdict.UNEXPLAINED, "the loss of rank 0 is of what both ranks' models gave"
-    doubtful = judged(one(), clean, changed=[("doubt", "`orders.json` was written anew")])
-    assert doubtful.verdict is ReplayVerdict.UNEXPLAINED and "labels" not in doubtful.why  # they are known to be equal
-    assert judged(one(1, pull=8), clean, one(0, pull=9)).verdict is ReplayVerdict.RANDOM
-    known = {row: {step: replace(each, seen=each.seen | SeenParts.TARGETS) for step, each in rows.items()}
-             for row, rows in one(1, pull=8).items()}  # fmt: skip
-    other = {row: {step: replace(each, seen=each.seen | SeenParts.TARGETS) for step, each in rows.items()}
-             for row, rows in clean.items()}  # fmt: skip
-    found = judged(known, other)
-    assert found.verdict is ReplayVerdict.UNEXPLAINED and "those that the loader yielded are equal" in found.why
-
-
 def test_a_file_that_is_none_of_settings_is_data() -> None:
     """Labels and tables do not enter the model: only the result tells of them."""
     path = "/work/masks.npy"
     assert judged(differing("gradient"), prints(), changed=[("data", f"`{path}` has changed")]).verdict is ReplayVerdict.DATA
     changed = [("data", f"`{path}` has changed"), ("environment", "variable `T` has changed")]
     assert judged(differing("gradient"), prints(), changed=changed).verdict is ReplayVerdict.CODE
-
-
-def test_a_generator_of_the_script_that_was_seeded_anew_is_another_state() -> None:
-    """No global one tells of it: of what it draws inside the model only the result is another."""
-    seen = ALL | SeenParts.OWN
-    record, clean = differing("gradient", seen=seen), prints(seen=seen)
-    for step in range(7, UNTIL + 1):
-        record[0][step] = replace(record[0][step], own=9)
-    found = judged(record, clean)
-    assert found.verdict is ReplayVerdict.STATE and "made for itself" in found.why
-    second = prints(seen=seen)
-    second[0][7] = replace(second[0][7], gradient=-5)
-    assert judged(record, clean, second).verdict is ReplayVerdict.RANDOM  # it is seeded by something that differs each time
-    for step in range(START, 7):
-        record[0][step] = replace(record[0][step], own=9)
-    found = judged(record, clean)
-    assert found.verdict is ReplayVerdict.UNEXPLAINED and "from the first step on" in found.why
-    draws = differing("batch", seen=seen)  # two that changed places: afterwards it stands where it stood
-    for step in (7, 8):
-        draws[0][step] = replace(draws[0][step], own=9)
-    assert judged(draws, clean).verdict is ReplayVerdict.DATA
-    alone = prints(seen=seen)
-    alone[0][8] = replace(alone[0][8], own=9)
-    assert judged(alone, clean).verdict is ReplayVerdict.REPRODUCED  # it has no effect
 
 
 def test_a_settings_file_comes_before_the_options_that_it_holds() -> None:
@@ -247,17 +190,8 @@ def test_what_entered_between_a_step_and_its_save_is_in_no_replay() -> None:
     assert judged(later, prints()).verdict is ReplayVerdict.DATA
 
 
-def test_own_generators_that_stand_elsewhere_after_the_step_were_drawn_from_otherwise() -> None:
-    seen = ALL | SeenParts.OWN
-    record, clean = differing("gradient", seen=seen), prints(seen=seen)
-    for step in range(8, UNTIL + 1):
-        record[0][step] = replace(record[0][step], own=9)
-    found = judged(record, clean)
-    assert found.verdict is ReplayVerdict.STATE and "own generators" in found.why
-
-
 def test_a_difference_in_what_the_model_gives_comes_before_that_of_a_sample() -> None:
-    seen = ALL | SeenParts.OUTPUT | SeenParts.PULL
+    seen = ALL | SeenParts.OUTPUT
     record, other = prints(seen=seen), prints(seen=seen)
     record[0][6] = replace(record[0][6], output=5)
     first = compared(record, other).first
@@ -372,37 +306,11 @@ def test_random_numbers_that_were_drawn_within_a_step_are_another_state() -> Non
     assert found.verdict is ReplayVerdict.STATE and "within step 7" in found.why
 
 
-def test_a_batch_that_became_another_by_random_numbers_is_another_state() -> None:
-    """Noise of Lightning's step: the batch was handed over alike, and entered otherwise."""
-    record = prints()
-    record[0][7] = replace(record[0][7], batch=record[0][7].batch ^ 1)
-    found = judged(record, prints())
-    assert found.verdict is ReplayVerdict.DATA and "handed over as in the record" in found.why
-    for number in range(8, UNTIL + 1):
-        record[0][number] = replace(record[0][number], own=999)
-    found = judged(record, prints())
-    assert found.verdict is ReplayVerdict.STATE and "within step 7: the script's own generators" in found.why
-    record[0][8] = replace(record[0][8], own=0, seen=ALL & ~(SeenParts.OWN | SeenParts.GENERATORS))  # another optimizer's turn
-    assert judged(record, prints()).verdict is ReplayVerdict.STATE
-    record[0][7] = replace(record[0][7], batch=999 << 32)  # other data may be more or fewer, and draw otherwise
-    assert judged(record, prints()).verdict is ReplayVerdict.DATA
-
-
 def test_a_large_file_that_was_written_anew_is_a_doubt_and_no_difference() -> None:
     changed = [("doubt", "`teacher.pt` was written anew")]
     assert judged(prints(), prints(), changed=changed).verdict is ReplayVerdict.REPRODUCED
     found = judged(differing("gradient"), prints(), changed=changed)
     assert found.verdict is ReplayVerdict.UNEXPLAINED and "teacher.pt" in found.why
-
-
-def test_a_batch_that_was_changed_between_loader_and_model_is_other_data() -> None:
-    record = differing("gradient", 7)
-    record[0][7] = replace(record[0][7], seen=ALL & ~SeenParts.TARGETS, batch=999)
-    found = judged(record, prints())
-    assert found.verdict is ReplayVerdict.DATA and "changed on its way" in found.why
-    for step in range(START, UNTIL + 1):  # labels are never known there
-        record[0][step] = replace(record[0][step], seen=ALL & ~SeenParts.TARGETS)
-    assert judged(record, prints()).verdict is ReplayVerdict.UNEXPLAINED
 
 
 # ---- the table: an example of each row ---------------------------------------------------------------------------------
@@ -434,17 +342,13 @@ EXAMPLES = {
     "options": case_of(differing("options")),
     "what enters is not repeatable": case_of(differing("batch"), plays_agree=False),
     "generators": case_of(differing("torch"), plays_agree=True),
-    "the script's own generators": put(RESULT, own_moved=True),
     "models set otherwise, settings": put(replace(RESULT, changed=FILE), set_anew=True),
     "models set otherwise": put(RESULT, set_anew=True),
-    "random numbers on the way of the batch": put(RESULT, became_another=True, drawn="torch's generators"),
-    "batch became another": put(case_of(differing("batch"), plays_agree=True), became_another=True),
-    "batch": put(case_of(differing("batch"), plays_agree=True), became_another=False),
-    "batch changed on its way": put(RESULT, on_its_way=True),
+    "batch": case_of(differing("batch"), plays_agree=True),
     "settings": replace(RESULT, changed=FILE),
     "a file of data": replace(RESULT, changed=[("data", "`masks.npy` has changed")]),
     "state at the load": put(replace(RESULT, load=StateLoaded(unlike=("optimizer moments: 1 at the save, 2",))), steps=(7,)),
-    "random numbers within the step": put(RESULT, drawn="torch's generators"),
+    "random numbers within the step": put(RESULT, drawn=True),
     "arithmetic is not repeatable": replace(RESULT, plays_agree=False),
     "played once": replace(RESULT, plays_agree=None),
     "not everything compared": replace(RESULT, facts_known=False),

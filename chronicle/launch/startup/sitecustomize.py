@@ -4,7 +4,7 @@
 imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer_callback` is imported, gives way
 to the user's own `sitecustomize`, and is done. When a Trainer begins to train, its callback handler gets the guard's callback.
 
-It notes which files are opened until the first step is printed, so that a replay can say which of them has changed.
+It notes when the process began and what lay in the working directory then, so that a replay hides what came later.
 
 Under torchrun it says which start of the ranks this process belongs to (`announce_attempt`): it may be over before anybody
 looks.
@@ -22,8 +22,6 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 AWAITED = "transformers.trainer_callback"
-MOST_OPENED = 5000  # paths; the processes that print no step keep them
-MOST_REPLACED, LARGEST_REPLACED = 64, 1 << 20
 MOST_AROUND = 1000  # names in the working directory
 said = []
 
@@ -134,15 +132,8 @@ def announce_child():
 stacks = []  # descriptor and signal
 
 
-def note_opened():
-    """Keep the paths that this process opens, until `chronicle/resume/launch_facts.py` takes them at the first printed step.
-
-    Most configuration is read before the script reaches the guard, so only this file is early enough. A path that was opened
-    for writing is marked: what a launch writes itself is no configuration of it.
-    """
-    if not hasattr(sys, "addaudithook"):  # before Python 3.8
-        return
-    sys._chronicle_opened = {}
+def note_beginning():
+    """Keep what `chronicle/resume/launch_facts.py` cannot know at the first step any more."""
     sys._chronicle_began = time.time()
     try:
         here = os.getcwd()
@@ -151,47 +142,10 @@ def note_opened():
     except OSError:
         pass
 
-    def opening(event, args):
-        if event != "open":
-            return
-        opened = sys._chronicle_opened
-        path = args[0]
-        if opened is None or not isinstance(path, str) or ".pyc" in path or path.endswith(".so") or len(opened) >= MOST_OPENED:
-            return
-        if path.endswith(".py") and ("-packages/" in path or "/lib/python" in path):
-            return  # an import; a script's own source may be run by `exec`
-        if path.endswith("__path_hook__"):
-            return  # a name in `sys.path` that stands for an editable package
-        try:
-            mode, flags = args[1], args[2]
-            writes = any(sign in mode for sign in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
-            path = os.path.abspath(path)
-            if writes and opened.get(path) is False:  # it read what it now replaces
-                keep_digest(path)
-            opened[path] = opened.get(path, False) or writes
-        except Exception:  # noqa: BLE001 what a hook raises ends the script's own `open`
-            pass
-
-    sys.addaudithook(opening)
-
-
-def keep_digest(path):
-    """What a file held that this process has read and is about to write: a counter of launches, a state of its own."""
-    kept = sys.__dict__.setdefault("_chronicle_replaced", {})
-    if path in kept or len(kept) >= MOST_REPLACED or os.path.getsize(path) > LARGEST_REPLACED:
-        return
-    import hashlib
-
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        kept[path] = hashlib.sha256(os.read(number, LARGEST_REPLACED)).hexdigest()[:16]
-    finally:
-        os.close(number)
-
 
 def give_way():
     """Import the `sitecustomize` that Python would have taken without this directory, if there is one."""
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
+    sys.path[:] = [entry for entry in sys.path if os.path.normpath(entry) != HERE]  # absolute: the directory may be gone
     own = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401 the user's
@@ -211,5 +165,5 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_stacks()
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
-        note_opened()
+        note_beginning()
 give_way()

@@ -112,7 +112,6 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         """Compare: model, loops, optimizers and schedulers are restored."""
         path = trainer.ckpt_path
         if self._session is not None:
-            self._session.batches.watch_parts(pl_module)
             with self._session.contained("settings"):
                 start().add_settings("hparams", dict(getattr(pl_module, "hparams", {})))
                 start().add_settings("Trainer", {name: getattr(trainer, name, None) for name in TRAINER_SETTINGS})
