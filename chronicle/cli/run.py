@@ -347,7 +347,6 @@ def _check_before(
     from chronicle.journal import read_journal
     from chronicle.journal.place import look, refuse_copy
     from chronicle.launch.admission import LaunchRefused, ensure_saves_are_there, refuse_damaged
-    from chronicle.launch.build_locks import find_build_locks, remove_dead_lock
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
     from chronicle.preflight.results import CheckVerdict
 
@@ -369,9 +368,6 @@ def _check_before(
         command=command,
         grace_seconds=seconds,
     )
-    for lock in find_build_locks(os.environ):
-        if remove_dead_lock(lock):
-            _say(f"{lock.text}: removed")
     # PF07: `launch` itself refuses when there are orphans. PF24: late output of an earlier launch does not forbid a start.
     results = check_host(host, skip={*skipped, "PF07", "PF24"})
     failed = [result for result in results if result.verdict is CheckVerdict.FAIL]

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import Incident
-from chronicle.launch.build_locks import find_build_locks
 from chronicle.launch.processes import read_command, read_environment, walk_children
 from chronicle.launch.pulse import Announcement, Pulse, ask_for_stacks, read_announcements, read_pulses
 from chronicle.launch.ranks import rank_of
@@ -57,6 +56,10 @@ QUIET_SECONDS = 5.0  # a silence that `status` shows
 LONGEST_SECONDS = 3600.0  # of work without a step
 LAUNCHERS = re.compile(
     r"(?:^|/)(?:accelerate|torchrun|deepspeed)$|torch[./]distributed[./](?:run|launch)|accelerate[./]commands|deepspeed[./]launcher"
+)
+WAITING_FOR_A_BUILD = (
+    "torch waits for the build of an extension: where no process builds it, a killed build left the file `lock` in its "
+    "directory below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions); remove that file"
 )
 
 
@@ -371,7 +374,7 @@ class StallWatch:
         busy = self._devices()
         lines = [f"STALL: {self.words}", *(f"  {line}" for line in format_groups(found, stands))]
         if any(frame.path.endswith(WAITS_FOR_A_BUILD) for one in stands for frame in one.stack):
-            lines += [f"  {lock.text}" + (f" ({lock.remedy})" if lock.remedy else "") for lock in find_build_locks(os.environ)]
+            lines.append(f"  {WAITING_FOR_A_BUILD}")
         if busy:
             lines.append("  GPUs: " + ", ".join(f"{name[:12]} {share:.0%} busy" for name, share in sorted(busy.items())))
         if evidence:

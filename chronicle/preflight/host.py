@@ -18,7 +18,6 @@ from pathlib import Path
 from chronicle.journal import Entry
 from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
 from chronicle.launch.admission import find_alive, list_launches
-from chronicle.launch.build_locks import find_build_locks
 from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
@@ -274,16 +273,13 @@ DEEPSPEED = re.compile(r"(?:^|[/_=-])(?:deepspeed|zero-?[123])\b", re.IGNORECASE
 
 
 def check_build_tools(command: Sequence[str], environ: Mapping[str, str]) -> CheckResult:
-    """PF29 before a launch: DeepSpeed needs a C++ compiler and ninja, and no lock of a killed build may lie in its way.
+    """PF29 before a launch: DeepSpeed needs a C++ compiler and ninja.
 
     On a CPU DeepSpeed builds `shm_comm` at every first use (deepspeed/comm/torch.py); `bit_transformer` keeps it from that.
     On a GPU what is built depends on the configuration and on the installation, so there a missing tool is only a warning.
     Unknown when the command does not name DeepSpeed.
     """
     answer = CheckAnswer("PF29", "requested flags")
-    waited_for = [lock for lock in find_build_locks(environ) if lock.holder is None]
-    if waited_for:
-        return answer.warned(waited_for[0].text, "torch's directory of extensions", waited_for[0].remedy)
     named = next((word for word in command if DEEPSPEED.search(word)), None)
     if named is None:
         return answer.unknown("the command does not name DeepSpeed")

@@ -5,10 +5,8 @@ state of the schedulers, and gradients that were left over. `TrainedWatch` makes
 every save, so that values which move while a launch trains (counters, caches, annealed factors) are known and not compared.
 Nothing is done at a step.
 
-`TABLE` says what may differ between a save and its resume, and what happens then. It is the only list of this: docs/guard.md
-shows it, and a test keeps both equal. A difference that is refused is named value by value
-(`transformer.h.0.attn.dropout.p: 0.1 → 0.0`) and can be accepted by the name of its row. Codes: M1 state, M3 topology, M6 what
-is trained.
+A difference that is refused is named value by value (`transformer.h.0.attn.dropout.p: 0.1 → 0.0`) and can be accepted by its
+name. docs/guard.md says what may differ. Codes: M1 state, M3 topology, M6 what is trained.
 """
 
 import inspect
@@ -17,7 +15,6 @@ import re
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from chronicle.resume.checks.check import Check, Outcome, noted
@@ -34,11 +31,10 @@ from chronicle.resume.configuration import (
 from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.horizon import numbers_used_by
 from chronicle.resume.memory import Memory
 
-__all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", "format_table", "is_near"]
+__all__ = ["TrainedWatch", "check_trained", "feed_values", "is_near"]
 
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
@@ -208,128 +204,6 @@ OBJECTIVE = re.compile(
     r"|^(bf16|fp16|precision|scale_rewards|num_generations|max_(seq_|prompt_|completion_)?length|packing|padding_free)$"
 )
 NUM_NAMED = 12  # differences of one kind that are named; the rest is counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
-    """One row: what may differ, what happens then, and why."""
-
-    name: str  # how it is accepted; "" for what is never refused
-    what: str
-    happens: Outcome
-    why: str
-
-
-def _row(name: str, what: str, happens: Outcome, why: str) -> TableRow:
-    return TableRow(name=name, what=what, happens=happens, why=why)
-
-
-REFUSED, NOTED, UNCOMPARED = Outcome.DIFFERENT, Outcome.NOTED, Outcome.NOT_COMPARED
-WORDS = {REFUSED: "refused", NOTED: "noted", UNCOMPARED: "not compared"}
-
-TABLE = (
-    _row("model", "class or configuration of a module: dropout, activation, eps, scale, LoRA alpha, `config`", REFUSED,
-         "equal weights compute something else"),
-    _row("", "a number or flag that a module's constructor does not take", NOTED,
-         "a script may set it as it trains, from epoch to epoch"),
-    _row("", "a value that only one side has, or of a library in another version", NOTED,
-         "a new version adds and renames values"),
-    _row("", "the mode of a module as at the first step of the launch that saved, and not as at its last one", NOTED,
-         "a script that changes modes as it trains may do so in each launch"),
-    _row("", "a value that moved while the saved launch trained", UNCOMPARED, "counters, caches and annealed factors move"),
-    _row("model", "tensors of the script's own modules that no checkpoint holds: rotary frequencies, class weights", REFUSED,
-         "equal weights compute something else"),
-    _row("trainer", "arguments of the trainer that shape loss or gradient: label smoothing, clipping, noise, `beta`, precision",
-         REFUSED, "the same state and batch would give another gradient"),
-    _row("average", "numbers in the function of an averaged copy (`AveragedModel`): its decay", REFUSED,
-         "the average would follow the weights faster or slower"),
-    _row("", "other arguments of the trainer: seeds, order, masks of its own", NOTED, "the next batch itself is compared (M4)"),
-    _row(GRADIENT, "gradient of the first step, where micro-batches and random numbers are those of the first pass", REFUSED,
-         "equal state and batch give an equal gradient: the loss, its labels or the clipping are others"),
-    _row("autocast", "precision in which the first batch is computed (autocast)", REFUSED,
-         "the loss is computed less, or more, exactly"),
-    _row("module_mode", "a module in evaluation mode that was in training mode, or the reverse", REFUSED,
-         "dropout and running statistics of this part work otherwise"),
-    _row("dataset", "class, length, columns, constructor arguments or file sizes of the dataset", REFUSED,
-         "other samples are trained on"),
-    _row("dataset", "rows of the dataset, where the same next batch is promised", REFUSED, "`same_data=True` cannot be kept"),
-    _row("", "rows of the dataset otherwise", NOTED,
-         "an unseeded split and generated data look the same; the resume is not called verified"),
-    _row("", "fingerprint, modification times and other attributes of the dataset", NOTED,
-         "a copied file looks the same"),
-    _row("shuffle", "shuffling on or off", REFUSED, "the order of the data is another kind of order"),
-    _row("", "class and seed of the sampler, `drop_last`", NOTED, "the next batch itself is compared (M4)"),
-    _row("global_batch", "samples per optimizer step: batch size × accumulation × ranks", REFUSED,
-         "the learning rate was chosen for this batch"),
-    _row("", "another split of the same samples per optimizer step, also over other ranks if each holds the whole state", NOTED,
-         "each step still averages as many samples"),
-    _row("sequence_length", "length of token sequences, where no batch of either launch was padded", REFUSED,
-         "the model sees other contexts, and a step holds another number of tokens"),
-    _row("", "length of sequences, or rows of a first batch, where batches may vary", NOTED,
-         "the last batch and padded batches vary"),
-    _row("scheduler_state", "plain fields of a scheduler's state: Plateau's `best`, `num_bad_epochs`, …", REFUSED,
-         "the schedule would decide otherwise"),
-    _row("", "a batch size or length of sequences that the launch which saved had right after the save", NOTED,
-         "a size that grows as planned"),
-    _row("", "weights that are not trained and that the first pass itself moves", NOTED,
-         "momentum encoders; they must be as saved when the first batch comes"),
-    _row("", "an LR that was restored by a reload in one process, and then set by the script", NOTED,
-         "the best model with half of its LR, a recovery from NaN"),
-    _row("", "a field of a scheduler of another make, where its position was restored", NOTED,
-         "some recompute fields in their load"),
-    _row("", "gradients that existed before the first batch, or of an unfinished accumulation", NOTED,
-         "harmless if the script clears them, which the guard cannot see"),
-    _row("", "the run that saved the checkpoint", NOTED,
-         "a fork is legitimate: `chronicle init --from` declares it; an incident too where the run has "
-         "checkpoints of its own"),
-    _row("", "another living launch that writes the same run", NOTED, "it may be about to end"),
-    _row("lr", "learning rates now and in the next 20 steps", REFUSED, "the most frequent accident of a resume"),
-    _row("", "an LR or another number of the groups that was restored, and then set by the script to a new value", NOTED,
-         "annealed or warmed up by hand; an LR that came back from earlier, the constructor's and a wiped one are refused"),
-    _row("", "weights, where the optimizer replaces them in a mode of its own (`optimizer.train()`)", UNCOMPARED,
-         "schedule-free methods are saved in one mode and train in the other"),
-    _row("schedule", "the far end of a schedule that ends earlier, warms up otherwise or has another shape", REFUSED,
-         "it takes effect when nobody looks"),
-    _row("", "weights, moments, buffers, averages, loss scaler, registered objects, step counts", REFUSED,
-         "this is the state that was saved; it cannot be accepted otherwise"),
-    _row("", "anything but saved state that was so in the first pass too, right before the step that followed this save", NOTED,
-         "layers that are freed, groups that are added, rates set by hand, data of the next stage"),
-    _row("", "which parameters take no gradient, in a training that trains other layers from time to time", NOTED,
-         "as many as before, other ones than before, or ones that came back before"),
-    _row("", "weights that are all rounded to half precision, where memory held float32", UNCOMPARED,
-         "the script saves them so: no trained weights are"),
-    _row("", "running statistics that were as saved after the load, and that forward passes in training mode without gradients "
-         "moved before the first batch", NOTED, "a script calibrates them"),
-    _row("", "running statistics of which such passes leave less than 5 % (`update_bn`)", UNCOMPARED,
-         "they are new ones, whatever was restored"),
-    _row("", "buffers that this training changes by itself between a step, or a save, and the next batch", UNCOMPARED,
-         "noise that is drawn anew, masks, caches; all other buffers must be as saved"),
-    _row("", "buffers, but no running statistics, that were as saved after the load and that an evaluation moved before the "
-         "first batch", NOTED, "counters of calls, caches"),
-    _row("rng", "random generators, where the framework restores them", REFUSED, "dropout and data order would differ"),
-    _row("optimizers", "class of an optimizer that got saved state", REFUSED, "its moments mean something else"),
-    _row("frozen_parameters", "which parameters take no gradient", REFUSED, "another part of the model is trained"),
-    _row("weight_decay", "options of the parameter groups; each is accepted by its own name", REFUSED,
-         "a script's arguments must not silently overrule the checkpoint"),
-    _row("world_size", "ranks, sharding, precision, dtype; each is accepted by its own name", REFUSED,
-         "the state is laid out for them"),
-    _row("checkpoint", "an older checkpoint than the newest", NOTED, "on purpose or a stale pointer: both steps are named"),
-    _row("", "a schedule that is longer and otherwise the same, where it is a function of the step", NOTED,
-         "the old number put back gives the recorded LRs: nothing else changed"),
-    _row("", "the loop's own counter, data position and next batch after a reload in one process", NOTED,
-         "the loop goes on from where it was"),
-    _row("data", "the data position that the trainer reports; the next batch, where it is promised", REFUSED,
-         "samples would be repeated or left out"),
-)  # fmt: skip
-
-
-def format_table() -> str:
-    """The table as Markdown, in the order refused, noted, not compared."""
-    lines = ["| what differs | what happens | accepted as | why |", "|---|---|---|---|"]
-    for outcome in (REFUSED, NOTED, UNCOMPARED):
-        rows = (matter for matter in TABLE if matter.happens is outcome)
-        lines += [f"| {m.what} | {WORDS[outcome]} | {f'`{m.name}`' if m.name else '–'} | {m.why} |" for m in rows]
-    return "\n".join(lines) + "\n"
 
 
 def check_trained(expected: Expectation, found: Memory, *, same_data: bool = False) -> Iterator[Check]:

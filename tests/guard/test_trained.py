@@ -24,7 +24,7 @@ from chronicle.resume.feed import Shapes, dataset_record, order_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import Memory, Scheduler
-from chronicle.resume.trained import TABLE, TrainedWatch, check_trained, format_table
+from chronicle.resume.trained import TrainedWatch, check_trained
 from tests.guard.architectures import ARCHITECTURES, Recurrent, Rotary, gpt2, train
 
 ROOT = Path(__file__).parents[2]
@@ -657,9 +657,3 @@ def test_memory_of_an_older_version_holds_no_record_and_none_is_compared() -> No
     assert Memory.from_json(json.loads(json.dumps(memory.to_json()))).trained == memory.trained
     expected = Expectation(basis="manifest", memory=replace(memory, trained={}))
     assert list(check_trained(expected, memory)) == []
-
-
-def test_the_guide_shows_the_table_of_the_code() -> None:
-    guide = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
-    assert format_table() in guide, "docs/guard.md: replace the table of `What may differ` by format_table()"
-    assert len({matter.what for matter in TABLE}) == len(TABLE)

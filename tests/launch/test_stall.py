@@ -586,3 +586,18 @@ def test_the_main_thread_is_the_last_that_began_in_a_module_else_the_oldest():
     assert main_stack([main, other, worker]) == other
     assert main_stack([worker, worker[1:]]) == worker[1:]
     assert main_stack([]) == ()
+
+
+DUMP = """Thread 0x00007f0000000000 (most recent call first):
+  File "/venv/site-packages/torch/utils/file_baton.py", line 49 in wait
+  File "/venv/site-packages/torch/utils/cpp_extension.py", line 2400 in _jit_compile
+  File "/home/me/train.py", line 12 in <module>
+"""
+
+
+def test_a_rank_that_waits_for_a_build_is_told_as_such():
+    stand = Stand(rank=1, pid=7, stack=parse_dump(DUMP)[0])
+    assert stand.words.startswith("waits for another process's build of a torch extension at me/train.py:12")
+    building = parse_dump(DUMP.replace("file_baton.py", "x.py"))[0]
+    busy = Stand(rank=0, pid=6, idle=False, stack=building)
+    assert busy.words.startswith("builds a torch extension, which takes minutes, at")
