@@ -97,9 +97,9 @@ def redact(text: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """A value of JSON with every text redacted; a list of texts as the lines of one text. A path stays what it is."""
+    """A value of JSON with every text redacted; a list of texts as the lines of one text."""
     if isinstance(value, str):
-        return value if _is_path(value) else redact(value)
+        return _redact_path(value) if _is_path(value) else redact(value)
     if isinstance(value, Mapping):
         return {key: _redact_named(str(key), one) for key, one in value.items()}
     if not isinstance(value, list | tuple):
@@ -110,7 +110,7 @@ def redact_values(value: Any) -> Any:
     found, at = [], 0
     for one in value:
         count = one.count("\n") + 1
-        found.append(one if _is_path(one) else "\n".join(lines[at : at + count]))
+        found.append(_redact_path(one) if _is_path(one) else "\n".join(lines[at : at + count]))
         at += count
     return type(value)(found)
 
@@ -123,8 +123,18 @@ def _redact_named(name: str, value: Any) -> Any:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text is one path: a directory may be called as a token is."""
+    """Whether a text may be one path."""
     return "/" in text and not any(sign in text for sign in " =\n\t") and "://" not in text
+
+
+def _redact_path(text: str) -> str:
+    """A path without tokens. A directory may have the form of one (`sk-2026-11-28`): only what looks drawn by chance counts."""
+    return _WEBHOOK.sub(rf"\1{MASK}", _FORMS.sub(lambda found: MASK if _is_drawn(found[0]) else found[0], text))
+
+
+def _is_drawn(text: str) -> bool:
+    """Whether digits and letters of both cases are mixed, as in a token."""
+    return all(re.search(kind, text) for kind in ("[0-9]", "[a-z]", "[A-Z]"))
 
 
 def redact_source(text: str) -> str:

@@ -113,7 +113,8 @@ def _judge_code_0(seen: Seen) -> Ending:
     if planned is not None and last is not None:
         begun = steps.begun or 0
         return Ending(EndCause.EARLY, f"ended with code 0 after {last - begun} of {planned - begun} planned steps")
-    return Ending(EndCause.FINISHED, "the launcher ended with 0")
+    at = "" if last is None else f" at step {last}"
+    return Ending(EndCause.FINISHED, f"the launcher ended with 0{at}; how many steps were planned is not known")
 
 
 def judge_attempt(seen: Seen) -> Ending:

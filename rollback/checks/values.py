@@ -69,9 +69,14 @@ def check_values(
         return [_finding(Severity.INFO, ".", "not looked for NaN: its bytes would be fetched from the store once more")]
     tensors: list[_Tensor] = []
     unread: list[str] = []
+    scattered: list[str] = []
     for file in checkpoint.files:
         try:
-            tensors += _tensors_of(checkpoint.folder / file.path, file.path, optimizers)
+            for one in _tensors_of(checkpoint.folder / file.path, file.path, optimizers):
+                if isinstance(one, str):
+                    scattered.append(f"`{one}` of `{file.path}`")
+                else:
+                    tensors.append(one)
         except _NotRead:
             unread.append(file.path)
         except (RollbackError, OSError):
@@ -94,6 +99,9 @@ def check_values(
     found += [_finding(Severity.INFO, file, "not looked for NaN: no torch zip") for file in unread]
     if notes:
         found.append(_finding(Severity.INFO, ".", f"{_first_of(notes)}: no trained weight, as far as is known"))
+    if scattered:
+        more = "" if len(scattered) == 1 else f", and {len(scattered) - 1} tensors more"
+        found.append(_finding(Severity.INFO, ".", f"not looked for NaN: {scattered[0]}{more}: not in one piece in the file"))
     return found
 
 
@@ -108,7 +116,8 @@ def _finding(severity: Severity, path: str, message: str, remedy: str | None = N
 # --- which tensors there are
 
 
-def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor]:
+def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor | str]:
+    """The tensors of floats in a file; of one that does not lie in one piece the name alone."""
     if path.suffix == ".safetensors":
         for tensor, dtype, shape, offset, num_bytes in list_tensors(path):
             if len(shape) and dtype in SAFETENSORS:
@@ -122,7 +131,7 @@ def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> 
         yield from _tensors_in_tree(read_state_file(path), name, optimizers)
 
 
-def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor]:
+def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor | str]:
     segment = file.segments[0] if len(file.segments) == 1 else None
     if segment is None or segment.layout is None:
         if file.tensors:
@@ -138,26 +147,37 @@ def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerS
     with open_state_file(file.path) as (fd, _):
         for keys, tensor in found:
             here = ("" if tensor.storage is None else tensor.storage.key, tensor.storage_offset, tensor.numel)
-            place = None if here in seen else _place(fd, segment, records, tensor)
+            if here in seen or tensor.dtype not in NOT_FINITE or not tensor.numel:
+                continue
             seen.add(here)
-            if place is not None:
+            place = _place(fd, segment, records, tensor)
+            if place is None:
+                yield ".".join(map(str, keys))
+            else:
                 own = any(keys[: len(prefix)] == tuple(prefix) for prefix in prefixes)
                 yield _of(name, keys, tensor, place, of_optimizer=own, in_state_dict=keys[:-1] not in mixed)
 
 
-def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor]:
+def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor | str]:
     """Each entry of a `.distcp` file is a zip with one tensor."""
     with open_state_file(path) as (fd, size_bytes):
         for entry in read_dcp_index(path.parent / METADATA_NAME):
             for chunk in entry.chunks:
-                if chunk.file != path.name or chunk.offset + chunk.length > size_bytes:
+                if chunk.file != path.name:
+                    continue
+                if chunk.offset + chunk.length > size_bytes:
+                    yield ".".join(map(str, entry.keys))  # it lies behind the end: the file was cut, which has its own finding
                     continue
                 content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
-                if isinstance(content.value, TensorRef) and content.value.shape:
-                    place = _place(fd, segment, _records_of(segment), content.value)
-                    if place is not None:
-                        own = any(str(key).startswith("optim") for key in entry.keys)
-                        yield _of(name, entry.keys, content.value, place, of_optimizer=own, in_state_dict=True)
+                tensor = content.value
+                if not isinstance(tensor, TensorRef) or tensor.dtype not in NOT_FINITE or not tensor.numel or not tensor.shape:
+                    continue
+                place = _place(fd, segment, _records_of(segment), tensor)
+                if place is None:
+                    yield ".".join(map(str, entry.keys))
+                else:
+                    own = any(str(key).startswith("optim") for key in entry.keys)
+                    yield _of(name, entry.keys, tensor, place, of_optimizer=own, in_state_dict=True)
 
 
 def _of(

@@ -299,3 +299,8 @@ def test_counters_of_both_versions_are_read(tmp_path):
     assert count_oom_kills(own, mounts) == 2
     own.write_text("0::/elsewhere\n")
     assert count_oom_kills(own, mounts) is None
+
+
+def test_code_0_without_a_known_plan_says_that_the_plan_is_not_known() -> None:
+    because = judge_end(Seen(steps=Steps(last=12))).because
+    assert because == "the launcher ended with 0 at step 12; how many steps were planned is not known"

@@ -122,3 +122,10 @@ def test_what_only_looks_like_a_secret_stays():
     assert redact_values(kept) == kept
     cut = {"tail": ["step 1", KEY, "-----END RSA PRIVATE KEY-----", "bye"], "wandb_key": commit}
     assert redact_values(cut) == {"tail": ["step 1", "***", "***", "bye"], "wandb_key": "***"}
+
+
+def test_a_token_within_a_path_is_hidden():
+    drawn = "hf_" + "aB3dE5gH7jK9mN1pQ3"
+    assert redact_values({"url": f"models/{drawn}/resolve", "lines": [f"/cache/{drawn}"]}) == {
+        "url": "models/***/resolve", "lines": ["/cache/***"],
+    }  # fmt: skip

@@ -75,3 +75,14 @@ def test_weights_in_safetensors_beside_their_optimizer_are_read_too(tmp_path):
     torch.save(optimizer.state_dict(), folder / "optimizer.bin")
     findings = verify_checkpoint(open_checkpoint(folder), full=True)
     assert [one.path for one in findings if one.check == "F11" and one.severity is Severity.ERROR] == ["model.safetensors"]
+
+
+def test_a_tensor_that_does_not_lie_in_one_piece_is_said_and_not_passed(tmp_path):
+    """Every second column of a wider tensor: its elements have others between them."""
+    model, optimizer = trained()
+    state = state_of(model, optimizer)
+    state["model"]["weight"] = torch.full((8, 16), NAN)[:, ::2]
+    (note,) = found(tmp_path / "step_3.pt", state)
+    assert note.severity is Severity.INFO and "model.weight" in note.message and "not looked for NaN" in note.message
+    state["model"]["weight"] = model.weight.detach().T
+    assert found(tmp_path / "step_3.pt", state) == []
