@@ -252,7 +252,7 @@ def causes() -> Iterator[Cause]:
         yield Cause(name=name, expected=expected, training=variant(*pairs))
     by_exec = variant("from objective import loss_of", "exec(open('objective.py').read())")
     changes: list[tuple[str, V, Later, Training]] = [
-        ("a file that is run by exec", V.CODE, edit("objective.py", "return helpers", "return 1.01 * helpers"), by_exec),
+        ("a file that is run by exec", V.UNEXPLAINED, edit("objective.py", "return helpers", "return 1.01 * helpers"), by_exec),
         ("a module that became a package", V.CODE, _as_a_package, SMALL),
         ("the data behind a link", V.REPRODUCED, _link, SMALL),
         ("a stray file among the checkpoints", V.REPRODUCED, _stray, SMALL),

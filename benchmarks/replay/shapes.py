@@ -625,7 +625,7 @@ RECORDED = {
         ("bit of the critic's gradient", "critic", 23, 7, V.UNEXPLAINED, None),
         ("sign of a weight", "sign", 25, 33, V.UNEXPLAINED, None),
         ("low bit of a gradient", "mantissa", 22, 5, V.UNEXPLAINED, None),
-        ("the saved average is another", "savedaverage", 20, 0, V.STATE, None),
+        ("the saved average is another", "savedaverage", 20, 0, V.STATE, V.UNEXPLAINED),
         ("a saved buffer is another", "savedbuffer", 20, 0, V.STATE, None),
         ("the critic's saved moments are others", "savedcritic", 20, 0, V.STATE, None),
         ("the script's own generator seeded anew", "draws", 24, 0, V.STATE, V.DATA),
@@ -637,7 +637,7 @@ RECORDED = {
         ("rows in another order, rank 1", "reordered", 22, 1, V.DATA, None),
         ("a rank takes the other's batch", "otherrank", 25, 0, V.DATA, None),
         ("seeded between two micro-batches", "between", 24, 1, V.STATE, None),
-        ("a setting changed by hand meanwhile", "hand", 24, 0, V.CODE, V.STATE),
+        ("a setting changed by hand meanwhile", "hand", 24, 0, V.CODE, V.UNEXPLAINED),
         ("step counter of the checkpoint", "counter", 20, 0, V.STATE, V.DATA),
     ],
     "Fabric": [
@@ -671,7 +671,7 @@ RECORDED = {
     ],
 }  # fmt: skip
 STAYS = {
-    "GAN": [("a pool that no checkpoint holds", "pool", V.STATE), ("noise by the process's id", "process", V.RANDOM)],
+    "GAN": [("a pool that no checkpoint holds", "pool", V.STATE), ("noise by the process's id", "process", V.UNEXPLAINED)],
     "two ranks": [("a race between the ranks", "race", V.RANDOM)],
     "Fabric": [("workers seeded by their ids", "workers", V.RANDOM)],
     "plan": [("a counter that no checkpoint holds", "annealed", V.STATE), ("last bits by chance", "kernel", V.RANDOM)],
@@ -701,12 +701,12 @@ def _later(training: str) -> list[tuple[str, Later, ReplayVerdict, ReplayVerdict
             ("a line of a module", edit("nets.py", "SLOPE = 0.2", "SLOPE = 0.21"), V.CODE, None),
             ("a file that hides an installed package", _hide_yaml, V.CODE, None),
             ("number of threads", set_variable("NUM_THREADS", "2"), V.CODE, None),
-            ("a point of the data", _change_points, V.DATA, None),
+            ("a point of the data", _change_points, V.DATA, V.UNEXPLAINED),
             ("settings in other words", edit("gan.yaml", "lr: 0.001", "# as ever\nlr: 1.0e-3"), V.REPRODUCED, None),
         ]
     if training == "two ranks":
         return [
-            ("a large file of a teacher", _change_teacher, V.CODE, None),
+            ("a large file of a teacher", _change_teacher, V.CODE, V.UNEXPLAINED),
             ("a file read first at step 25", edit("curriculum.json", "1.0", "1.5"), V.CODE, None),
             ("files touched, and one more", _touch, V.REPRODUCED, None),
         ]

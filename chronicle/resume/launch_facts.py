@@ -2,10 +2,10 @@
 
 `<launch>/prints.json` is written once, at the first step, by the process that trains. The source files are those that it has
 imported, wherever they lie, and not those of a repository. Of other files these are noted, with what they hold: those that the
-command line names, settings in the working directory, and what is mapped into memory (weights, tables). Of a large file these
-are its size and 64 blocks. What else a launch reads is not known, and a replay says so. Of files and of variables of the
-environment only digests are kept; what looks like a secret is left out. `changed_facts` says what is different in another
-launch. No torch here.
+command line names, settings in the working directory, and what is mapped into memory (weights, tables). Whether other files of
+the working directory are read is not known, so a change of one is a doubt. Of a large file its size and 64 blocks are noted. Of
+files and of variables of the environment only digests are kept; what looks like a secret is left out. `changed_facts` says what
+is different in another launch. No torch here.
 """
 
 import ctypes
@@ -34,7 +34,8 @@ __all__ = ["ChangedFact", "born", "changed_facts", "holds_data", "is_outside", "
 
 VERSION = 2
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
-MOST_SETTINGS, DEEPEST = 500, 3
+MOST_HERE, DEEPEST = 500, 3
+MOST_READ = 16 << 20  # bytes of files of which nobody knows whether they are read
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".env", ".xml", ".sh", ".properties")
 MOST_OF_SETTINGS = 64 << 10
@@ -81,7 +82,7 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
         "host": os.uname().nodename,
         "directory": os.getcwd(),
         "code": dict(_sources()),
-        "files": dict(_files(launch_dir)),
+        **_files(launch_dir),
         "around": _around(),
         "machine": dict(_machine()),
         "packages": dict(_packages()),
@@ -118,6 +119,10 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: fl
             elif (a and b) or kind == "environment" or (kind == "code" and a and not os.path.exists(name)):
                 is_ours = kind == "package" and name in OWN  # no part of a step is ours: evidence, and no cause
                 found.append(ChangedFact("recorder" if is_ours else kind, name, a, b))
+    one, other = before.get("beside") or {}, after.get("beside") or {}
+    for name in sorted(one.keys() & other.keys()):
+        if one[name] != other[name] and ended is not None and not _is_older(name, ended):
+            found.append(ChangedFact("doubt", name, one[name], other[name]))
     one, other = before.get("machine") or {}, after.get("machine") or {}
     for name in sorted(one.keys() & other.keys()):
         if one[name] != other[name]:
@@ -185,20 +190,29 @@ def _sources() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
-    """Path and digest of the files that this process is known to depend on, but for those that it has written itself.
+def _files(launch_dir: Path) -> dict[str, dict[str, str]]:
+    """Path and digest of the files that this process is known to depend on, and of others that lie beside them.
 
-    Without installed packages, the machine's own files, the user's hidden directories (settings and caches of tools), the
-    run's files and its checkpoints: a resume reads other ones.
+    Without those that it has written itself, installed packages, the machine's own files, the user's hidden directories
+    (settings and caches of tools), the run's files and its checkpoints: a resume reads other ones.
     """
     outside = _outside(launch_dir)
     began: float = getattr(sys, "_chronicle_began", math.inf)
-    paths = {*_named(), *_settings_here(), *_mapped()}
-    for path in sorted(paths)[:MOST_FILES]:
-        if is_outside(path, outside) or not _is_older(path, began):
+    here = list(_here())
+    known = {*_named(), *_mapped(), *(path for path in here if path.lower().endswith(SETTINGS))}
+    files: dict[str, str] = {}
+    beside: dict[str, str] = {}
+    left = MOST_READ
+    for path in [*sorted(known)[:MOST_FILES], *here]:
+        if path in files or is_outside(path, outside) or not _is_older(path, began):
             continue
+        if path not in known:
+            left -= min(os.path.getsize(path), BLOCKS * BLOCK_BYTES)
+            if left < 0:
+                break
         if digest := _digest_of(path):
-            yield path, digest
+            (files if path in known else beside)[path] = digest
+    return {"files": files, "beside": beside}
 
 
 def _named() -> Iterator[str]:
@@ -209,18 +223,19 @@ def _named() -> Iterator[str]:
             yield path
 
 
-def _settings_here() -> Iterator[str]:
-    """Settings in the working directory and a few levels below it."""
+def _here() -> Iterator[str]:
+    """Files in the working directory and a few levels below it; no sources, which are known where they are imported."""
     count = 0
     top = os.getcwd()
     for directory, below, names in os.walk(top):
         depth = directory[len(top) :].count(os.sep)
         below[:] = sorted(name for name in below if depth < DEEPEST - 1 and not name.startswith((".", "_")))
         for name in sorted(names):
-            if name.lower().endswith(SETTINGS):
-                yield os.path.join(directory, name)
+            path = os.path.join(directory, name)
+            if not name.endswith((".py", ".pyc", ".so")) and os.path.isfile(path):
+                yield path
                 count += 1
-                if count >= MOST_SETTINGS:
+                if count >= MOST_HERE:
                     return
 
 

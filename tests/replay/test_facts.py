@@ -62,11 +62,14 @@ def directory(tmp_path: Path) -> Path:
 def test_files_are_settings_here_and_what_the_command_names(directory: Path) -> None:
     """Not its own files, not a checkpoint's, no hidden ones, and nothing that the process wrote itself."""
     assert is_outside(str(ROOT / "chronicle_ml.py"), ())  # ours, also where Python reads its source
+    (directory / "table.csv").write_text("1")
+    time.sleep(0.05)
     found = facts(directory, 1, "--data=data.bin", "notes.txt", "--lr", "0.1")
+    assert set(found["beside"]) == {str(directory / "table.csv")}  # type: ignore[call-overload]
     assert set(found["files"]) == {  # type: ignore[call-overload]
         str(directory / name) for name in ("settings.json", "conf/model.yaml", "data.bin", "notes.txt")
     }
-    names = [".cache", "checkpoints", "conf", "data.bin", "logs", "notes.txt", "settings.json"]
+    names = [".cache", "checkpoints", "conf", "data.bin", "logs", "notes.txt", "settings.json", "table.csv"]
     assert found["around"]["names"] == names  # type: ignore[index]
 
 
@@ -85,6 +88,17 @@ def test_a_file_that_was_changed_after_the_launch_is_named(directory: Path) -> N
     assert told(first, after, ended) == words
     assert [kind for kind, _ in told(first, after, time.time())] == ["file", "doubt", "doubt"], "the launch may have written it"
     assert [kind for kind, _ in told(first, after, None)] == ["file", "doubt", "doubt"], "nobody knows when it ended"
+
+
+def test_a_change_of_a_file_that_nobody_is_known_to_read_is_a_doubt(directory: Path) -> None:
+    first = facts(directory, 1)
+    ended = time.time()
+    time.sleep(0.05)
+    (directory / "data.bin").write_text("2")
+    time.sleep(0.05)
+    after = facts(directory, 2)
+    assert told(first, after, ended) == [("doubt", f"`{directory / 'data.bin'}` has changed")]
+    assert told(first, after, time.time()) == []
 
 
 def test_settings_that_came_after_the_launch_are_a_doubt(directory: Path) -> None:
