@@ -7,6 +7,7 @@ number is drawn. torch is imported inside the functions.
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,12 +37,14 @@ __all__ = [
     "saved_buffers",
     "steppers_of",
     "trained_weights_moved",
+    "weights_apart",
     "weights_digests",
 ]
 
 T = TypeVar("T")
 
 SAMPLES = 64  # elements per tensor
+MOST_EACH = 1 << 14  # characters: of 4096 weights
 MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
 COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # how a step is computed: no part of the state
@@ -141,10 +144,12 @@ class Parts:
 def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
     """Digests of what this rank holds: generators, weights, moments, buffers and data position."""
     parts = parts or Parts()
+    weights, each = parts.take("weights", lambda: digest_and_each(_weights(live.models)), ("", ""))
     return RankDigest(
         rank=live.rank,
         rng=parts.take("rng", rng_digests, {}),
-        weights=_weights_now(live, parts),
+        weights=weights,
+        each=each if live.rank == 0 and len(each) <= MOST_EACH else "",
         moments=parts.take("moments", lambda: _moments_digest(live.optimizers), ""),
         buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
@@ -505,23 +510,46 @@ def tensor_digest(tensors: Iterable[Any], types: Iterable[Any] = ()) -> str:
 
     `types`: the dtype as which each tensor counts, where that is not its own.
     """
+    return digest_and_each(tensors, types)[0]
+
+
+def digest_and_each(tensors: Iterable[Any], types: Iterable[Any] = ()) -> tuple[str, str]:
+    """The same, and 16 bits of each tensor's sample alone, in hex, in their order: they tell which tensors differ."""
     import torch
 
     shapes: list[str] = []
-    samples: dict[tuple[Any, Any], list[Any]] = {}
+    samples: dict[tuple[Any, Any], tuple[list[int], list[Any]]] = {}
     for tensor, given in zip_longest(tensors, types):
         dtype = given or tensor.dtype
-        shapes.append(f"{tuple(tensor.shape)}{dtype}")
         size = tensor.numel()
         if size:
             flat = tensor.detach().reshape(-1)[:: max(1, size // SAMPLES)][:SAMPLES]
-            samples.setdefault((tensor.device, dtype), []).append(flat.to(dtype))
+            places, parts = samples.setdefault((tensor.device, dtype), ([], []))
+            places.append(len(shapes))
+            parts.append(flat.to(dtype))
+        shapes.append(f"{tuple(tensor.shape)}{dtype}")
     if not shapes:
-        return ""
+        return "", ""
+    each = ["0000"] * len(shapes)
     total = hashlib.sha256("|".join(shapes).encode())
-    for parts in samples.values():
-        total.update(torch.cat(parts).contiguous().view(torch.uint8).cpu().numpy().tobytes())
-    return total.hexdigest()[:16]
+    for places, parts in samples.values():
+        content = torch.cat(parts).contiguous().view(torch.uint8).cpu().numpy().tobytes()
+        total.update(content)
+        begin = 0
+        for place, part in zip(places, parts, strict=True):
+            end = begin + part.numel() * part.element_size()
+            each[place] = f"{zlib.crc32(content[begin:end]) & 0xFFFF:04x}"
+            begin = end
+    return total.hexdigest()[:16], "".join(each)
+
+
+def weights_apart(saved: str, live: LiveState) -> list[str]:
+    """The names of the weights whose samples are not those of a save; [] where the models have other tensors."""
+    names = [name for model in live.models for name, _ in model.named_parameters()]
+    own = digest_and_each(_weights(live.models))[1]
+    if len(own) != len(saved):
+        return []
+    return [name for at, name in enumerate(names) if own[4 * at : 4 * at + 4] != saved[4 * at : 4 * at + 4]]
 
 
 def plain_bytes(thing: Any) -> bytes:

@@ -38,7 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.checks.check import Check, Outcome, compared, noted
+from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.samples import Snapshot, part_of
@@ -50,6 +50,7 @@ __all__ = ["NAME", "FirstGradient"]
 
 VERSION = 1
 NAME = "gradient"
+DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"
 NUM_TENSORS = 128
 NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8
@@ -345,7 +346,14 @@ class FirstGradient:
         state = str(expected.memory.identity.get("id") or "")
         kept = _read(self._directory / f"{state}.{self._rank}") if state else None
         own = None if kept is None else self._describe(place, optimizer, still=False)
-        if kept is None or own is None or not _comparable(kept, own):
+        if kept is None:
+            return
+        if own is None:
+            yield not_compared(NAME, "M6", "the gradient of this step cannot be read before it")
+            return
+        if not _comparable(kept, own):
+            if _is_same_step(kept, own):  # other batches have a check of their own
+                yield not_compared(NAME, "M6", DRAWN)
             return
         self._lrs_then = [kept.get("lrs"), *(one.get("lrs") for one in kept["next"])]
         exact = bool(kept["exact"] and own["exact"])
@@ -547,9 +555,14 @@ def _one_is_none(kept: Rows, own: Rows) -> bool:
     return any((a is None) != (b is None) and not any(a or b or ()) for a, b in zip(kept, own, strict=False))
 
 
+def _is_same_step(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether both gradients are of one optimizer and of the same batches, on as many ranks."""
+    return all(kept.get(name) == own[name] for name in ("batches", "optimizer", "ranks"))
+
+
 def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether both gradients are of one optimizer, of the same batches, and of the same random numbers if any."""
-    if any(kept.get(name) != own[name] for name in ("batches", "optimizer", "ranks")):
+    """Whether both are of the same step, and of the same random numbers if any."""
+    if not _is_same_step(kept, own):
         return False
     return bool(kept["still"] or (own["ranks"] == 1 and kept["entered"] == own["entered"] and kept["entered"]))
 

@@ -68,6 +68,7 @@ class GuardHistory:
     states: KnownStates = NO_STATES  # of checkpoints that were saved without a guard
     taken: Mapping[str, TakenState] = field(default_factory=dict)  # digest of the weights -> the newest state with them
     saved_by: int | None = None  # the launch that saved last
+    has_trained: bool = False  # a launch before this one took its first step
     further: bool = False  # since the last save a further training was begun, of which nothing is saved
     incidents: tuple[tuple[int | None, Incident], ...] = ()  # (launch, how it stands) of those in `OF_STEPS`
 
@@ -188,7 +189,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     parents: set[str] = set()
     taken: dict[str, TakenState] = {}
     newest = ""  # weights of the newest save, where it is one of them
-    saved_by, further = None, False
+    saved_by, further, has_trained = None, False, False
     incidents: dict[str, tuple[int | None, Incident]] = {}
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
@@ -209,6 +210,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             verdict = GuardVerdict.of(entry)
             if verdict.verdict == "refused":
                 continue
+            has_trained = True
             further = further or any(one == FURTHER for one in verdict.noted)
             if newest and any(one == RENEWED for one in verdict.noted):
                 taken[newest] = replace(taken[newest], renewed=True)
@@ -233,6 +235,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         states=known_states(entries),
         taken=taken,
         saved_by=saved_by,
+        has_trained=has_trained,
         further=further,
         incidents=tuple(incidents.values()),
     )

@@ -48,6 +48,7 @@ from chronicle.resume.fingerprint import (
     rng_digests,
     rounded_weights,
     trained_weights_moved,
+    weights_apart,
     weights_digests,
 )
 from chronicle.resume.hand_set import HandSet
@@ -68,7 +69,12 @@ _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guard
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"
 AT_BATCH = "when the first batch came"
+WEIGHTS_ALONE = (
+    "weights were loaded, and the optimizer begins without state, in a run that was trained before: momentum and schedule were "
+    "not restored; a start from scratch on purpose says fresh_start=True"
+)
 ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
+NUM_NAMED = 3  # weights that differ
 OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
 
@@ -91,6 +97,7 @@ class Loads:
         self.options_set = HandSet()
         self.own_buffers = OwnBuffers(None, 0)
         self.records = Records(None, 0)
+        self.weights_loaded = False  # into a guarded model, by its own `load_state_dict`
         self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
         # whether the first batch met the generators of the first pass (`FirstGradient`)
         self.entered_alike: Callable[[Expectation | None], bool] = lambda expected: False
@@ -241,9 +248,19 @@ class Loads:
         return self.name_keys(note_longer_schedule(checks, self.start.expectation, live.schedulers, found.unknown), live)
 
     def name_keys(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
-        """The checks; weights that differ, where files and model know them by other names, say which."""
+        """The checks; weights that differ are named, and where files and model know them by other names, that is said."""
+        if all(check.ok or check.name != "weights" for check in checks):
+            return list(checks)
+        memory = self.start.expectation.memory if self.start.expectation else None
+        saved = memory.of_rank(live.rank) if memory else None
+        apart = weights_apart(saved.each, live) if saved is not None and saved.each else []
+        if apart:
+            more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
+            total = sum(1 for model in live.models for _ in model.parameters())
+            found = f"{len(apart)} of {total} weights differ: {', '.join(apart[:NUM_NAMED])}{more}"
+            checks = [replace(c, found=found) if not c.ok and c.name == "weights" else c for c in checks]
         root = self.start.loaded_from
-        if root is None or all(check.ok or check.name != "weights" for check in checks):
+        if root is None:
             return list(checks)
         try:
             names = keys_apart(root, live.models)
@@ -376,6 +393,9 @@ class Loads:
         if loads_nothing and pending is None and _is_stray(optimizer, live):
             why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
             self._loaded_unseen(why, None)
+            return []
+        if loads_nothing and pending is None and not step and self.weights_loaded and history.has_trained:
+            self._loaded_unseen(_left_behind(found, history) or WEIGHTS_ALONE, None)
             return []
         # one of step 0 holds nothing that was trained: an LR finder saves it, to come back to it
         if self._options.fresh_start or (pending is None and not any(saved for saved, _ in history.checkpoints)):

@@ -86,6 +86,7 @@ class RankDigest:
     rank: int
     rng: Mapping[str, str] = field(default_factory=dict)  # python | numpy | torch | cuda -> digest
     weights: str = ""
+    each: str = ""  # 16 bits of every weight, in hex; of rank 0
     moments: str = ""
     buffers: str = ""  # running statistics and other saved buffers
     own_buffers: tuple[str, ...] = ()  # those that this training changes between a step and the next batch (`buffers.py`)
@@ -96,6 +97,8 @@ class RankDigest:
     def to_json(self) -> dict[str, Any]:
         """The stored form."""
         record = asdict(self)
+        if not self.each:
+            del record["each"]
         return record if self.own_buffers else {k: v for k, v in record.items() if k not in ("own_buffers", "fixed_buffers")}
 
     @classmethod
@@ -105,6 +108,7 @@ class RankDigest:
             rank=int(record.get("rank", 0)),
             rng={str(k): str(v) for k, v in dict(record.get("rng") or {}).items()},
             weights=str(record.get("weights") or "") if "buffers" in record else "",  # older manifests: one digest of both
+            each=str(record.get("each") or ""),
             buffers=str(record.get("buffers") or ""),
             own_buffers=tuple(str(name) for name in record.get("own_buffers") or ()),
             fixed_buffers=str(record.get("fixed_buffers") or ""),

@@ -794,7 +794,7 @@ class GuardSession:
             self.sequel.frozen_now(found.frozen)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
-        if not self.gradients_later:
+        if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
             yield from self._compare_gradient(optimizer)
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)

@@ -63,7 +63,11 @@ class StartingPoint:
         """What was loaded, in words."""
         if self.loaded_from is not None:
             return f"`{self.loaded_from}`"
-        return "the state that was loaded" if self.state_loaded else "nothing was loaded"
+        if not self.state_loaded:
+            return "nothing was loaded"
+        step, launch = self.identity.get("step"), self.identity.get("launch")
+        by = "" if launch is None else f" by launch {launch}"
+        return "the state that was loaded" if step is None else f"the state that was loaded (saved at step {step}{by})"
 
 
 class Verdicts:

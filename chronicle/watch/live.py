@@ -27,6 +27,7 @@ from chronicle.watch.restart import (
     LiveRestart,
     LrPromise,
     SnapshotKeeper,
+    compared_exactly,
     kept_before,
     last_rows,
     load_snapshot,
@@ -155,6 +156,7 @@ class LiveWatch:
             lr_ratio=lr_ratio_of(contract, first_step, before),
             warm_until=warm_until(contract, first_step),
             origin=origin,
+            exact=compared_exactly(verdict),
         )  # fmt: skip
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1

@@ -16,7 +16,7 @@ from typing import Any
 
 from chronicle.checkpoints import LR_NOT_AS_PROMISED
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import EntryKind, Incident, JournalEvent, LogVerdict
+from chronicle.journal.events import EntryKind, GuardVerdict, Incident, JournalEvent, LogVerdict
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
@@ -27,7 +27,7 @@ from rollback.channels import EXPECTED_LR, Role, value_of
 from rollback.detect import Detector, UnknownState
 from rollback.disk.durable import write_atomic
 
-LR_CODE = "L1"
+LR_CODE, STEP_CODE = "L1", "L2"
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 
 
@@ -36,9 +36,13 @@ class RestartCheck:
 
     def __init__(
         self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
-        warm_until: int = 0,
+        warm_until: int = 0, exact: frozenset[str] = frozenset(),
     ) -> None:
-        """`before`: rows the launch continues; `head`: the last step that was reached, which may be later than theirs."""
+        """`before`: rows the launch continues; `head`: the last step that was reached, which may be later than theirs.
+
+        `exact`: codes of what a guard has compared in memory: the log, which may count otherwise, is not asked for it.
+        """
+        self._exact = exact
         self._before = tuple(before)
         self._head = head
         self._first, self._told, self._lr_ratio, self._warm_until = first_step, resume_step, lr_ratio, warm_until
@@ -75,7 +79,7 @@ class RestartCheck:
         found = check_log(
             self._before, self._rows, resume_step=self.resume_step, lr_ratio=self._lr_ratio, warm_until=self._warm_until
         )
-        fresh = [check for check in found if check.name not in known]
+        fresh = [check for check in found if check.name not in known and check.code not in self._exact]
         self.failed += fresh
         return fresh
 
@@ -131,6 +135,14 @@ def describe_trip(step: int, check: Check) -> str:
     return f"restart at step {step}: {check.code} {check.name}: expected {check.expected}, found {check.found} ({check.cause})"
 
 
+def compared_exactly(verdict: Entry | None) -> frozenset[str]:
+    """The codes of what the guard of this launch has compared in memory; nothing without a guard."""
+    if verdict is None:
+        return frozenset()
+    has_memory = GuardVerdict.of(verdict).basis in ("manifest", "contract")
+    return frozenset((STEP_CODE, LR_CODE) if has_memory else (STEP_CODE,))
+
+
 class LiveRestart:
     """The restart check in the live watch: prints each failed check at once, and writes one verdict to the journal.
 
@@ -144,7 +156,7 @@ class LiveRestart:
 
     def begin(
         self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
-        warm_until: int = 0, origin: str = "guard",
+        warm_until: int = 0, origin: str = "guard", exact: frozenset[str] = frozenset(),
     ) -> None:
         """Start the check at the launch's first point; a launch that continues nothing is no restart.
 
@@ -152,7 +164,7 @@ class LiveRestart:
         """
         if before:
             self._check = RestartCheck(
-                before, head, first_step, resume_step=resume_step, lr_ratio=lr_ratio, warm_until=warm_until
+                before, head, first_step, resume_step=resume_step, lr_ratio=lr_ratio, warm_until=warm_until, exact=exact
             )
             self._origin = "log" if resume_step is None else origin
 

@@ -163,7 +163,7 @@ def test_clipping_that_is_left_out_is_refused(tmp_path: Path, run_dir: Path) -> 
 def test_dropout_whose_generator_stands_elsewhere_is_not_compared(tmp_path: Path, run_dir: Path) -> None:
     interrupted(run_dir, tmp_path / "step.pt", dropout=0.3)
     Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt").train(1)
-    assert told(run_dir) == ""
+    assert told(run_dir) == "not compared"
 
 
 def test_dropout_with_its_generator_is_compared(tmp_path: Path, run_dir: Path) -> None:
@@ -191,7 +191,7 @@ def test_labels_drawn_at_random_outside_the_model_are_not_compared(tmp_path: Pat
     again.noise = noisy
     torch.manual_seed(9)
     again.train(1)
-    assert told(run_dir) == ""
+    assert told(run_dir) == "not compared"
 
 
 def test_other_batches_are_not_compared(tmp_path: Path, run_dir: Path) -> None:
@@ -528,3 +528,51 @@ def test_the_same_batches_in_more_steps_are_told(tmp_path: Path, run_dir: Path, 
     run.session.data.finish()  # as at the end of its process
     train(Loop(run_dir).load(tmp_path / "step.pt"), range(8, 26), changed)
     assert any("make more optimizer steps" in text for _, text in breaches(run_dir)) == told
+
+
+def verdict(run_dir: Path) -> dict[str, Any]:
+    return dict(list(read_journal(RunPaths(run_dir)).of_kind("guard.verdict"))[-1].data)
+
+
+def test_where_dropout_draws_otherwise_the_gradient_is_not_compared_and_the_resume_not_verified(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    """Another loss would not be seen there: what was not compared is never called verified."""
+    interrupted(run_dir, tmp_path / "step.pt", dropout=0.1)
+    torch.manual_seed(5)
+    Loop(run_dir, dropout=0.1, loss=smoothed).load(tmp_path / "step.pt").train(1)
+    found = verdict(run_dir)
+    assert (found["verdict"], found["verified"]) == ("unverified", False)
+    assert [(one["name"], "random numbers" in one["why"]) for one in found["not_compared"]] == [(NAME, True)]
+
+
+def test_weights_alone_that_were_loaded_into_a_run_that_was_trained_are_not_verified(tmp_path: Path, run_dir: Path) -> None:
+    """Momentum and schedule begin anew: common in scripts that save a model's state alone."""
+    first = Loop(run_dir)
+    torch.save(first.train(4).model.state_dict(), tmp_path / "weights.pt")
+    assert verdict(run_dir).get("verified") is None
+    again = Loop(run_dir)
+    again.model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    again.train(1)
+    found = verdict(run_dir)
+    assert found["verified"] is False and "optimizer begins without state" in found["not_compared"][0]["why"]
+
+
+def test_weights_that_a_first_launch_loads_are_pretrained_ones(tmp_path: Path, run_dir: Path) -> None:
+    torch.save(Loop(None).model.state_dict(), tmp_path / "pretrained.pt")
+    loop = Loop(run_dir)
+    loop.model.load_state_dict(torch.load(tmp_path / "pretrained.pt", weights_only=True))
+    loop.train(2)
+    assert verdict(run_dir).get("verified") is None
+
+
+def test_a_refusal_names_the_weights_that_differ_and_tells_no_consequence(tmp_path: Path, run_dir: Path) -> None:
+    """One layer that is made anew after the load: its name, the step that was loaded, and no row about the gradient."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    loop = Loop(run_dir).load(tmp_path / "step.pt")
+    torch.nn.init.normal_(loop.model[3].weight)
+    with pytest.raises(ResumeRefused) as refusal:
+        loop.train(1)
+    (check,) = refusal.value.checks
+    assert check.name == "weights" and check.found == "1 of 4 weights differ: 3.weight"
+    assert "saved at step 6" in str(refusal.value)

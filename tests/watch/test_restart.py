@@ -151,3 +151,26 @@ def test_watch_shows_what_a_foreign_log_says_after_the_fact(tmp_path: Path, caps
     assert run(["watch", str(log), "--once"]) == 0
     said = capsys.readouterr().out
     assert "restart at step 180: L1 logged learning rate" in said and "the schedule started again" in said
+
+
+@pytest.mark.parametrize(
+    ("basis", "names_told"), [("manifest", []), ("none", ["logged learning rate"]), (None, ["first logged step"])]
+)
+def test_what_a_guard_compared_in_memory_is_not_asked_of_the_log(
+    stage: Stage, basis: str | None, names_told: list[str]
+) -> None:
+    """The log may count samples, and scale its LR; without a guard nothing else tells."""
+    with stage.start(1, 0) as log:
+        stage.train(log, 1, 300)
+    stage.writer.append("launch.end", launch=1, data={"last_step": 300})
+    noise = random.Random(2)
+    with stage.start(2, 300) as log:
+        if basis is not None:
+            data = {"verdict": "passed", "moment": "before the first step", "mode": "refuse", "basis": basis}
+            stage.writer.append("guard.verdict", launch=2, step=300, data=data)
+        for step in range(60):
+            values = {"loss": 0.42 + noise.gauss(0.0, 0.02), "lr": 3e-3 if basis is None else 3e-2}
+            log.write(2400 + 8 * step, values, time=1.7e9 + step)
+    LiveWatch(stage.paths, 2, stage.writer, checkpoints_dir=stage.checkpoints, say=stage.said.append).finish()
+    (entry,) = verdicts(stage.paths)
+    assert [name for name in names(entry) if name != "loss after the resume"] == names_told

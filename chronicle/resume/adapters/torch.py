@@ -159,12 +159,18 @@ class AttachedRun:
         hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
         hear_saves(self)
         self.session.before_change = self._memory_changes
+        for model in self._live.models:
+            model.register_load_state_dict_post_hook(shield(self._weights_loaded, self._load_failed))
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
             self.session.batches.watch_outputs(self._live.models[1:])
             self.session.envelope.watch(self._live.models[0])
         if why := _trained_before(self._live):
             self.session.attached_late(why)
+
+    def _weights_loaded(self, model: Any, incompatible: Any) -> None:
+        if self.session.waits_for_first_step:
+            self.session.loads.weights_loaded = True
 
     def now_trains(self, live: LiveState) -> None:
         """The loop trains with these objects from now on: more of them, or the same with their schedulers."""
