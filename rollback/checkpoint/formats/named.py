@@ -90,27 +90,33 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-class KerasFormat(NamedFormat):
-    """Keras 3's `.keras` file."""
+class NamedFile(NamedFormat):
+    """A checkpoint that is one file with this ending; a number in its name says nothing certain of the step."""
 
-    name = "keras"
     single_file = by_content = True
+    steps = ""
+    ending: ClassVar[str]
+    role: ClassVar[Role] = Role.MODEL
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with this ending."""
-        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(".keras")
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: the number in such a name counts epochs, by `ModelCheckpoint`."""
-        return None
+        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(self.ending)
 
     def is_checkpoint_name(self, name: str) -> bool:
-        """Any `.keras`."""
-        return name.endswith(".keras")
+        """Any name with this ending."""
+        return name.endswith(self.ending)
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """The one file holds everything."""
-        return (Role.CUSTOM, None) if path.endswith(".keras") else None
+        return (self.role, None) if path.endswith(self.ending) else None
+
+
+class KerasFormat(NamedFile):
+    """Keras 3's `.keras` file; the number in its name counts epochs, by `ModelCheckpoint`."""
+
+    name = "keras"
+    ending = ".keras"
+    role = Role.CUSTOM
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The version, and the optimizer as it was compiled; its variables lie in HDF5, which is not read."""
@@ -219,27 +225,11 @@ class PeftFormat(NamedFormat):
         )
 
 
-class NemoFormat(NamedFormat):
-    """NeMo: a `.nemo` archive."""
+class NemoFormat(NamedFile):
+    """NeMo: a `.nemo` archive, the end of a training."""
 
     name = "nemo"
-    single_file = by_content = True
-
-    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """One file with this ending."""
-        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(".nemo")
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: it is the end of a training."""
-        return None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """Any `.nemo`."""
-        return name.endswith(".nemo")
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """The one file holds everything."""
-        return (Role.MODEL, None) if path.endswith(".nemo") else None
+    ending = ".nemo"
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The members of the archive; `UnreadableFile` where it is cut short or holds no model."""
@@ -344,27 +334,11 @@ class NanochatFormat(NamedFormat):
         )
 
 
-class SafetensorsFormat(NamedFormat):
-    """One `.safetensors` file: weights, or an optimizer's state by the names of its tensors."""
+class SafetensorsFormat(NamedFile):
+    """A single safetensors file of its own; who wrote it is unknown."""
 
     name = "safetensors"
-    single_file = by_content = True
-
-    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """One file with this ending."""
-        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(".safetensors")
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: the writer is unknown."""
-        return None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """Any `.safetensors`."""
-        return name.endswith(".safetensors")
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """The one file holds everything."""
-        return (Role.MODEL, None) if path.endswith(".safetensors") else None
+    ending = ".safetensors"
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Its header: tensors hold values, not an LR."""
