@@ -122,7 +122,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         if last or progress.step % recipe.eval_every == 0:
             found = evaluate(run.bare_model, data.held_out, rank=rank, world_size=world_size)
             values |= log.evaluation(progress, found)
-            row = log.telemetry(progress, run.bare_model, data.held_out, batch)
+            row = log.telemetry(progress, run.bare_model, data.held_out)
             values |= {f"telemetry/{name}": value for name, value in row.items()}
         if progress.step % recipe.eval_every == 0:  # not at a stop: it must leave no trace in what is saved
             for notice in monitor.observe(values["eval_bpb"], row):
