@@ -31,10 +31,11 @@ from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import TrainerError
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
+from bit_transformer.recipes import OptimizerConfig
 from bit_transformer.training.report import open_output
 from bit_transformer.training.resume import checkpoint_path
 from bit_transformer.training.schedule import ScheduleConfig, plan_schedule
-from bit_transformer.training.setup import parameter_groups
+from bit_transformer.training.setup import build_optimizers
 from chronicle.data import step_digest
 from chronicle.errors import ChronicleError
 from chronicle.metrics.log import MetricsWriter
@@ -106,7 +107,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
     if accelerator.device.type == "cuda":
         torch.use_deterministic_algorithms(True)  # the gate asks for equal bits
     model: Any = BitTransformer(model_config(profile))
-    optimizer: Any = AdamW(parameter_groups(model, weight_decay=0.1), lr=profile.lr, betas=(0.9, 0.95))
+    optimizer: Any = build_optimizers(model, OptimizerConfig(lr=profile.lr))[0]
     model, optimizer = accelerator.prepare(model, optimizer)
     scheduler = LambdaLR(optimizer.optimizer, plan_schedule(schedule_config(plan)))
     average = AveragedWeights(model, profile.ema_decay)

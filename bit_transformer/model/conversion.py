@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,9 +61,8 @@ class FakeQuantise4(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, per_position: bool = False) -> Tensor:
         """Return the rounded tensor."""
-        values = x.detach()
-        low, high = (values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)) if per_position else (
-            values.amin(), values.amax())
+        dims = -1 if per_position else tuple(range(x.dim()))
+        low, high = x.detach().amin(dims, keepdim=True), x.detach().amax(dims, keepdim=True)
         scale = ((high - low) / 15).clamp(min=1e-8)
         return ((x - low) / scale).round().clamp(0, 15) * scale + low
 
@@ -116,14 +115,13 @@ class QatLinear(nn.Linear):
 
 def prepare_qat(model: BitTransformer) -> BitTransformer:
     """Return a copy whose linear layers train with four-bit fake quantisation; the head stays exact."""
-    result = copy.deepcopy(model)
-    for parent, name, linear in _linears(result):
-        if linear is result.head:
-            continue
+
+    def layer_of(linear: nn.Linear) -> QatLinear:
         layer = QatLinear(linear.in_features, linear.out_features, bias=linear.bias is not None)
         layer.load_state_dict(linear.state_dict())
-        setattr(parent, name, layer)
-    return result
+        return layer
+
+    return _with_layers(model, layer_of)
 
 
 def set_qat(model: nn.Module, active: bool) -> None:
@@ -133,44 +131,28 @@ def set_qat(model: nn.Module, active: bool) -> None:
             layer.active = active
 
 
-def convert_qat(model: BitTransformer) -> BitTransformer:
-    """Return a copy with ordinary linear layers that hold the rounded four-bit weights, for an export to INT8."""
-    result = copy.deepcopy(model)
-    for parent, name, layer in _linears(result):
-        if isinstance(layer, QatLinear):
-            linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-            rounded = FakeQuantise4.apply(layer.weight.detach())  # type: ignore[no-untyped-call]
-            linear.load_state_dict({**layer.state_dict(), "weight": rounded})
-            setattr(parent, name, linear)
-    return result
-
-
 def export_int8(model: BitTransformer) -> BitTransformer:
-    """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`. Reversible blocks run as usual."""
-    result = copy.deepcopy(model).eval()
-    for parent, name, linear in _linears(result):
-        if linear is not result.head:
-            setattr(parent, name, Int8Linear(linear))
-    return result
+    """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`."""
+    return _with_layers(model, Int8Linear).eval()
 
 
 def export_int4(model: BitTransformer) -> BitTransformer:
     """Return a copy for inference whose linear layers, the head excepted, are `Int4Linear`."""
-    result = copy.deepcopy(model).eval()
-    for parent, name, linear in _linears(result):
-        if linear is not result.head:
-            setattr(parent, name, Int4Linear(linear))
+    return _with_layers(model, Int4Linear).eval()
+
+
+def _with_layers(model: BitTransformer, layer_of: Callable[[nn.Linear], nn.Module]) -> BitTransformer:
+    result = copy.deepcopy(model)
+    found = [(parent, name, child) for parent in result.modules() for name, child in parent.named_children()]
+    for parent, name, child in found:
+        if isinstance(child, nn.Linear) and child is not result.head:
+            setattr(parent, name, layer_of(child))
     return result
 
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of parameters and saved buffers."""
-    return sum(value.numel() * value.element_size() for value in model.state_dict().values() if isinstance(value, Tensor))
-
-
-def _linears(model: BitTransformer) -> list[tuple[nn.Module, str, nn.Linear]]:
-    return [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
-            if isinstance(child, nn.Linear)]
+    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 
 # --- Growth in depth and width
@@ -187,8 +169,10 @@ def grow(model: BitTransformer, kind: str) -> BitTransformer:
 def grown_config(config: ModelConfig, kinds: Sequence[str]) -> ModelConfig:
     """Return the shape after these growths."""
     for kind in kinds:
-        config = (replace(config, num_layers=2 * config.num_layers) if kind == "depth" else
-                  replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff))
+        if kind == "depth":
+            config = replace(config, num_layers=2 * config.num_layers)
+        else:
+            config = replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff)
     return config
 
 
@@ -235,7 +219,7 @@ def grow_width(model: BitTransformer) -> BitTransformer:
     config = model.config
     if config.norm != "pre" or config.act:
         raise BadRecipe("cannot grow in width: expected norm=pre and no ACT")
-    wide = replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff)
+    wide = grown_config(config, ("width",))
     result = BitTransformer(wide).to(next(model.parameters()).device)
     result.positions.copy_(torch.cat([model.positions] * 2, -1))
     old = model.state_dict()
@@ -250,7 +234,9 @@ def grow_width(model: BitTransformer) -> BitTransformer:
             new[name] = value
         elif "in_proj" in name:  # query, key and value each twice, so that the first half of the heads are the old ones
             parts = [torch.cat([part, part]) for part in value.chunk(3)]
-            new[name] = torch.cat([_read_both(part, draws) if value.dim() == 2 else part for part in parts])
+            if value.dim() == 2:
+                parts = [_read_both(part, draws) for part in parts]
+            new[name] = torch.cat(parts)
         elif value.dim() == 2:
             new[name] = _read_both(torch.cat([value, value]), draws)
         else:

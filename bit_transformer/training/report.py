@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from bit_transformer.evaluation.held_out import (
     format_export_table,
 )
 from bit_transformer.evaluation.telemetry import Floors
+from bit_transformer.footprint import of_recipe, step_flops
 from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.model.transformer import BitTransformer, count_model_parameters
 from bit_transformer.recipes import Recipe
@@ -46,6 +48,13 @@ from chronicle.preflight.facts import find_plan
 from chronicle.resume.batch_record import LastFrames
 
 _SAMPLE_BYTES, _TELL_SECONDS = 64, 10.0
+_CPU_FLOPS = 3e10  # of one core in float32 at best: enough to tell seconds from hours
+_LONG_SECONDS = 10
+
+
+def bits_per_byte(nats_per_symbol: float, vocab: int = 2) -> float:
+    """Convert a mean loss in nats per predicted symbol to bits per byte: nine bits with parity, or one byte."""
+    return nats_per_symbol / math.log(2) * (BITS_PER_BYTE if vocab == 2 else 1)
 
 
 class LaunchLog:
@@ -57,15 +66,37 @@ class LaunchLog:
         run_dir, launch_dir = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH_DIR")
         self._run = RunPaths(Path(run_dir)) if run_dir and is_main else None
         self._directory = Path(launch_dir) if launch_dir and is_main else None
-        self._metrics, self._samples = None, None
-        if self._directory is not None:
-            self._metrics = MetricsWriter(self._directory / "metrics.jsonl")
-            self._samples = (self._directory / "samples.jsonl").open("a", buffering=1)
+        self._metrics: MetricsWriter | None = None  # from `start` on
+        self._samples: TextIO | None = None
         self._frames = LastFrames(self._directory)
         self._evidence = open_evidence(environ)
         self._is_first = True  # no step has been reported
         self._rows_read = 0  # by this rank, in this launch
         self._symbol, self._coin_flip = ("bit", 9.0) if recipe.model.vocab == 2 else ("byte", 8.0)
+
+    def announce_data(self, stores: Sequence[SampleStore]) -> None:
+        """Print the sizes of the opened sources."""
+        data = self._recipe.data
+        told = ", ".join(f"{store.name} {store.num_samples:,} windows" for store in stores)
+        self._say(f"data: {told} of {data.window_bytes} bytes, from {data.data_dir or 'memory'}")
+
+    def announce_model(self, world_size: int, device: str) -> None:
+        """Print the size of the model that is about to be built."""
+        recipe, gigabytes = self._recipe, of_recipe(self._recipe, world_size).total / 1e9
+        self._say(f"model: building {recipe.model.num_parameters:,} parameters on {device}, {recipe.mixed_precision} "
+                  f"autocast, {recipe.sharding}; a rank will need about {gigabytes:.1f} GB")
+
+    def announce_plan(self, world_size: int, device: str) -> None:
+        """Print what a step will cost; on a CPU also where that is long."""
+        recipe, flops = self._recipe, step_flops(self._recipe) / world_size
+        line = (f"plan: {recipe.schedule.total_steps:,} steps of {recipe.data.batch_size} windows, "
+                f"{flops / 1e12:.2g} TFLOP a step and rank")
+        seconds = flops / _CPU_FLOPS
+        if device == "cpu" and seconds > _LONG_SECONDS:
+            told = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+            line += (f": one CPU core needs {told} or more for each. Use a GPU or a smaller batch "
+                     f"(--set batch_size={world_size * recipe.accumulation_steps})")
+        self._say(line)
 
     def start(self, run: TrainingRun, *, resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
         """Print and record what this launch starts with; parameters are counted before and after wrapping."""
@@ -88,14 +119,15 @@ class LaunchLog:
             told = write_start(self._run, plan, progress.segments, first_step=progress.step, launch=self._launch)
             self._say(f"data: {told}")
         if self._directory is not None:
+            self._metrics = MetricsWriter(self._directory / "metrics.jsonl")
             text = json.dumps({**facts, "recipe_fields": self._recipe.to_json()}, indent=1) + "\n"
             (self._directory / "trainer.json").write_text(text, encoding="utf-8")
+            self._samples = (self._directory / "samples.jsonl").open("a", buffering=1)
 
     def step(self, progress: TrainingProgress, step: StepResult, *, learning_rate: float, batch: Batch,
              seconds: float) -> dict[str, float]:
         """Return the metrics of a step, and print a line for the first and every `log_every` steps."""
-        symbols_a_byte = BITS_PER_BYTE if self._recipe.model.vocab == 2 else 1
-        bpb = step.loss / math.log(2) * symbols_a_byte
+        bpb = bits_per_byte(step.loss, self._recipe.model.vocab)
         values = {"loss": step.loss, "loss_bpb": bpb, "lr": learning_rate, "grad_norm": step.grad_norm,
                   "tokens": progress.bits_seen, "step_seconds": round(seconds, 6)}
         total = sum(step.source_rows.values())

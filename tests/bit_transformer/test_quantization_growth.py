@@ -10,7 +10,6 @@ import torch
 from bit_transformer.errors import BadRecipe
 from bit_transformer.model.conversion import (
     QatLinear,
-    convert_qat,
     export_int4,
     export_int8,
     grow_depth,
@@ -83,11 +82,11 @@ def test_four_bit_training_learns_and_exports_close(trained: BitTransformer) -> 
         loss.backward()
         optimizer.step()
     assert _loss(model, fixed).item() < before - 0.05
-    converted = convert_qat(model)
-    assert len(torch.unique(converted.blocks[0].attention.in_proj.weight)) <= 16
+    small = export_int4(model)
+    assert len(torch.unique(small.blocks[0].attention.in_proj.packed & 15)) <= 16
     bits = _windows()
     with torch.no_grad():
-        assert (export_int8(converted)(bits).logits_BTV - converted(bits).logits_BTV).abs().max() < 0.6
+        assert (small(bits).logits_BTV - model(bits).logits_BTV).abs().max() < 0.6
 
 
 def test_deeper_model_computes_the_same(trained: BitTransformer) -> None:

@@ -24,28 +24,25 @@ def large() -> Recipe:
 
 
 @pytest.mark.parametrize(("gigabytes", "ranks", "ways"), [
-    (24, 1, ["--set sharding=fsdp2 --set model.reversible=false --set model.checkpointing=true on 4 ranks"]),
     (24, 8, ["--set sharding=zero2", "--set sharding=fsdp2"]),
     (40, 8, ["--set model.checkpointing=true", "--set accumulation_steps=8"]),
     (80, 1, ["--set model.checkpointing=true", "--set accumulation_steps=64"]),
 ])
 def test_named_ways_are_those_of_the_arithmetic(large: Recipe, gigabytes: int, ranks: int, ways: list[str]) -> None:
     """For the usual devices: recomputing or smaller micro-batches where that is enough, sharding where it is not."""
-    named = list(list_ways(large, ranks, gigabytes * GB, own_memory=True))
+    named = list(list_ways(large, ranks, gigabytes * GB))
     assert 1 <= len(named) <= 3
     for way in ways:
         assert any(way in one for one in named), named
     for one in named:
-        words, _, on = one.partition(" on ")
-        settings = [word for word in words.split() if word != "--set"]
-        count = int(on.split()[0]) if on else ranks
-        assert of_recipe(with_settings(large, settings), count).fits(gigabytes)
+        settings = [word for word in one.split() if word != "--set"]
+        assert of_recipe(with_settings(large, settings), ranks).fits(gigabytes * GB)
 
 
 def test_nothing_is_named_where_it_fits_or_nothing_helps(large: Recipe) -> None:
-    """A small recipe anywhere; the large one in a gigabyte of a host that all ranks share."""
-    assert not list(list_ways(find_recipe("demo"), 1, 4 * GB, own_memory=False))
-    assert not list(list_ways(large, 1, GB, own_memory=False))
+    """A small recipe anywhere; the large one in a gigabyte."""
+    assert not list(list_ways(find_recipe("demo"), 1, 4 * GB))
+    assert not list(list_ways(large, 1, GB))
 
 
 def test_averaged_weights_and_growth_are_counted() -> None:
