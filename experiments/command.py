@@ -128,7 +128,7 @@ def status(
 
 @app.command()
 def report(
-    name: Annotated[str, typer.Argument(help="Name of the study's run.")] = "restart-impact-cpu",
+    name: Annotated[str, typer.Argument(help="Name of the study's run, or the folder of its report.")] = "restart-impact-cpu",
     out: Annotated[
         Path | None, typer.Option(help="Where to write it [the study's own report/].", metavar="DIR")
     ] = None,
@@ -137,10 +137,15 @@ def report(
 ) -> CommandResult:
     """Answer the study's questions: verdicts, plots and tables, refused where its own controls failed.
 
+    The folder of a report is judged again from its own raw files: chronicle experiment report docs/results/restart-impact-cpu
+
     Example: chronicle experiment report restart-impact-cpu
     """
-    from experiments.report import build_report
+    from experiments.report import MEASURED, build_report, judge_folder
 
+    if (Path(name) / MEASURED).is_file():
+        built = judge_folder(Path(name))
+        return CommandResult(text=built.text, data=built.data)
     paths = _paths(name, logs)
     built = build_report(paths, out or paths.report_dir)
     return CommandResult(text=built.text, data=built.data)

@@ -37,6 +37,7 @@ __all__ = [
 VERSION = 1
 Setting: TypeAlias = str | int | float
 FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")
+UNITS = ((), ("seed",), ("slice",), ("order",), ("checkpoint",), ("checkpoint", "order"))
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 
@@ -147,31 +148,33 @@ class Trainer:
     stop: str = "itself"  # `checkpoint`: the launch gets TERM when the checkpoint after {last} is complete
 
     def __post_init__(self) -> None:
-        known = {*PLACEHOLDERS, *self.settings}
-        clash = sorted(set(self.settings) & set(PLACEHOLDERS))
-        if clash or not all(SETTING.fullmatch(name) for name in self.settings):
-            bad = clash[0] if clash else next(name for name in self.settings if not SETTING.fullmatch(name))
-            raise BadStudy(f"setting `{bad}` of the trainer is a placeholder of the study's or no plain name")
+        for name in self.settings:
+            if name in PLACEHOLDERS or not SETTING.fullmatch(name):
+                raise BadStudy(f"setting `{name}` of the trainer is a placeholder of the study's or no plain name")
         if not self.command:
             raise BadStudy("key `command` of the trainer is empty: expected the words of a command")
         for word in (*self.command, *self.resume, self.metrics):
-            _check_placeholders(word, known)
+            _check_placeholders(word, {*PLACEHOLDERS, *self.settings})
         _check_placeholders(self.checkpoint, {"step"})
         for channel, pattern in self.lines.items():
-            try:
-                groups = re.compile(pattern).groups
-            except re.error as problem:
-                raise BadStudy(f"`{channel}` in `lines` of the trainer is no regular expression: {problem}") from None
-            if groups != 2 or self.metrics == "guard":
-                told = "needs `metrics: output` or a path" if groups == 2 else f"has {groups} groups, expected step and value"
-                raise BadStudy(f"`{channel}` in `lines` of the trainer {told}")
-        if set(self.reads) - set(self.settings):
-            unknown = min(set(self.reads) - set(self.settings))
-            raise BadStudy(f"key `reads` of the trainer names `{unknown}`, which is no setting")
+            self._check_pattern(f"`{channel}` in `lines` of the trainer", pattern)
+        for name in self.reads:
+            if name not in self.settings:
+                raise BadStudy(f"key `reads` of the trainer names `{name}`, which is no setting")
         if len(self.probe) not in (0, 2):
             raise BadStudy(f"key `probe` of the trainer names {len(self.probe)} channels, expected two: without, with examples")
         if self.stop not in ("itself", "checkpoint"):
             raise BadStudy(f"key `stop` of the trainer is {self.stop!r}: expected `itself` or `checkpoint`")
+
+    def _check_pattern(self, where: str, pattern: str) -> None:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as problem:
+            raise BadStudy(f"{where} is no regular expression: {problem}") from None
+        if groups != 2:
+            raise BadStudy(f"{where} has {groups} groups, expected step and value")
+        if self.metrics == "guard":
+            raise BadStudy(f"{where} needs `metrics: output` or a path")
 
 
 PLACEHOLDERS = ("arm", "checkpoints", "data", "every", "first", "last", "leg", "order", "python", "resume", "run", "seed",
@@ -223,22 +226,21 @@ class Profile:
     mixed_precision: str = "no"
 
     def __post_init__(self) -> None:
-        self._require({"slice_updates": 1, "start_updates": 0, "seeds": 1, "starts": 1, "shard_samples": 1, "eval_every": 1,
-                       "eval_windows": 1})  # fmt: skip
-
-    def _require(self, least: Mapping[str, int]) -> None:
-        for key, bound in least.items():
-            if getattr(self, key) < bound:
-                raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected {bound} or more")
+        if self.start_updates < 0:
+            raise BadStudy(f"profile `{self.name}`: start_updates is {self.start_updates}, expected 0 or more")
+        for key in ("slice_updates", "seeds", "starts", "shard_samples", "eval_every", "eval_windows"):
+            if getattr(self, key) < 1:
+                raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected 1 or more")
 
     def require_model(self) -> None:
         """Raise `BadStudy` where the sizes that the bit transformer needs are not there."""
-        needed = ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size")
-        missing = [key for key in needed if not getattr(self, key)]
-        if missing:
-            raise BadStudy(f"key `{missing[0]}` is missing in profile {self.name}")
-        self._require({"batch_size": 1, "num_layers": 1, "window_bytes": 2})
-        if self.num_heads < 1 or self.d_model % self.num_heads:
+        for key in ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size"):
+            value = getattr(self, key)
+            if not value:
+                raise BadStudy(f"key `{key}` is missing in profile {self.name}")
+            if value < 1:
+                raise BadStudy(f"profile `{self.name}`: {key} is {value}, expected 1 or more")
+        if self.d_model % self.num_heads:
             raise BadStudy(f"profile `{self.name}`: d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
 
 
@@ -261,6 +263,7 @@ class Study:
     alpha: float = 0.05
     primary: str = "held-out bits per byte, mixture weights, averaged weights, after the last slice"
     answers: tuple[AnswerRule, ...] = ()
+    units: tuple[str, ...] = ()  # what is drawn anew for a pair; two kinds are crossed; empty: what the sizes say
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -288,6 +291,9 @@ class Study:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
             raise BadStudy(f"gate names {len(self.gate)} arms, expected two: the reference and its exact restart")
+        if self.units not in UNITS:
+            expected = ", ".join(str(list(kinds)) for kinds in UNITS if kinds)
+            raise BadStudy(f"key `units` is {list(self.units)}, expected one of {expected}")
         lengths = {len(arm.slices) for arm in self.arms}
         if len(lengths) != 1:
             raise BadStudy(f"arms have {sorted(lengths)} slices: all must make the same number of updates")
@@ -352,21 +358,25 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """The whole definition as plain values. What came later is left out where it is not used: hashes of studies stay."""
-        parts: dict[str, Any] = {"v": VERSION, **asdict(self)}
-        if self.trainer is None:
-            del parts["trainer"]
-        for owner, key in ((parts, "robust"), *((parts.get("trainer") or {}, key) for key in ("also", "probe", "reads")),
-                           *((one, "cannot") for one in parts["answers"]), *((one, "set") for one in parts["profiles"])):
-            if not owner.get(key, True):
-                del owner[key]
-        for record in (*parts["arms"], *(arm["restart"] for arm in parts["arms"] if arm["restart"] is not None)):
-            for key in ("set", "rollback"):
-                if not record.get(key, True):
-                    del record[key]
-        for record in parts["profiles"]:
-            if record["starts"] == 1:
-                del record["starts"]
+        parts: dict[str, Any] = {"v": VERSION, **_without_unused(asdict(self))}
         return parts
+
+
+CAME_LATER = {"also", "cannot", "probe", "reads", "robust", "rollback", "set", "starts", "trainer", "units"}
+OF_FIELDS = {"answers", "arms", "profiles", "restart", "trainer"}  # whose values are records; other mappings are the user's
+
+
+def _without_unused(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in record.items():
+        if key in CAME_LATER and (not value or (key == "starts" and value == 1)):
+            continue
+        if key in OF_FIELDS and isinstance(value, Mapping):
+            value = _without_unused(value)
+        elif key in OF_FIELDS and value:
+            value = [_without_unused(one) if isinstance(one, Mapping) else one for one in value]
+        found[key] = value
+    return found
 
 
 def _position(names: Sequence[str], name: str, what: str) -> int:
@@ -382,48 +392,6 @@ STUDIES_DIR = Path(__file__).parent / "studies"
 T = TypeVar("T")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _all(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, tuple) and all(map(check, value))
-
-
-def _are_weights(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_word(name) and _is_whole(n) and n > 0 for name, n in value.items())
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_word(key) and _is_word(name) for key, name in value.items())
-
-
-def _are_settings(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_word(k) and (_is_word(v) or _is_number(v)) for k, v in value.items())
-
-
-SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # by the annotation of a field
-    "int": (_is_whole, "a whole number"),
-    "float": (_is_number, "a number"),
-    "str": (_is_word, "text"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "tuple[int, ...]": (_all(_is_whole), "a list of whole numbers"),
-    "tuple[float, ...]": (_all(_is_number), "a list of numbers"),
-    "tuple[str, ...]": (_all(_is_word), "a list of names"),
-    "Mapping[str, int]": (_are_weights, "names with weights, whole numbers above 0"),
-    "Mapping[str, str]": (_are_names, "names with names"),
-    "Mapping[str, Setting]": (_are_settings, "names with numbers or words"),
-}
-
-
 def list_studies() -> tuple[str, ...]:
     """Names of the studies that come with the product."""
     return tuple(sorted(path.stem for path in STUDIES_DIR.glob("*.yaml")))
@@ -432,15 +400,13 @@ def list_studies() -> tuple[str, ...]:
 def find_study(name_or_path: str) -> Study:
     """A study that comes with the product, or a YAML file of the user's own. Raises `BadStudy`."""
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise BadStudy(f"study file `{path}` does not exist")
-    else:
-        path = STUDIES_DIR / f"{name_or_path}.yaml"
+    if path.suffix not in (".yaml", ".yml"):
         if name_or_path not in list_studies():
-            raise BadStudy(
-                f"unknown study `{name_or_path}`: expected a YAML file or one of {', '.join(list_studies())}"
-            )
+            known = ", ".join(list_studies())
+            raise BadStudy(f"unknown study `{name_or_path}`: expected a YAML file or one of {known}")
+        path = STUDIES_DIR / f"{name_or_path}.yaml"
+    elif not path.is_file():
+        raise BadStudy(f"study file `{path}` does not exist")
     try:
         return parse_study(path.read_text(encoding="utf-8"), where=str(path))
     except (OSError, UnicodeDecodeError) as problem:
@@ -464,76 +430,117 @@ def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study
     """Build a study from `Study.to_json` or from a parsed file, in which named lists may be mappings by name."""
     parts = {key: value for key, value in record.items() if key != "v"}
     try:
-        parts["arms"] = tuple(_arm(item) for item in _listed(parts.get("arms"), "arms"))
-        parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
-        parts["answers"] = tuple(_build(AnswerRule, item) for item in _answers(parts.get("answers", ())))
+        arms = [dict(item) for item in _listed(parts.get("arms"), "arms")]
+        for arm in arms:
+            if arm.get("restart") is not None:
+                arm["restart"] = _restart(arm["name"], arm["restart"])
+        parts["arms"] = tuple(_build(Arm, arm) for arm in arms)
         parts["profiles"] = tuple(_build(Profile, item) for item in _listed(parts.get("profiles"), "profiles"))
-        if parts.get("trainer") is not None:
-            parts["trainer"] = _trainer(parts["trainer"])
+        parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
+        answers = parts.get("answers", ())
+        if isinstance(answers, Mapping):
+            answers = {name: by if isinstance(by, Mapping) else {"by": by} for name, by in answers.items()}
+        parts["answers"] = tuple(_build(AnswerRule, item) for item in _listed(answers, "answers"))
+        trainer = parts.pop("trainer", None)
+        if trainer is not None:
+            parts["trainer"] = _build(Trainer, _mapping(trainer, "key `trainer`", "a mapping with `command`"), "the trainer")
         return _build(Study, parts)
     except BadStudy as problem:
         raise BadStudy(f"`{where}`: {problem.message}", problem.remedy) from problem
 
 
-def _arm(record: Mapping[str, Any]) -> Arm:
-    restart = record.get("restart")
-    return _build(Arm, {**record, "restart": None if restart is None else _restart(record["name"], restart)})
+def _mapping(value: Any, what: str, expected: str = "a mapping") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadStudy(f"{what} is {value!r}: expected {expected}")
+    return value
 
 
-def _trainer(record: Any) -> Trainer:
-    if not isinstance(record, Mapping):
-        raise BadStudy(f"key `trainer` is {record!r}: expected a mapping with `command`")
-    return _build(Trainer, record, "the trainer")
+def _listed(value: Any, key: str) -> list[Mapping[str, Any]]:
+    """The records of a list, or of a mapping by name."""
+    if isinstance(value, Mapping):
+        found: list[Mapping[str, Any]] = []
+        for name, body in value.items():
+            if not isinstance(body, Mapping):
+                raise BadStudy(f"key `{key}`: the value of `{name}` is {body!r}, expected a mapping")
+            found.append({"name": str(name), **body})
+        return found
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
+    return [_mapping(item, f"key `{key}`: a value") for item in value]
 
 
 def _restart(arm: str, record: Any) -> Restart:
-    if not isinstance(record, Mapping):
-        raise BadStudy(f"key `restart` in arm {arm} is {record!r}: expected a mapping, `{{}}` for an exact restart")
-    parts = dict(record)
-    for key, kind in (("order", Order), ("loses", Loss)):
-        words, known = parts.get(key, () if key == "loses" else Order.PLAN), ", ".join(kind)
-        try:
-            parts[key] = kind(words) if kind is Order else tuple(kind(one) for one in words)
-        except (ValueError, TypeError) as problem:
-            listed = "a list of " if kind is Loss else "one of "
-            raise BadStudy(f"key `{key}` in the restart of arm {arm} is {words!r}: expected {listed}{known}") from problem
-    return _build(Restart, parts, f"the restart of arm {arm}")
+    parts = dict(_mapping(record, f"key `restart` in arm {arm}", "a mapping, `{}` for an exact restart"))
+    where = f"the restart of arm {arm}"
+    order, loses = parts.get("order", Order.PLAN), parts.get("loses", ())
+    if order not in list(Order):
+        raise BadStudy(f"key `order` in {where} is {order!r}: expected one of {', '.join(Order)}")
+    if not isinstance(loses, Sequence) or not set(loses) <= set(Loss):
+        raise BadStudy(f"key `loses` in {where} is {loses!r}: expected a list of {', '.join(Loss)}")
+    return _build(Restart, {**parts, "order": Order(order), "loses": tuple(map(Loss, loses))}, where)
 
 
-def _listed(value: Any, key: str) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        value = [{"name": str(name), **body} if isinstance(body, Mapping) else {"name": str(name), "": body}
-                 for name, body in value.items()]  # fmt: skip
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            if not isinstance(item, Mapping) or "" in item:
-                told = item.get("") if isinstance(item, Mapping) else item
-                named = f" of `{item['name']}`" if isinstance(item, Mapping) else ""
-                raise BadStudy(f"key `{key}`: the value{named} is {told!r}, expected a mapping")
-        return value
-    raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _answers(value: Any) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        return [{"name": str(name), **(by if isinstance(by, Mapping) else {"by": by})} for name, by in value.items()]
-    return _listed(value, "answers")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_setting(value: Any) -> bool:
+    return _is_word(value) or _is_number(value)
+
+
+def _is_weight(value: Any) -> bool:
+    return _is_whole(value) and value > 0
+
+
+# by the annotation of a field: the check of a value, or of every member, and what was expected
+VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (_is_whole, "a whole number"), "float": (_is_number, "a number"), "str": (_is_word, "text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false")}
+LISTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "tuple[int, ...]": (_is_whole, "a list of whole numbers"), "tuple[float, ...]": (_is_number, "a list of numbers"),
+    "tuple[str, ...]": (_is_word, "a list of names")}
+MAPPINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "Mapping[str, int]": (_is_weight, "names with weights, whole numbers above 0"),
+    "Mapping[str, str]": (_is_word, "names with names"), "Mapping[str, Setting]": (_is_setting, "names with numbers or words")}
 
 
 def _build(kind: type[T], record: Mapping[str, Any], where: str = "") -> T:
     """Build a dataclass from a mapping; every key is checked against the type of its field."""
     where = where or f"{kind.__name__.lower()} {record.get('name', '')}".rstrip()
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(record) - set(known), key=str)
-    if unknown:
-        raise BadStudy(f"unknown key `{unknown[0]}` in {where}: expected {', '.join(known)}")
-    missing = [name for name, one in known.items() if name not in record and one.default is one.default_factory is MISSING]
-    if missing:
-        raise BadStudy(f"key `{missing[0]}` is missing in {where}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    for key, value in values.items():
-        check, expected = SHAPES.get(str(known[key].type), (lambda _: True, ""))
-        if not check(value):
-            shown = list(value) if isinstance(value, tuple) else value
-            raise BadStudy(f"key `{key}` in {where} is {shown!r}: expected {expected}")
+    for key in sorted(record, key=str):
+        if key not in known:
+            raise BadStudy(f"unknown key `{key}` in {where}: expected {', '.join(known)}")
+    for name, one in known.items():
+        if name not in record and one.default is MISSING and one.default_factory is MISSING:
+            raise BadStudy(f"key `{name}` is missing in {where}")
+    values = {}
+    for key, value in record.items():
+        expected = _what_was_expected(str(known[key].type), value)
+        if expected:
+            raise BadStudy(f"key `{key}` in {where} is {value!r}: expected {expected}")
+        values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
+
+
+def _what_was_expected(annotation: str, value: Any) -> str:
+    """What a value of this annotation should have been; empty where it is that, or where the annotation is no plain one."""
+    if annotation in VALUES:
+        holds, expected = VALUES[annotation]
+        return "" if holds(value) else expected
+    if annotation in LISTS:
+        holds, expected = LISTS[annotation]
+        return "" if isinstance(value, list | tuple) and all(map(holds, value)) else expected
+    if annotation in MAPPINGS:
+        holds, expected = MAPPINGS[annotation]
+        is_good = isinstance(value, Mapping) and all(map(_is_word, value)) and all(map(holds, value.values()))
+        return "" if is_good else expected
+    return ""
