@@ -9,23 +9,18 @@ from __future__ import annotations
 import math
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from bit_transformer.errors import BadRecipe
 from bit_transformer.model.conversion import grown_config
 from bit_transformer.model.transformer import ModelConfig
-from bit_transformer.recipes import Recipe, with_settings
+from bit_transformer.recipes import Recipe
 from chronicle.preflight import available_memory
 
-_USABLE = 0.9  # of a device; the rest is the driver, its libraries and fragmentation
 _FLOAT = 4
-_WHOLE = ("ema_decay=0", "export=()", "qat_from_step=none", "growth=()")  # features that need whole parameters
-_MOST_WAYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +39,6 @@ class Footprint:
     def total(self) -> int:
         """The sum of all parts."""
         return sum(asdict(self).values())
-
-    def fits(self, num_bytes: float) -> bool:
-        """Whether it fits so much memory with a tenth left free."""
-        return self.total <= num_bytes * _USABLE
 
 
 def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batch: int, positions: int,
@@ -112,16 +103,15 @@ def step_flops(recipe: Recipe) -> float:
     return recipe.data.batch_size * symbols * 6 * (matrices + num_layers * d * (symbols + 1))
 
 
-# --- Free memory, and the settings that would fit
+# --- Free memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The memory that a rank needs, the free memory of each rank, and settings that would fit."""
+    """The memory that a rank needs, and the free memory of each rank."""
 
     needed: Footprint
     free_by_rank: tuple[int | None, ...]
-    ways: tuple[str, ...]
 
     @property
     def parts(self) -> dict[str, int]:
@@ -137,30 +127,4 @@ def measure_room(accelerator: Any, recipe: Recipe) -> Room:
     told = gather_object([(socket.gethostname(), own)])
     sharers = Counter(host for host, _ in told)
     free = [size if size is None or not is_cpu else size // sharers[host] for host, size in told]
-    known = [size for size in free if size is not None]
-    ways = tuple(list_ways(recipe, len(told), min(known))) if known else ()
-    return Room(needed=of_recipe(recipe, len(told)), free_by_rank=tuple(free), ways=ways)
-
-
-def list_ways(recipe: Recipe, world_size: int, free: int) -> Iterator[str]:
-    """Yield up to three changes of settings with which a rank of as many ranks fits `free` bytes; none where it fits."""
-    if of_recipe(recipe, world_size).fits(free):
-        return
-    recompute = "model.checkpointing=true"
-    smallest = f"accumulation_steps={max(1, recipe.data.batch_size // world_size)}"
-    candidates: list[tuple[str, ...]] = [(smallest,)]
-    if not recipe.model.reversible and not recipe.model.checkpointing:
-        candidates = [(recompute,), (smallest,), (recompute, smallest)]
-    if world_size > 1:
-        sharded = (*_WHOLE, "model.reversible=false", recompute)
-        candidates += [(f"sharding={sharding}", *sharded) for sharding in ("zero2", "fsdp2", "zero3")]
-    num_found = 0
-    for settings in candidates:
-        try:
-            changed = with_settings(recipe, settings)
-            changed.require_divisible(world_size)
-        except BadRecipe:
-            continue
-        if num_found < _MOST_WAYS and of_recipe(changed, world_size).fits(free):
-            num_found += 1
-            yield " ".join(f"--set {one}" for one in settings if one not in _WHOLE)
+    return Room(needed=of_recipe(recipe, len(told)), free_by_rank=tuple(free))

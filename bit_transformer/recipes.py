@@ -88,7 +88,7 @@ class Recipe:
     telemetry_windows: int = 2
     growth: tuple[str, ...] = ()
     qat_from_step: int | None = None
-    export: tuple[str, ...] = ()
+    export: bool = False
     min_bytes_per_parameter: float = 0.0
     baseline_run: str | None = None
 
@@ -204,7 +204,7 @@ def baseline() -> Recipe:
 
 
 def cpu_int8() -> Recipe:
-    """Preset B: 8 layers of width 128 for the CPU. 1,586,690 parameters; exported to int8 and int4 at the end.
+    """Preset B: 8 layers of width 128 for the CPU. 1,586,690 parameters; exported to int8 at the end.
 
     `--set qat_from_step=9000` trains the last tenth with four-bit weights and inputs.
     """
@@ -216,7 +216,7 @@ def cpu_int8() -> Recipe:
         optimizer=OptimizerConfig(lr=1e-3),
         schedule=ScheduleConfig(shape="cosine", warmup_steps=200, total_steps=10_000),
         checkpoint_every=500, eval_every=250, eval_windows=128, mixed_precision="bf16", device="auto",
-        export=("int8", "int4"))
+        export=True)
 
 
 def scaleup() -> Recipe:
@@ -315,7 +315,7 @@ def _types_of(owner: type, name: str) -> tuple[type, ...]:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mixed_precision": ("no", "bf16"), "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"), "device": ("cpu", "auto"),
-    "growth": ("depth", "width"), "export": ("int8", "int4")}
+    "growth": ("depth", "width")}
 
 
 # --- Bounds of the numbers in a recipe

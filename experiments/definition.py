@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -47,7 +47,6 @@ class Order(StrEnum):
     PLAN = "plan"  # the order that the arm would have without the restart
     RESHUFFLED = "reshuffled"  # another full shuffle of the slice
     STOCK = "stock"  # stock WebDataset: shuffled shard list, samples through an empty buffer; entropy from the seed
-    STOCK_UNSEEDED = "stock-unseeded"  # the same with entropy from the machine, recorded with the launch
 
 
 class Loss(StrEnum):
@@ -266,27 +265,18 @@ class Study:
     units: tuple[str, ...] = ()  # what is drawn anew for a pair; two kinds are crossed; empty: what the sizes say
 
     def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) != len(names):
-            raise BadStudy(f"arms have the same name: {', '.join(sorted(names))}")
-        wanted = [self.reference, *self.gate, *self.factorial.values()]
-        wanted += [arm for contrast in self.contrasts for arm in (contrast.plus, contrast.minus)]
-        wanted += [arm for profile in self.profiles for arm in (*profile.arms, *profile.once)]
-        unknown = sorted(set(wanted) - set(names))
-        if unknown:
-            raise BadStudy(f"unknown arm `{unknown[0]}`: the study has {', '.join(names)}")
-        contrasts = {*(contrast.name for contrast in self.contrasts), *(FACTORIAL_EFFECTS if self.factorial else ())}
-        unknown = sorted({name for answer in self.answers for name in answer.by} - contrasts)
-        if unknown:
-            raise BadStudy(f"unknown contrast `{unknown[0]}` in answers: the study has {', '.join(sorted(contrasts))}")
-        sources = {*self.sources, *(name for profile in self.profiles for name in profile.sources)}
-        used = {name for arm in self.arms if arm.restart is not None for name in arm.restart.ratio}
-        if used - sources:
-            raise BadStudy(f"unknown source `{min(used - sources)}` in a ratio: the study has {', '.join(sorted(sources))}")
-        if self.trainer is None:
-            self._require_own_trainer()
-        else:
-            self._require_settings(self.trainer)
+        arms = [arm.name for arm in self.arms]
+        if len(set(arms)) != len(arms):
+            raise BadStudy(f"arms have the same name: {', '.join(sorted(arms))}")
+        named = [self.reference, *self.gate, *self.factorial.values()]
+        for contrast in self.contrasts:
+            named += [contrast.plus, contrast.minus]
+        for profile in self.profiles:
+            named += [*profile.arms, *profile.once]
+        _require_known(named, arms, "unknown arm `{}`: the study has")
+        contrasts = [contrast.name for contrast in self.contrasts] + list(FACTORIAL_EFFECTS if self.factorial else ())
+        for rule in self.answers:
+            _require_known(rule.by, contrasts, "unknown contrast `{}` in answers: the study has")
         if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
@@ -297,35 +287,38 @@ class Study:
         lengths = {len(arm.slices) for arm in self.arms}
         if len(lengths) != 1:
             raise BadStudy(f"arms have {sorted(lengths)} slices: all must make the same number of updates")
+        if self.trainer is None:
+            self._require_own_trainer()
+        else:
+            self._require_settings(list(self.trainer.settings))
 
     def _require_own_trainer(self) -> None:
         if not self.sources:
             raise BadStudy("the study names no source: key `sources` is missing")
+        sources = list(self.sources)
         for profile in self.profiles:
             profile.require_model()
+            sources += profile.sources
         for arm in self.arms:
-            if arm.set or (arm.restart is not None and (arm.restart.set or arm.restart.rollback)):
+            restart = arm.restart or Restart()
+            _require_known(restart.ratio, sources, "unknown source `{}` in a ratio: the study has")
+            if arm.set or restart.set or restart.rollback:
                 raise BadStudy(f"arm `{arm.name}` has `set` or `rollback`, which need a `trainer`")
-            if arm.restart is not None and 0 in arm.restart.at:
+            if 0 in restart.at:
                 raise BadStudy(f"arm `{arm.name}` restarts at 0, the common checkpoint, which needs a `trainer`")
 
-    def _require_settings(self, trainer: Trainer) -> None:
+    def _require_settings(self, settings: Sequence[str]) -> None:
         """What the study cannot do to a program of which it knows only the command."""
         if self.sources or any(profile.sources for profile in self.profiles):
             raise BadStudy("`sources` belong to the bit transformer: this study has a `trainer`, which reads its own data")
         for profile in self.profiles:
-            for name in sorted(set(profile.set) - set(trainer.settings)):
-                known = ", ".join(trainer.settings) or "none"
-                raise BadStudy(f"profile `{profile.name}` sets `{name}`: the trainer's settings are {known}")
+            _require_known(profile.set, settings, f"profile `{profile.name}` sets `{{}}`: the trainer's settings are")
         for arm in self.arms:
             restart = arm.restart or Restart()
             if 0 in restart.at and (restart.rollback or restart.back):
                 raise BadStudy(f"arm `{arm.name}` rolls back at 0, where it has no checkpoint of its own: name a later `at`")
-            unknown = sorted({*arm.set, *restart.set} - set(trainer.settings))
-            if unknown:
-                known = ", ".join(trainer.settings) or "none"
-                raise BadStudy(f"arm `{arm.name}` sets `{unknown[0]}`: the trainer's settings are {known}")
-            if restart.order in (Order.STOCK, Order.STOCK_UNSEEDED) or arm.merged:
+            _require_known([*arm.set, *restart.set], settings, f"arm `{arm.name}` sets `{{}}`: the trainer's settings are")
+            if restart.order is Order.STOCK or arm.merged:
                 raise BadStudy(f"arm `{arm.name}` has an order that only the bit transformer's data have: a `trainer` is told "
                                "`{order}`, 0 for the plan's and another number after a restart with `order: reshuffled`")
             if Loss.SCHEDULE in restart.loses:
@@ -350,11 +343,15 @@ class Study:
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; raises `BadStudy` listing the known ones."""
-        return self.arms[_position([arm.name for arm in self.arms], name, "arm")]
+        by_name = {arm.name: arm for arm in self.arms}
+        _require_known([name], list(by_name), "unknown arm `{}`: expected one of")
+        return by_name[name]
 
     def profile(self, name: str) -> Profile:
         """The profile of that name; raises `BadStudy` listing the known ones."""
-        return self.profiles[_position([profile.name for profile in self.profiles], name, "profile")]
+        by_name = {profile.name: profile for profile in self.profiles}
+        _require_known([name], list(by_name), "unknown profile `{}`: expected one of")
+        return by_name[name]
 
     def to_json(self) -> dict[str, Any]:
         """The whole definition as plain values. What came later is left out where it is not used: hashes of studies stay."""
@@ -379,10 +376,10 @@ def _without_unused(record: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _position(names: Sequence[str], name: str, what: str) -> int:
-    if name not in names:
-        raise BadStudy(f"unknown {what} `{name}`: expected one of {', '.join(names)}")
-    return names.index(name)
+def _require_known(names: Iterable[str], known: Sequence[str], sentence: str) -> None:
+    for name in names:
+        if name not in known:
+            raise BadStudy(f"{sentence.format(name)} {', '.join(known) or 'none'}")
 
 
 # --- Reading a study file

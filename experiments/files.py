@@ -83,7 +83,6 @@ class LegResult:
     average: str
     checkpoints: tuple[str, ...]
     final: Mapping[str, float] = field(default_factory=dict)
-    entropy: str | None = None
     seconds: float = 0.0
     device: str = "cpu"
 

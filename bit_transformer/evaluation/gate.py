@@ -1,4 +1,4 @@
-"""The safety gate: limits on smoothed values, checked at every evaluation of a run, and for the texts at its end.
+"""The safety gate: limits on smoothed values, checked at every evaluation of a run; texts drawn at its end.
 
 A value that is not finite closes the gate at once: it is a finding, never a part of an average.
 """
@@ -38,23 +38,18 @@ from chronicle.journal.events import JournalEvent, TelemetryConstant, TelemetryF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateConfig:
-    """`strict` ends the launch at a trip, `soft` reports it; `max_ratio` bounds held-out bpb relative to its best value.
-
-    Samples are compared with the floors of the data: `soft` draws again, up to `redraws` times, `strict` raises.
-    """
+    """`strict` ends the launch at a trip, `soft` reports it; `max_ratio` bounds held-out bpb relative to its best value."""
 
     mode: str = "soft"
     decay: float = 0.9
     burn_in: int = 10
     max_ratio: float = 1.3
-    redraws: int = 2
 
     def __post_init__(self) -> None:
         if self.mode not in ("soft", "strict"):
             raise BadRecipe(f"gate mode is `{self.mode}`, expected soft or strict")
-        if not 0 <= self.decay < 1 or self.burn_in < 0 or self.max_ratio <= 1 or self.redraws < 0:
-            raise BadRecipe(f"gate is {self}, expected decay from 0 to below 1, burn_in and redraws 0 or more, "
-                            "max_ratio above 1")
+        if not 0 <= self.decay < 1 or self.burn_in < 0 or self.max_ratio <= 1:
+            raise BadRecipe(f"gate is {self}, expected decay from 0 to below 1, burn_in 0 or more, max_ratio above 1")
 
 
 class GateState(StrEnum):
@@ -258,7 +253,7 @@ def measure_model(model: BitTransformer, held_out: Mapping[str, Tensor], frequen
     return mean_of(rows)
 
 
-# --- Sampling text under the gate
+# --- Sampling text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +267,12 @@ class Samples:
     bits_BT: Tensor
     logits_BT2: Tensor
 
+    def outside(self, floors: Floors, found: Telemetry) -> str:
+        """Return which of C and S are not like the data's; empty where both are."""
+        states = {"C": Limit(floor=floors.c_floor, ceiling=floors.c_ceiling).state(found.c),
+                  "S": Limit(floor=floors.s_floor).state(found.s)}
+        return " and ".join(name for name, state in states.items() if state is GateState.TRIPPED)
+
     def telemetry(self, frequencies_9: Sequence[float]) -> Telemetry:
         """Return the telemetry of all texts together: K of the predictions, C and S of the drawn bits."""
         bits_BT = join_windows(self.bits_BT)
@@ -279,18 +280,8 @@ class Samples:
         return mean_of(measure(bits_BT, k, agreement_of_bits(bits_BT, torch.tensor(frequencies_9))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedSample:
-    """The accepted samples, the number of draws, their telemetry and the gate's verdict."""
-
-    samples: Samples
-    draws: int
-    telemetry: Telemetry
-    verdict: GateVerdict
-
-
 @torch.no_grad()
-def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: int = 1, seed: int = 0,
+def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: int, seed: int = 0,
                  temperature: float = 0.8, after_byte: Callable[[int], None] = lambda done: None) -> Samples:
     """Continue `prompt` (at least one byte) by `num_bytes` bytes, `count` times; equal seeds give equal texts.
 
@@ -318,23 +309,3 @@ def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: i
     texts = tuple(decode_text(row[begin:]) for row in bits_BT)
     return Samples(prompt=prompt, texts=texts, num_bytes=num_bytes * count, num_repairs=num_repairs,
                    bits_BT=bits_BT[:, begin:], logits_BT2=torch.stack(logits, 1))
-
-
-def sample_under_gate(model: BitTransformer, prompt: str, num_bytes: int, *, count: int, floors: Floors,
-                      frequencies_9: Sequence[float], config: GateConfig,
-                      after_byte: Callable[[int], None] = lambda done: None) -> JudgedSample:
-    """Draw samples until C and S are within the floors of the data, at most `1 + config.redraws` times.
-
-    Each draw is judged by itself: smoothing over redraws would let a bad one condemn the next. Raises GateTripped at the
-    first bad one where the gate is strict; where it is soft the last draw is kept and its verdict says what is wrong.
-    """
-    limits = {"C of the samples": Limit(floor=floors.c_floor, ceiling=floors.c_ceiling),
-              "S of the samples": Limit(floor=floors.s_floor)}
-    gate = SmoothedGate(limits=limits, decay=0.0, burn_in=0, strict=config.mode == "strict")
-    for draw in range(1 + config.redraws):
-        samples = sample_texts(model, prompt, num_bytes, count=count, seed=draw, after_byte=after_byte)
-        telemetry = samples.telemetry(frequencies_9)
-        verdict = gate.observe({"C of the samples": telemetry.c, "S of the samples": telemetry.s})
-        if not verdict.tripped:
-            break
-    return JudgedSample(samples=samples, draws=draw + 1, telemetry=telemetry, verdict=verdict)

@@ -6,7 +6,7 @@ import lzma
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE, encode_bytes
-from bit_transformer.model.conversion import export_int4, export_int8, weight_bytes
+from bit_transformer.model.conversion import export_int8, weight_bytes
 from bit_transformer.model.transformer import BitTransformer, copy_model, next_symbol_losses
 
 _BATCH = 64
@@ -118,14 +118,12 @@ def baselines(train: bytes, held_out: bytes) -> dict[str, float]:
             "order 3": context_mix_bpb(train, held_out), "xz": xz_bpb(train, held_out), "zstd": zstd_bpb(train, held_out)}
 
 
-# --- Exported models
-
-EXPORTS: dict[str, Callable[[BitTransformer], BitTransformer]] = {"int8": export_int8, "int4": export_int4}
+# --- The exported model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRow:
-    """One exported form of the model. `bpb` is over the mixture; milliseconds are CPU time of one thread, one window a call."""
+    """One form of the model. `bpb` is over the mixture; milliseconds are CPU time of one thread, one window a call."""
 
     name: str
     bytes: int
@@ -134,36 +132,25 @@ class ExportRow:
     file: str | None = None
 
 
-def export_model(model: BitTransformer, kinds: Sequence[str], held_out: Mapping[str, Tensor], weights: Mapping[str, int],
-                 directory: Path | None) -> list[ExportRow]:
-    """Export the model in every kind, measure each beside float32, and write it to `directory` (None: measure only)."""
+def export_int8_beside_float32(model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
+                               path: Path | None) -> list[ExportRow]:
+    """Export the model to int8, measure both forms, and write the export to `path` (None: measure only)."""
     model = copy_model(model).cpu().eval()
-    rows = [_row("float32", model, held_out, weights)]
-    for kind in kinds:
-        exported = EXPORTS[kind](model)
-        path = directory / f"{kind}.safetensors" if directory is not None else None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: value.contiguous() for name, value in exported.state_dict().items()}, path)
-        rows.append(_row(kind, exported, held_out, weights, path))
-    return rows
+    small = export_int8(model)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in small.state_dict().items()}, path)
+    written = str(path) if path is not None else None
+    return [_measure("float32", model, held_out, weights, None), _measure("int8", small, held_out, weights, written)]
 
 
-def format_export_table(rows: Iterable[ExportRow]) -> list[str]:
-    """Return the table as lines, each row compared with float32."""
-    found = list(rows)
-    lines = [f"{'export':<8} {'bytes':>12} {'bits/byte':>10} {'against':>8} {'ms/window':>10}"]
-    return lines + [f"{row.name:<8} {row.bytes:>12,} {row.bpb:>10.3f} {row.bpb / found[0].bpb - 1:>+8.1%} "
-                    f"{row.ms_per_window:>10.2f}" for row in found]
-
-
-def _row(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
-         path: Path | None = None) -> ExportRow:
+def _measure(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
+             file: str | None) -> ExportRow:
     found = evaluate(model, held_out, rank=0, world_size=1)
-    bpb = sum(found[source].bpb * weights[source] for source in found) / sum(weights[source] for source in found)
+    bpb = sum(found[source].bpb * weights[source] for source in found) / sum(weights.values())
     window_1N = next(iter(held_out.values()))[:1]
     started = time.process_time()
     for _ in range(5):
         evaluate(model, {"window": window_1N}, rank=0, world_size=1)
-    return ExportRow(name=name, bytes=weight_bytes(model), bpb=bpb, file=str(path) if path else None,
-                     ms_per_window=(time.process_time() - started) / 5 * 1e3)
+    ms_per_window = (time.process_time() - started) / 5 * 1e3
+    return ExportRow(name=name, bytes=weight_bytes(model), bpb=bpb, ms_per_window=ms_per_window, file=file)

@@ -1,4 +1,4 @@
-"""Models made from a trained one: quantised to eight or four bits, or grown in depth or width."""
+"""Models made from a trained one: quantised to eight bits, trained for four, or grown in depth or width."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ class Int8Linear(nn.Module):
 
     weight: Tensor
     scale: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
+        if isinstance(linear, QatLinear) and linear.active:  # it was trained with this rounding
+            weight = FakeQuantise4.apply(weight)  # type: ignore[no-untyped-call]
         scale = weight.abs().amax(1).clamp(min=1e-8) / 127
         self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
         self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+        self.register_buffer("bias", linear.bias.detach().float())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product, in float32."""
@@ -45,9 +47,7 @@ class Int8Linear(nn.Module):
             product = torch._int_mm(quantised, self.weight.t()).float()
         else:
             product = quantised.float() @ self.weight.float().t()
-        y = product * row_scale * self.scale
-        if self.bias is not None:
-            y = y + self.bias
+        y = product * row_scale * self.scale + self.bias
         return y.view(*x.shape[:-1], -1)
 
 
@@ -70,34 +70,6 @@ class FakeQuantise4(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Return the gradient unchanged."""
         return grad, None
-
-
-class Int4Linear(nn.Module):
-    """The computation of a `QatLinear` with two weights in a byte: an eighth of the bytes, inference only."""
-
-    packed: Tensor
-    scale: Tensor
-    low: Tensor
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.shape = (linear.out_features, linear.in_features)
-        weight = linear.weight.detach().float()
-        low = weight.amin()
-        scale = ((weight.amax() - low) / 15).clamp(min=1e-8)
-        levels = ((weight - low) / scale).round().clamp(0, 15).to(torch.uint8).flatten()
-        levels = F.pad(levels, (0, levels.numel() % 2))
-        self.register_buffer("packed", levels[::2] << 4 | levels[1::2])
-        self.register_buffer("scale", scale)
-        self.register_buffer("low", low)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the product of the unpacked weights with the input in sixteen levels, in float32."""
-        levels = torch.stack([self.packed >> 4, self.packed & 15], 1).flatten()[: self.shape[0] * self.shape[1]]
-        weight = levels.view(self.shape).float() * self.scale + self.low
-        return F.linear(FakeQuantise4.apply(x.float(), True), weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class QatLinear(nn.Linear):
@@ -134,11 +106,6 @@ def set_qat(model: nn.Module, active: bool) -> None:
 def export_int8(model: BitTransformer) -> BitTransformer:
     """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`."""
     return _with_layers(model, Int8Linear).eval()
-
-
-def export_int4(model: BitTransformer) -> BitTransformer:
-    """Return a copy for inference whose linear layers, the head excepted, are `Int4Linear`."""
-    return _with_layers(model, Int4Linear).eval()
 
 
 def _with_layers(model: BitTransformer, layer_of: Callable[[nn.Linear], nn.Module]) -> BitTransformer:

@@ -48,6 +48,7 @@ from chronicle.preflight.gate import SKIP_VARIABLE
 from chronicle.resume.adapters.accelerate import observe_accelerator
 from chronicle.resume.fingerprint import rng_digests
 
+WAYS = ("--set model.checkpointing=true", "smaller parts (--set accumulation_steps=N)", "--set sharding=fsdp2 on more ranks")
 _MAX_PREDICTED_LRS = 100_000
 _DIGEST_BELOW = 50_000_000
 _LEAK_POSITIONS = 16
@@ -86,7 +87,7 @@ def require_room(accelerator: Any, recipe: Recipe) -> Room:
     is_skipped = "PF31" in os.environ.get(SKIP_VARIABLE, "").split(",")
     if known and room.needed.total > min(known) and not is_skipped:
         ranks = _with_room(gather_object([_this_rank(accelerator)]), room)
-        _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=room.ways))
+        _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=WAYS))
     return room
 
 
@@ -144,7 +145,7 @@ def _facts(run: TrainingRun, batch: Batch, first_step: int) -> TrainerFacts:
         precision=recipe.mixed_precision, precision_supported=_precision_works(recipe.mixed_precision, topology.device),
         compile_requested=recipe.compile, compile_possible=run.not_compiled is None if recipe.compile else None,
         collective_correct=is_correct, collective_seconds=seconds,
-        memory_needed=run.room.parts, memory_ways=run.room.ways,
+        memory_needed=run.room.parts, memory_ways=WAYS,
         dataset="+".join(recipe.data.sources), dataset_bytes=num_samples * recipe.data.window_bytes,
         num_samples=num_samples, data_addressable=True, num_workers=recipe.data.num_workers, samples=samples,
         masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),

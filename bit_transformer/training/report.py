@@ -20,14 +20,13 @@ from torch import Tensor
 
 from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.data.loaders import Batch, SampleStore
-from bit_transformer.evaluation.gate import Monitor, Notice, measure_model, sample_under_gate
+from bit_transformer.evaluation.gate import Monitor, Notice, measure_model, sample_texts
 from bit_transformer.evaluation.held_out import (
     MOST_READ,
     HeldOut,
     baselines,
     evaluate,
-    export_model,
-    format_export_table,
+    export_int8_beside_float32,
 )
 from bit_transformer.evaluation.telemetry import Floors
 from bit_transformer.footprint import of_recipe, step_flops
@@ -243,11 +242,12 @@ class LaunchLog:
             self._sample(model, progress.monitor, progress.monitor.floors)
 
     def _export(self, model: BitTransformer, held_out: Mapping[str, Tensor], step: int) -> None:
-        directory = self._directory / "export" if self._directory else None
-        rows = export_model(model, self._recipe.export, held_out, self._recipe.data.sources, directory)
-        for line in format_export_table(rows):
-            self._say(line)
-        if directory is None:
+        path = self._directory / "export" / "int8.safetensors" if self._directory else None
+        rows = export_int8_beside_float32(model, held_out, self._recipe.data.sources, path)
+        for row in rows:
+            self._say(f"export {row.name}: {row.bytes:,} bytes, {row.bpb:.3f} bits/byte ({row.bpb / rows[0].bpb - 1:+.1%}), "
+                      f"{row.ms_per_window:.2f} ms a window")
+        if path is None:
             self._say("export: not written, since there is no launch directory (start with `chronicle run --`)")
             return
         small = ", ".join(f"{row.name} {row.bytes:,} bytes {row.bpb:.3f} bits/byte" for row in rows)
@@ -255,15 +255,14 @@ class LaunchLog:
 
     def _sample(self, model: BitTransformer, monitor: Monitor, floors: Floors) -> None:
         self._say(f"samples: drawing 4 texts of {_SAMPLE_BYTES} bytes, a pass through the model for every bit")
-        judged = sample_under_gate(model, "The ", _SAMPLE_BYTES, count=4, floors=floors, config=monitor.config,
-                                   frequencies_9=monitor.frequencies_9, after_byte=self._tell_of_bytes())
-        samples, found, verdict = judged.samples, judged.telemetry, "within the floors"
+        samples = sample_texts(model, "The ", _SAMPLE_BYTES, count=4, after_byte=self._tell_of_bytes())
         for text in samples.texts:
             self._say(f"sample: {samples.prompt + text!r}")
-        if judged.verdict.tripped:
-            verdict = f"outside the floors: {', '.join(judged.verdict.tripped)}"
+        found = samples.telemetry(monitor.frequencies_9)
+        outside = samples.outside(floors, found)
+        verdict = f"{outside} outside" if outside else "within"
         self._say(f"samples: {samples.num_repairs} of {samples.num_bytes} parity bits repaired; K {found.k:.3f}, "
-                  f"C {found.c:.3f}, S {found.s:.3f}, {verdict} of the data (draw {judged.draws})")
+                  f"C {found.c:.3f}, S {found.s:.3f}, {verdict} the floors of the data")
 
     def _tell_of_bytes(self, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
         """Return a callback that prints the progress of the samples every ten seconds."""

@@ -187,7 +187,8 @@ def test_the_example_in_the_documentation_is_a_study() -> None:
     lines = text[text.index("    v: 1") :].splitlines()
     block = list(itertools.takewhile(lambda line: line.startswith("    "), lines))
     plan = plan_study(parse_study(textwrap.dedent("\n".join(block))), "small")
-    assert [leg.last for leg in plan.run("lost-s0").legs] == [50, 150, 200]
+    assert [leg.last for leg in plan.run("lost-s0").legs] == [50, 150, 600]
+    assert len({plan.unit_of(run.seed) for run in plan.runs if run.arm == "lost"}) == 6
 
 
 def test_the_slurm_array_has_one_task_a_run_and_the_same_plan() -> None:
