@@ -258,6 +258,7 @@ class Study:
     gate: tuple[str, ...] = ()
     factorial: Mapping[str, str] = field(default_factory=dict)
     margin_bpb: float = 0.02
+    bounce_margin: float = 0.0  # of the mean excess loss after a restart; 0: not registered, numbers without a verdict
     robust: bool = False  # a verdict must be that of the mean and that of the median of the pairwise means (Hodges and Lehmann)
     alpha: float = 0.05
     primary: str = "held-out bits per byte, mixture weights, averaged weights, after the last slice"
@@ -277,6 +278,8 @@ class Study:
         contrasts = [contrast.name for contrast in self.contrasts] + list(FACTORIAL_EFFECTS if self.factorial else ())
         for rule in self.answers:
             _require_known(rule.by, contrasts, "unknown contrast `{}` in answers: the study has")
+        if self.bounce_margin < 0:
+            raise BadStudy(f"bounce_margin is {self.bounce_margin}, expected 0 or more")
         if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
@@ -359,7 +362,7 @@ class Study:
         return parts
 
 
-CAME_LATER = {"also", "cannot", "probe", "reads", "robust", "rollback", "set", "starts", "trainer", "units"}
+CAME_LATER = {"also", "bounce_margin", "cannot", "probe", "reads", "robust", "rollback", "set", "starts", "trainer", "units"}
 OF_FIELDS = {"answers", "arms", "profiles", "restart", "trainer"}  # whose values are records; other mappings are the user's
 
 

@@ -19,7 +19,7 @@ from experiments.files import StudyPaths
 from experiments.history import Finished, StudyHistory
 
 __all__ = [
-    "HORIZON",
+    "HORIZONS",
     "PRIMARY",
     "PROBE_GAIN",
     "Curve",
@@ -155,7 +155,7 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
 
 # --- Excess loss after each restart
 
-HORIZON = 50
+HORIZONS = (20, 80, 320)  # updates after a restart
 TREND_HALF_WIDTH = 12
 SMOOTHED = 5
 
@@ -182,24 +182,24 @@ def excess_over(run: RunData, reference: RunData, channel: str) -> tuple[Curve, 
 
 
 def find_transients(run: RunData, reference: RunData, channel: str = "loss") -> tuple[Transient, ...]:
-    """One per restart of the run."""
+    """One per restart of the run and horizon; a horizon ends at the next restart, and equal ones count once."""
     excess, same = excess_over(run, reference, channel)
     found = []
     for after in run.restarts:
-        later = [point for point in run.restarts if point > after]
-        end = min([after + HORIZON, run.num_updates, *later])
-        window = excess[after:end]
-        if np.isnan(window).all():
-            continue
-        smooth = window
-        if len(window) >= SMOOTHED:
-            smooth = np.convolve(np.nan_to_num(window), np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+        limit = min([run.num_updates, *(point for point in run.restarts if point > after)])
         before = excess[max(0, after - 30) : after]
-        noise = float(np.nanstd(before)) if len(before) else 0.0
-        found.append(Transient(
-            run=run.run.name, after=after, channel=channel, identical_batches=bool(same[after:end].all()),
-            num_updates=end - after, area=float(np.nansum(window)), peak=float(np.max(smooth)),
-            recovered_after=_recovery(smooth, noise)))  # fmt: skip
+        noise = float(np.nanstd(before)) if np.isfinite(before).any() else 0.0
+        for end in sorted({min(after + horizon, limit) for horizon in HORIZONS}):
+            window = excess[after:end]
+            if np.isnan(window).all():
+                continue
+            smooth = window
+            if len(window) >= SMOOTHED:
+                smooth = np.convolve(np.nan_to_num(window), np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+            found.append(Transient(
+                run=run.run.name, after=after, channel=channel, identical_batches=bool(same[after:end].all()),
+                num_updates=end - after, area=float(np.nansum(window)), peak=float(np.max(smooth)),
+                recovered_after=_recovery(smooth, noise)))  # fmt: skip
     return tuple(found)
 
 

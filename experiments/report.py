@@ -44,10 +44,12 @@ from experiments.tables import (
 from experiments.verdicts import (
     Judged,
     answer,
+    answer_bounce,
     answer_questions,
     count_units,
     describe_errors,
     format_bpb,
+    judge_bounce,
     judge_study,
     paired_differences,
 )
@@ -116,8 +118,11 @@ class _Folder:
             raise StudyError(f"`{directory}` does not hold the raw files of a report: {problem}") from problem
         outcomes = self.tables["outcomes"]
         self.outcomes = column(outcomes, outcomes.header[2])
-        self.judged = judge_study(self.plan, self.outcomes)
+        bounces = judge_bounce(self.plan, _excess(self.tables["transient-table"]))
+        self.judged = (*judge_study(self.plan, self.outcomes), *bounces)
         self.told = answer_questions(self.plan.study, self.judged)
+        if bounces:
+            self.told.append(("Does the curve bounce after a restart?", answer_bounce(bounces)))
 
     @property
     def arms(self) -> list[str]:
@@ -219,6 +224,8 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     yield "## Right after a restart"
     yield (f"Excess loss over the reference, in {study.unit}. On identical batches one seed is enough to see it; where "
            "the order changed, the difference to the reference's local mean contains the noise of the batches.")  # fmt: skip
+    if not study.bounce_margin:
+        yield "No margin was registered for a bounce of the curve, so these numbers have no verdict."
     yield _figure("transients")
     yield _transient_means(folder)
     yield folder.tables["transient-table"]
@@ -305,25 +312,39 @@ def _span(low: float, high: float) -> str:
 
 
 def _transient_means(folder: _Folder) -> ReportTable:
-    """Means by arm and channel; the interval of the area is over independent units, of the mean of a run's restarts."""
-    found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    """Means by arm, channel and horizon; the interval is over independent units, of the mean of a run's restarts."""
+    found: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
     for row in folder.tables["transient-table"].rows:
-        found.setdefault((row[0].rpartition("-s")[0], row[2]), []).append(row)
+        found.setdefault((row[0].rpartition("-s")[0], row[2], row[4]), []).append(row)
     rows = []
-    for (arm, channel), items in found.items():
-        areas: dict[int, list[float]] = {}
-        for row in items:
-            areas.setdefault(int(row[0].rpartition("-s")[2]), []).append(float(row[5]))
-        over_units = folder.mean({seed: float(np.mean(values)) for seed, values in areas.items()})
+    for (arm, channel, horizon), items in found.items():
+        over_units = folder.mean(_by_seed(items))
         interval = f"{over_units.interval(0.95)[0]:+.3f} … {over_units.interval(0.95)[1]:+.3f}" if over_units else ""
         is_same = all(row[3] == "yes" for row in items)
         area, peak = (np.mean([float(row[number]) for row in items]) for number in (5, 6))
         recovered = float(np.median([float(row[7] or row[4]) for row in items]))
-        rows.append((arm, channel, str(len(items)), "yes" if is_same else "no", f"{area:+.3f}", interval, f"{peak:+.3f}",
-                     f"{recovered:g}"))  # fmt: skip
-    header = ("arm", "channel", "restarts", "identical batches", "area (× updates)", "95 % interval over independent units",
-              "peak", "median updates to recover")  # fmt: skip
+        rows.append((arm, channel, horizon, str(len(items)), "yes" if is_same else "no", f"{area:+.3f}", interval,
+                     f"{peak:+.3f}", f"{recovered:g}"))  # fmt: skip
+    header = ("arm", "channel", "updates after a restart", "restarts", "identical batches", "area (× updates)",
+              "95 % interval over independent units", "peak", "median updates to recover")  # fmt: skip
     return ReportTable(name="transient-means", header=header, rows=tuple(rows))
+
+
+def _by_seed(items: Sequence[tuple[str, ...]]) -> dict[int, float]:
+    """The mean area of a run's restarts, from rows of the table of transients."""
+    areas: dict[int, list[float]] = {}
+    for row in items:
+        areas.setdefault(int(row[0].rpartition("-s")[2]), []).append(float(row[5]))
+    return {seed: float(np.mean(values)) for seed, values in areas.items()}
+
+
+def _excess(table: ReportTable) -> dict[tuple[str, int], dict[int, float]]:
+    """The mean excess of the training loss after restarts, by arm and horizon, then by seed."""
+    found: dict[tuple[str, int], list[tuple[str, ...]]] = {}
+    for row in table.rows:
+        if row[2] == "loss":
+            found.setdefault((row[0].rpartition("-s")[0], int(row[4])), []).append(row)
+    return {key: {seed: area / key[1] for seed, area in _by_seed(items).items()} for key, items in found.items()}
 
 
 def _secondary(folder: _Folder) -> ReportTable:

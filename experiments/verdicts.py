@@ -23,11 +23,13 @@ __all__ = [
     "Judged",
     "Question",
     "answer",
+    "answer_bounce",
     "answer_questions",
     "count_units",
     "describe_errors",
     "format_bpb",
     "judge",
+    "judge_bounce",
     "judge_runs",
     "judge_study",
     "paired_differences",
@@ -108,6 +110,22 @@ def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
     units = {seed: plan.unit_of(seed) for seed in seeds}
     return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust, units=units,
                  kinds=plan.unit_kinds)  # fmt: skip
+
+
+def judge_bounce(plan: StudyPlan, excess: Mapping[tuple[str, int], Mapping[int, float]]) -> tuple[Judged, ...]:
+    """Whether the loss lies above the reference's after a restart, by arm and horizon (updates); empty without a margin.
+
+    `excess` has the mean excess of a run over its restarts, by seed.
+    """
+    study, asked = plan.study, []
+    if not study.bounce_margin:
+        return ()
+    units = {seed: plan.unit_of(seed) for values in excess.values() for seed in values}
+    for (arm, horizon), values in excess.items():
+        question = f"Does the loss bounce within {horizon} updates of a restart of {arm}?"
+        name = f"bounce of {arm}, {horizon}"
+        asked.append((Question(name, f"{arm} over {study.reference} after a restart", question, "bounce"), values))
+    return judge(asked, margin=study.bounce_margin, alpha=study.alpha, unit=study.unit, units=units, kinds=plan.unit_kinds)
 
 
 def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Question, dict[int, float]]]:
@@ -231,10 +249,10 @@ def _few(one: Judged) -> str:
 
 def _direction(one: Judged) -> str:
     assert one.result is not None
-    plus, _, minus = one.asked.formula.partition(" − ")
+    plus, _, minus = one.asked.formula.partition(" − ") if one.asked.family != "factorial" else ("", "", "")
     word = "worse" if one.result.mean > 0 else "better"
     size = f"{abs(one.result.mean):.4f} {one.unit} {word}"
-    return size if one.asked.family == "factorial" else f"{plus} ends {size} than {minus}"
+    return f"{plus} ends {size} than {minus}" if minus else size
 
 
 def answer(one: Judged) -> str:
@@ -299,6 +317,12 @@ def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, 
             said += f" What this cannot say: {cannot}"
         told.append((question, said))
     return told
+
+
+def answer_bounce(bounces: Sequence[Judged]) -> str:
+    """Return the answer to the question of the bounce: the mean excess loss after a restart, by arm and horizon."""
+    return (f"Mean excess of the training loss over the reference after a restart, against ±{bounces[0].margin:g} "
+            f"{bounces[0].unit}, {count_units(bounces[0])}: {'; '.join(map(_short, bounces))}.")
 
 
 def _plainly(one: Judged) -> str:

@@ -25,7 +25,15 @@ from experiments.outcomes import bounce, find_transients, read_study
 from experiments.report import build_report, judge_folder
 from experiments.runner import read_registered, run_study
 from experiments.tables import column, parse_csv
-from experiments.verdicts import EffectVerdict, Question, answer_questions, judge, judge_study, what_would_settle
+from experiments.verdicts import (
+    EffectVerdict,
+    Question,
+    answer_questions,
+    judge,
+    judge_bounce,
+    judge_study,
+    what_would_settle,
+)
 from tests.experiments.fakes import FakeLauncher
 
 SEEDS = 8
@@ -290,6 +298,19 @@ def test_lost_moments_leave_a_transient_of_the_planted_size(finished: StudyPaths
     for one in found:
         assert one.identical_batches
         assert one.area == pytest.approx(planted, rel=1e-3)
+
+
+def test_a_bounce_is_judged_by_its_registered_margin_and_never_without_one(built: Path, plan: StudyPlan) -> None:
+    """Mean excess after a restart by arm and horizon, over the slices; the report answers the seed's question."""
+    seeds = range(8)
+    excess = {("B", 20): {seed: 0.01 * (seed % 4) for seed in seeds}, ("C", 20): {seed: 0.5 + 0.001 * seed for seed in seeds}}
+    quiet, loud = judge_bounce(plan, excess)
+    assert (quiet.verdict, loud.verdict) == ("equivalent", "inconclusive")  # four slices: the exact test cannot agree
+    assert loud.result is not None and loud.result.low > plan.study.bounce_margin and loud.result.num_units == 4
+    assert judge_bounce(replace(plan, study=replace(plan.study, bounce_margin=0.0)), excess) == ()
+    text = (built / "report.md").read_text()
+    assert "**Does the curve bounce after a restart?** Mean excess of the training loss" in text
+    assert "bounce of B, 15 (B over A0 after a restart)" in text
 
 
 def test_an_exact_restart_has_no_transient(finished: StudyPaths) -> None:
