@@ -18,14 +18,6 @@ from experiments.design import START, StudyPlan
 from experiments.files import StudyPaths
 from experiments.history import StudyHistory, count_updates
 
-__all__ = [
-    "app",
-    "describe_status",
-    "format_slurm",
-    "format_status",
-    "format_study_plan",
-]
-
 app = typer.Typer(
     name="experiment", add_completion=False, no_args_is_help=True, rich_markup_mode=None,
     help="Controlled studies of what a restart does to a run.")  # fmt: skip
@@ -186,31 +178,26 @@ exec chronicle experiment run {arguments} --jobs 1 --only "${{runs[$SLURM_ARRAY_
 def format_study_plan(plan: StudyPlan) -> str:
     """The arms, their launches and the price."""
     profile, study = plan.profile, plan.study
-    seeds = {name: sum(run.arm == name for run in plan.runs) for name in plan.arm_names}
-    lines = [
-        f"{study.title}",
-        f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
-        _sizes(plan) + f"start {profile.start_updates} updates, slices of {profile.slice_updates}",
-        f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} {study.unit}",
-        "",
-        f"{'arm':<10}{'seeds':>6}{'launches':>10}  what",
-    ]
+    model = f"model d{profile.d_model} L{profile.num_layers}"
+    sizes = f"{model}, windows of {profile.window_bytes} bytes, batch {profile.batch_size}"
+    if study.trainer is not None:
+        sizes = f"trainer: {shlex.join(study.trainer.command)}"
+    starts = f"{profile.starts} starts" if profile.starts > 1 else "start"
+    lines = [study.title, f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
+             f"{sizes}; {starts} {profile.start_updates} updates, slices of {profile.slice_updates}",
+             f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
+             f"independent units: {' × '.join(f'{kind}s' for kind in plan.unit_kinds)}", "",
+             f"{'arm':<10}{'seeds':>6}{'launches':>10}  what"]  # fmt: skip
     for name in plan.arm_names:
-        legs = next(run.legs for run in plan.runs if run.arm == name)
-        lines.append(f"{name:<10}{seeds[name]:>6}{len(legs):>10}  {study.arm(name).says}")
-    lines += ["", "contrasts: " + "; ".join(f"{c.name} = {c.plus} − {c.minus}{' (main)' if c.family == 'main' else ''}"
-                                            for c in study.contrasts if {c.plus, c.minus} <= set(plan.arm_names))]  # fmt: skip
+        own = [run for run in plan.runs if run.arm == name]
+        lines.append(f"{name:<10}{len(own):>6}{len(own[0].legs):>10}  {study.arm(name).says}")
+    contrasts = []
+    for c in study.contrasts:
+        if {c.plus, c.minus} <= set(plan.arm_names):
+            contrasts.append(f"{c.name} = {c.plus} − {c.minus}{' (main)' if c.family == 'main' else ''}")
+    lines += ["", f"contrasts: {'; '.join(contrasts)}"]
     lines.append(f"{len(plan.runs)} runs, {plan.num_launches} launches, {plan.num_updates:,} updates")
     return "\n".join(lines)
-
-
-def _sizes(plan: StudyPlan) -> str:
-    profile, trainer = plan.profile, plan.study.trainer
-    starts = f"{profile.starts} starts; " if profile.starts > 1 else ""
-    if trainer is not None:
-        return f"trainer: {shlex.join(trainer.command)}\n{starts}"
-    model = f"model d{profile.d_model} L{profile.num_layers}, windows of {profile.window_bytes} bytes"
-    return f"{model}, batch {profile.batch_size}; {starts}"
 
 
 def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:

@@ -18,22 +18,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from experiments.errors import BadStudy
 
-__all__ = [
-    "AnswerRule",
-    "Arm",
-    "Contrast",
-    "Loss",
-    "Order",
-    "Profile",
-    "Restart",
-    "Study",
-    "Trainer",
-    "find_study",
-    "list_studies",
-    "parse_study",
-    "study_from_json",
-]
-
 VERSION = 1
 Setting: TypeAlias = str | int | float
 FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")

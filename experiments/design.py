@@ -15,8 +15,6 @@ from typing import Any
 from experiments.definition import Arm, Profile, Restart, Study, study_from_json
 from experiments.errors import BadStudy
 
-__all__ = ["START", "Leg", "StudyPlan", "StudyRun", "legs_of", "plan_study"]
-
 START = "start"  # name of the run that trains the common checkpoint
 
 

@@ -12,13 +12,6 @@ from chronicle.paths import RunPaths
 from experiments.errors import StudyError
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "LEG_RESULT",
-    "LegResult",
-    "StudyPaths",
-    "read_result",
-    "write_result",
-]
 
 @dataclass(frozen=True, slots=True)
 class StudyPaths:

@@ -22,8 +22,6 @@ from experiments.order import DataShape, Ids, leg_order, slice_samples
 from experiments.outcomes import PRIMARY, RunData, StudyData
 from rollback.channels import Role, role_of
 
-__all__ = ["GateCheck", "Ledger", "Treatment", "check_gates", "count_ledger", "find_treatment", "planned_order"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateCheck:

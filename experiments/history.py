@@ -15,16 +15,6 @@ from chronicle.journal.events import StudyLeg, StudyRegistered, StudyRetry, Stud
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.files import LegResult
 
-__all__ = [
-    "Finished",
-    "NextLaunch",
-    "StudyHistory",
-    "count_updates",
-    "list_ready",
-    "next_launch",
-    "read_history",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:

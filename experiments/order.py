@@ -26,19 +26,6 @@ from experiments.definition import Arm, Order, Profile
 from experiments.design import Leg, StudyPlan
 from experiments.errors import NoData
 
-__all__ = [
-    "DataShape",
-    "Windows",
-    "cut_slice",
-    "cut_windows",
-    "leg_order",
-    "read_shape",
-    "shuffle_through_buffer",
-    "slice_samples",
-    "spread",
-    "start_order",
-]
-
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 

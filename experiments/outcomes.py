@@ -18,21 +18,6 @@ from experiments.design import START, StudyPlan, StudyRun
 from experiments.files import StudyPaths
 from experiments.history import Finished, StudyHistory
 
-__all__ = [
-    "HORIZONS",
-    "PRIMARY",
-    "PROBE_GAIN",
-    "Curve",
-    "RunData",
-    "StudyData",
-    "Transient",
-    "bounce",
-    "excess_over",
-    "find_transients",
-    "outcome_of",
-    "read_study",
-]
-
 PRIMARY = "averaged/mixture"
 BITS_PER_BYTE = 9
 Curve: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"

@@ -12,8 +12,6 @@ from experiments.design import StudyPlan
 from experiments.tables import ReportTable, slice_ends
 from experiments.verdicts import EffectVerdict, Judged, count_units
 
-__all__ = ["PLOTS", "draw_plots"]
-
 PLOTS = {
     "losses": "Training loss, mean of seeds and of 25 updates; dashed: ends of slices, where the restarted arms restart.",
     "differences": "The held-out outcome during the run, minus the reference at the same seed, mean of seeds.",

@@ -54,8 +54,6 @@ from experiments.verdicts import (
     paired_differences,
 )
 
-__all__ = ["Built", "build_report", "judge_folder"]
-
 VERSION = 1
 MEASURED, PANEL = "measured.json", "panel.json"
 GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do the task

@@ -42,16 +42,6 @@ from experiments.stranger import checkpoint_after, command_words, is_treated, lo
 from rollback.checkpoint.manifest import MANIFEST_NAME
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "ChronicleLauncher",
-    "Launcher",
-    "Running",
-    "StudyOutcome",
-    "read_registered",
-    "register_study",
-    "run_study",
-]
-
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 60.0  # the launches of a killed runner get its signal and end within their grace period
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-__all__ = ["Estimate", "Mean", "Unit", "adjust_holm", "analyse", "average"]
-
 Unit: TypeAlias = tuple[int, ...]  # the number of a pair's unit, of each kind that the design draws
 Values: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 

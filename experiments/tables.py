@@ -17,17 +17,6 @@ import numpy as np
 from experiments.gates import GateCheck, Ledger
 from experiments.outcomes import PRIMARY, PROBE_GAIN, Curve, StudyData, excess_over, find_transients, outcome_of
 
-__all__ = [
-    "ReportBlock",
-    "ReportTable",
-    "curves_of",
-    "format_csv",
-    "format_markdown",
-    "measured_tables",
-    "parse_csv",
-    "slice_ends",
-]
-
 LOSS_WIDTH, LOSS_EVERY = 25, 5  # updates averaged into a point of a training curve; points kept
 NEAR = 60  # updates shown around a restart
 DIGITS = 6

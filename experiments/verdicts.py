@@ -17,25 +17,6 @@ from experiments.definition import Study
 from experiments.design import StudyPlan
 from experiments.statistics import Estimate, Unit, adjust_holm, analyse
 
-__all__ = [
-    "LEAST_UNITS",
-    "EffectVerdict",
-    "Judged",
-    "Question",
-    "answer",
-    "answer_bounce",
-    "answer_questions",
-    "count_units",
-    "describe_errors",
-    "format_bpb",
-    "judge",
-    "judge_bounce",
-    "judge_runs",
-    "judge_study",
-    "paired_differences",
-    "what_would_settle",
-]
-
 ALPHA = 0.05
 LEAST_UNITS = 4  # below that an interval rests on the assumption of normality alone: no verdict, only numbers
 LEAST_FOR_SIGNS = 6  # below that the sign-flip test cannot fall under 5 %
