@@ -161,7 +161,7 @@ class Trainer:
 
 
 PLACEHOLDERS = ("arm", "checkpoints", "data", "every", "first", "last", "leg", "order", "python", "resume", "run", "seed",
-                "start", "total", "updates")  # fmt: skip
+                "start", "total", "updates")
 SETTING = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 

@@ -224,7 +224,7 @@ def _check_sizes(study: Study, profile: Profile) -> None:
     if "seed" in study.units and (profile.starts > 1 or (study.trainer is None and profile.seeds > len(study.arms[0].slices))):
         raise BadStudy(f"`units: [seed]` with {profile.starts * profile.seeds} seeds in profile `{profile.name}`: seeds share "
                        "what was drawn once, and are no independent units",
-                       "declare what is drawn anew: slice, or checkpoint and order")  # fmt: skip
+                       "declare what is drawn anew: slice, or checkpoint and order")
     if study.trainer is not None:
         return
     sources = profile.sources or study.sources

@@ -107,7 +107,7 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
     what = f"{other} is {one}, bit for bit: losses, evaluations, weights, moments, averaged weights"
     if data.plan.study.trainer is not None:
         what = (f"{other} is {one}, bit for bit: loss, LR and gradient norm where logged, the outcome where both have it, "
-                "tensors of the last checkpoint")  # fmt: skip
+                "tensors of the last checkpoint")
     if not seeds:
         yield GateCheck(
             name="exact restart", what=what, ok=False, found=f"no seed at which both {one} and {other} are complete"
@@ -196,14 +196,14 @@ def _check_rates(data: StudyData) -> GateCheck:
     if all(np.isnan(run.channel("lr")).all() for run in data.runs.values()):
         found = "not compared: no `lr` was logged"
     return GateCheck(name="learning rate", what="the same LR at every update, but where it is changed on purpose",
-                     ok=not unequal, found=found)  # fmt: skip
+                     ok=not unequal, found=found)
 
 
 def _check_read(ledgers: Sequence[Ledger]) -> GateCheck:
     wrong = [ledger.run for ledger in ledgers if not ledger.as_planned]
     found = f"other data than planned in {', '.join(wrong)}" if wrong else f"{len(ledgers)} runs as planned"
     return GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
-                     ok=not wrong, found=found)  # fmt: skip
+                     ok=not wrong, found=found)
 
 
 def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
@@ -235,5 +235,5 @@ def count_ledger(data: StudyData, shape: DataShape | None) -> tuple[Ledger, ...]
             run=run.run.name, drawn=batches.shape[0] * batches.shape[1],
             repeats=batches.shape[0] * batches.shape[1] - len(drawn), unread=len(in_slices - drawn),
             as_planned=bool(np.array_equal(planned, run.channel("data_digest"))),
-            guard=tuple(done.guard or "none" for done in run.finished)))  # fmt: skip
+            guard=tuple(done.guard or "none" for done in run.finished)))
     return tuple(found)

@@ -119,7 +119,7 @@ def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int) -> Ids:
     for position in _parts(leg.first + leg.data_offset, leg.last + leg.data_offset, size):
         number = position.start // size
         streams = [itertools.chain(_slice_stream(shape, arm, number, source, seed, leg), reserve[source])
-                   for source in range(len(shape.sources))]  # fmt: skip
+                   for source in range(len(shape.sources))]
         counts = _counts_of_slice(shape, number * size, leg)[: position.stop - number * size]
         whole = _fill(counts, streams)
         rows.append(whole[position.start - number * size : position.stop - number * size])

@@ -135,7 +135,7 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
     if trainer is None:
         return RunData(run=run, finished=finished, channels=channels, num_updates=total)
     return RunData(run=run, finished=finished, channels=channels, num_updates=total, primary=trainer.outcome,
-                   probe=trainer.probe, loss_scale=1.0)  # fmt: skip
+                   probe=trainer.probe, loss_scale=1.0)
 
 
 # --- Excess loss after each restart
@@ -184,7 +184,7 @@ def find_transients(run: RunData, reference: RunData, channel: str = "loss") -> 
             found.append(Transient(
                 run=run.run.name, after=after, channel=channel, identical_batches=bool(same[after:end].all()),
                 num_updates=end - after, area=float(np.nansum(window)), peak=float(np.max(smooth)),
-                recovered_after=_recovery(smooth, noise)))  # fmt: skip
+                recovered_after=_recovery(smooth, noise)))
     return tuple(found)
 
 

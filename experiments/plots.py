@@ -21,7 +21,7 @@ PLOTS = {
     "dots are pairs; shaded: the registered margin of equivalence.",
 }
 COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e",
-           "#7b3294", "#b2182b", "#2166ac", "#a6761d")  # fmt: skip
+           "#7b3294", "#b2182b", "#2166ac", "#a6761d")
 VERDICT_COLOURS = {EffectVerdict.DIFFERENCE: "#d55e00", EffectVerdict.EQUIVALENT: "#009e73"}
 UPDATES = "updates after the common checkpoint"
 
@@ -32,16 +32,16 @@ def draw_plots(plan: StudyPlan, tables: Mapping[str, ReportTable], judged: Seque
     unit = plan.study.unit
     _draw_lines(directory, "losses", tables["losses"], colours, panels=1, marks=slice_ends(plan), labels=(UPDATES, unit))
     _draw_lines(directory, "differences", tables["differences"], colours, marks=slice_ends(plan),
-                labels=(UPDATES, f"held-out {unit}, minus {plan.study.reference}"), level=0.0)  # fmt: skip
+                labels=(UPDATES, f"held-out {unit}, minus {plan.study.reference}"), level=0.0)
     _draw_lines(directory, "transients", tables["transients"], colours, panels=1, marks=[0], level=0.0,
-                labels=("updates after a restart", f"excess loss, {unit}"))  # fmt: skip
+                labels=("updates after a restart", f"excess loss, {unit}"))
     _draw_contrasts(directory, judged, plan.study.margin_bpb, unit)
 
 
 def _draw_lines(
     directory: Path, name: str, table: ReportTable, colours: Mapping[str, str], *, marks: Sequence[int],
     labels: tuple[str, str], panels: int | None = None, level: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A line an arm from the last two columns; `panels` is the column whose values have a panel each."""
     figure = _figure()
     titles = sorted({row[panels] for row in table.rows}, reverse=True) if panels is not None else [""]

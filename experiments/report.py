@@ -111,7 +111,7 @@ class _Folder:
             names = ("outcomes", "controls", "losses", "differences", "transients", "transient-table", "ledger-table")
             found = {name: directory / f"{name}.csv" for name in names}
             self.tables = {name: parse_csv(name, path.read_text(encoding="utf-8"), SHOWN.get(name))
-                           for name, path in found.items() if path.is_file()}  # fmt: skip
+                           for name, path in found.items() if path.is_file()}
         except (OSError, ValueError, KeyError) as problem:
             raise StudyError(f"`{directory}` does not hold the raw files of a report: {problem}") from problem
         outcomes = self.tables["outcomes"]
@@ -145,7 +145,7 @@ def _measure(data: StudyData, directory: Path) -> None:
     if broken:
         named = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
         raise GateFailed(f"control checks of the study failed, so no results are reported: {named}",
-                         "find the cause first: an exact restart that differs is a bug")  # fmt: skip
+                         "find the cause first: an exact restart that differs is a bug")
     directory.mkdir(parents=True, exist_ok=True)
     for table in measured_tables(data, checks, ledgers):
         (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
@@ -159,14 +159,14 @@ def _measure(data: StudyData, directory: Path) -> None:
         "v": VERSION, "read": read, "notes": _notes(data), "checkpoint": start.weights if start else None,
         "start_bpb": start.final.get("averaged/mixture") if start else None,
         "restarts": {arm: len(data.of_arm(arm)[0].restarts) for arm in data.arms},
-        "stopped": dict(data.stopped), "open": list(data.open)})  # fmt: skip
+        "stopped": dict(data.stopped), "open": list(data.open)})
     study = plan.study
     rows = [{"arm": arm, "seed": seed, "value": round(outcome_of(data.runs[arm, seed], "averaged/mixture"), 7)}
-            for arm in data.arms for seed in data.seeds(arm)]  # fmt: skip
+            for arm in data.arms for seed in data.seeds(arm)]
     _write_json(directory / PANEL, {
         "v": VERSION, "title": study.title, "unit": study.unit, "outcome": study.primary, "margin": study.margin_bpb,
         "x": "updates after the common checkpoint", "marks": slice_ends(plan), "curves": curves_of(data), "outcomes": rows,
-        "contrasts": []}, indent=None)  # fmt: skip
+        "contrasts": []}, indent=None)
 
 
 def _notes(data: StudyData) -> list[str]:
@@ -201,7 +201,7 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
         whole = sum(run.arm != START for run in plan.runs)
         yield (f"**This is not the whole registered study: {num_done} of its {whole} runs are complete** "
                f"({len(measured['open'])} not run yet, {len(measured['stopped'])} stopped; named below). Its verdicts are "
-               "those of the complete pairs, and preliminary.")  # fmt: skip
+               "those of the complete pairs, and preliminary.")
     yield "## Answers"
     for question, said in folder.told:
         yield f"**{question}** {said}"
@@ -221,7 +221,7 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     yield folder.tables["controls"]
     yield "## Right after a restart"
     yield (f"Excess loss over the reference, in {study.unit}. On identical batches one seed is enough to see it; where "
-           "the order changed, the difference to the reference's local mean contains the noise of the batches.")  # fmt: skip
+           "the order changed, the difference to the reference's local mean contains the noise of the batches.")
     if not study.bounce_margin:
         yield "No margin was registered for a bounce of the curve, so these numbers have no verdict."
     yield _figure("transients")
@@ -237,11 +237,11 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     if "ledger-table" in folder.tables:
         yield "## Ledger"
         yield ("Counted from the plan, and proved by the logged digest of every batch. The guard's word is per launch: "
-               "`warned` where state was lost on purpose and the guard noticed.")  # fmt: skip
+               "`warned` where state was lost on purpose and the guard noticed.")
         yield folder.tables["ledger-table"]
     yield "## Provenance"
     yield (f"Plan {plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of its weights) "
-           f"{measured['checkpoint']}; {measured['read']}.")  # fmt: skip
+           f"{measured['checkpoint']}; {measured['read']}.")
 
 
 def _what(folder: _Folder) -> str:
@@ -255,7 +255,7 @@ def _what(folder: _Folder) -> str:
     return (f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
             f"two-sided {study.alpha:.0%}. All arms start at {starts} ({profile.start_updates} updates) and make "
             f"{profile.slice_updates * len(study.arms[0].slices)} updates{windows}; differences are paired by seed. "
-            f"{_units(plan)}\n\nArms: {arms}.")  # fmt: skip
+            f"{_units(plan)}\n\nArms: {arms}.")
 
 
 def _units(plan: StudyPlan) -> str:
@@ -275,11 +275,11 @@ def _limits(folder: _Folder) -> Iterator[str]:
         yield (f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of {profile.window_bytes} "
                f"bytes) and at {measured['start_bpb']:.2f} bits per byte at the common checkpoint. What holds here need not "
                "hold for 9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, "
-               "and how large an effect it would have seen.")  # fmt: skip
+               "and how large an effect it would have seen.")
     yield f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight."
     number = "one common checkpoint" if profile.starts == 1 else f"{profile.starts} common checkpoints"
     yield (f"What is said holds for {number}, this data and this size. World size, precision of the saved weights and hardware "
-           "do not change at a restart but where an arm says so.")  # fmt: skip
+           "do not change at a restart but where an arm says so.")
     single = [arm for arm in folder.arms if len(folder.outcomes[arm]) == 1]
     if single and len(single) < len(folder.arms):
         yield f"One seed only, so no inference on lasting effects: {', '.join(single)}."
@@ -298,10 +298,10 @@ def _contrast_table(judged: Sequence[Judged]) -> ReportTable:
         if r is not None:
             cells = [str(r.num_pairs), str(r.num_units), format_bpb(r.mean), _span(r.low, r.high), f"{one.t_p:.4f}",
                      f"{one.sign_flip_p:.4f}", _span(r.inner_low, r.inner_high), f"{r.tost_p:.4f}",
-                     f"{one.rank_p:.4f} / {r.rank_tost_p:.4f}"]  # fmt: skip
+                     f"{one.rank_p:.4f} / {r.rank_tost_p:.4f}"]
         rows.append((one.name, one.asked.formula, *cells, str(one.verdict)))
     header = ("contrast", "difference", "pairs", "independent units", "mean", "95 % interval", "t p", "sign-flip p",
-              "90 % interval", "TOST p", "signed-rank p / TOST", "verdict")  # fmt: skip
+              "90 % interval", "TOST p", "signed-rank p / TOST", "verdict")
     return ReportTable(name="contrast-table", header=header, rows=tuple(rows))
 
 
@@ -322,9 +322,9 @@ def _transient_means(folder: _Folder) -> ReportTable:
         area, peak = (np.mean([float(row[number]) for row in items]) for number in (5, 6))
         recovered = float(np.median([float(row[7] or row[4]) for row in items]))
         rows.append((arm, channel, horizon, str(len(items)), "yes" if is_same else "no", f"{area:+.3f}", interval,
-                     f"{peak:+.3f}", f"{recovered:g}"))  # fmt: skip
+                     f"{peak:+.3f}", f"{recovered:g}"))
     header = ("arm", "channel", "updates after a restart", "restarts", "identical batches", "area (× updates)",
-              "95 % interval over independent units", "peak", "median updates to recover")  # fmt: skip
+              "95 % interval over independent units", "peak", "median updates to recover")
     return ReportTable(name="transient-means", header=header, rows=tuple(rows))
 
 
@@ -369,10 +369,10 @@ def _summary(folder: _Folder) -> dict[str, Any]:
             contrasts[one.name] = {"mean": one.result.mean, "low": one.result.low, "high": one.result.high,
                                    "inner_low": one.result.inner_low, "inner_high": one.result.inner_high,
                                    "pairs": one.result.num_pairs, "units": one.result.num_units, "n": count_units(one),
-                                   "verdict": str(one.verdict)}  # fmt: skip
+                                   "verdict": str(one.verdict)}
     plan = folder.plan
     return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "contrasts": contrasts,
-            "stopped": folder.measured["stopped"], "open": folder.measured["open"]}  # fmt: skip
+            "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
 
 
 def _panel_row(one: Judged) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def _panel_row(one: Judged) -> dict[str, Any]:
     mean, low, high = (r.mean, r.low, r.high) if r is not None else (None, None, None)
     return {"name": one.name, "formula": one.asked.formula, "question": one.asked.question, "family": one.asked.family,
             "n": r.num_units if r is not None else 0, "mean": mean, "low": low, "high": high, "verdict": str(one.verdict),
-            "differences": [round(value, 7) for value in one.differences.values()]}  # fmt: skip
+            "differences": [round(value, 7) for value in one.differences.values()]}
 
 
 # --- The journal entry
@@ -389,7 +389,7 @@ def _panel_row(one: Judged) -> dict[str, Any]:
 def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
     names = [MEASURED, PANEL, "plan.json", "summary.json", "report.md", "contrast-table.csv",
-             "transient-means.csv", "secondary.csv"]  # fmt: skip
+             "transient-means.csv", "secondary.csv"]
     names += [f"{name}.csv" for name in folder.tables] + [f"{name}.png" for name in PLOTS]
     written = [folder.directory / name for name in sorted(names)]
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in written}
@@ -405,12 +405,12 @@ def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
             kind, what = kinds[path.name]
             evidence.append({**store_file(paths.journal, path), "kind": kind, "what": what})
     arms = [{"id": arm, "name": study.arm(arm).says, "restarts": folder.measured["restarts"][arm],
-             "data": " ".join(map(str, study.arm(arm).slices))} for arm in folder.arms]  # fmt: skip
+             "data": " ".join(map(str, study.arm(arm).slices))} for arm in folder.arms]
     report = StudyReport(
         plan_hash=data.plan.plan_hash, study=study.name, profile=data.plan.profile.name,
         checkpoint=folder.measured["checkpoint"], seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts,
         stopped=dict(data.stopped), arms=tuple(arms), questions=tuple({"q": q, "answer": said} for q, said in folder.told),
-        evidence=tuple(evidence), files=files)  # fmt: skip
+        evidence=tuple(evidence), files=files)
     settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     with JournalWriter(paths.journal) as writer:
         return writer.write(report, title=f"{study.title} {settled}"[:200]).id

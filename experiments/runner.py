@@ -65,7 +65,7 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
     if registered is not None and registered != plan.plan_hash:
         raise NotRegistered(
             f"`{paths.study_dir}` registered plan {registered[:12]}, this is plan {plan.plan_hash[:12]}",
-            "give the changed study another --name: a registered plan cannot change")  # fmt: skip
+            "give the changed study another --name: a registered plan cannot change")
     if registered is None or not paths.plan_path.is_file():
         paths.study_dir.mkdir(parents=True, exist_ok=True)
         write_atomic(paths.plan_path, json.dumps(plan.to_json(), indent=1, sort_keys=True))
@@ -74,7 +74,7 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
         entry = StudyRegistered(
             study=study.name, profile=profile.name, seeds=profile.seeds, arms=plan.arm_names, primary=study.primary,
             margin_bpb=study.margin_bpb, alpha=study.alpha, study_digest=study.digest, plan_hash=plan.plan_hash,
-            contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts), plan=plan.to_json())  # fmt: skip
+            contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts), plan=plan.to_json())
         title = f"study {study.name}, profile {profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
         writer.write(entry, title=title)
 
@@ -95,7 +95,7 @@ def run_study(
     plan: StudyPlan, paths: StudyPaths, launcher: Launcher, *, jobs: int = 2, only: Collection[str] = (),
     retry_stopped: bool = False, say: Callable[[str], None] = lambda line: None,
     sleep: Callable[[float], None] = time.sleep,
-) -> StudyOutcome:  # fmt: skip
+) -> StudyOutcome:
     """Register the plan and run launches until none is left. On an exception the running launches are ended first."""
     with JournalWriter(paths.journal) as writer:
         register_study(paths, plan, writer)
@@ -119,7 +119,7 @@ class _Keeper:
     def __init__(
         self, plan: StudyPlan, paths: StudyPaths, launcher: Launcher, writer: JournalWriter, only: frozenset[str],
         say: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._plan, self._paths, self._launcher, self._writer = plan, paths, launcher, writer
         self._only, self._say = only, say
         self._running: dict[str, tuple[NextLaunch, Running]] = {}
@@ -189,7 +189,7 @@ class _Keeper:
     def _done(self, launch: NextLaunch, finished: Finished) -> None:
         run, leg = launch
         done = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
-                        guard=finished.guard, result=finished.result.to_json())  # fmt: skip
+                        guard=finished.guard, result=finished.result.to_json())
         self._writer.write(done, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
         updates = count_updates(self._plan, _history(self._paths))
         self._say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {updates:,} of {self._plan.num_updates:,} updates")
@@ -206,7 +206,7 @@ class _Keeper:
 CHRONICLE = (sys.executable, "-m", "chronicle.cli.main")  # from this installation, whatever PATH says
 GRACE_SECONDS = 10
 INHERITED = ("CHRONICLE_RUN", "CHRONICLE_RUN_DIR", "CHRONICLE_LAUNCH", "CHRONICLE_LAUNCH_DIR", "CHRONICLE_TOKEN",
-             "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")  # fmt: skip
+             "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")
 
 
 class Running(Protocol):
@@ -266,7 +266,7 @@ class ChronicleLauncher:
         with output.open("ab") as sink:
             process = subprocess.Popen(
                 self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
-                preexec_fn=die_with_parent(signal.SIGTERM))  # fmt: skip
+                preexec_fn=die_with_parent(signal.SIGTERM))
         return _Process(process, self.paths, plan, run, leg, output)
 
     def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
@@ -277,7 +277,7 @@ class ChronicleLauncher:
             words = command_words(plan, run, leg, self.paths, resume, sys.executable)
         else:
             words = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
-                     "--run", run.name, "--leg", str(leg.number)]  # fmt: skip
+                     "--run", run.name, "--leg", str(leg.number)]
             if resume is not None:
                 words += ["--resume", str(resume)]
         return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *words]

@@ -98,7 +98,7 @@ def analyse(
     return Estimate(
         num_pairs=len(differences), num_units=round(found.df + 1), levels=table.shape, mean=found.mean, low=low, high=high,
         inner_low=inner_low, inner_high=inner_high, t_p=t_p, tost_p=tost_p, sign_flip_p=_sign_flip_p(over_units),
-        rank_p=rank_p, rank_tost_p=rank_tost_p)  # fmt: skip
+        rank_p=rank_p, rank_tost_p=rank_tost_p)
 
 
 def _complete_table(cells: Mapping[Unit, Sequence[float]]) -> Values:
@@ -152,7 +152,7 @@ def _sign_flip_p(units: Values) -> float:
     from scipy import stats
 
     found = stats.permutation_test((units,), np.mean, permutation_type="samples", vectorized=True, n_resamples=SIGN_FLIPS,
-                                   rng=np.random.default_rng(0))  # fmt: skip
+                                   rng=np.random.default_rng(0))
     return float(found.pvalue)
 
 

@@ -77,7 +77,7 @@ def placeholders(
         "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),
         "order": restarts if reshuffled else 0, "python": python, "resume": str(resume or ""),
         "checkpoints": str(paths.checkpoints_dir(run.name).resolve()),
-    }  # fmt: skip
+    }
 
 
 def command_words(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str) -> list[str]:
@@ -118,7 +118,7 @@ def lose_in_copy(checkpoint: Path, copy: Path, loses: Collection[Loss]) -> None:
     for loss, what in ((Loss.MOMENTS, "optimizer state"), (Loss.PRECISION, "float32 weights")):
         if loss in loses and not found[loss]:
             raise StudyError(f"checkpoint `{checkpoint}` has no {what} in safetensors or torch files of tensors and plain "
-                             f"values: `{loss}` cannot be lost in it")  # fmt: skip
+                             f"values: `{loss}` cannot be lost in it")
 
 
 def _lose_in_file(path: Path, loses: Collection[Loss]) -> dict[Loss, int]:
@@ -191,7 +191,7 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
     if not checkpoint.exists():
         raise StudyError(
             f"`{run.name}` left no checkpoint `{checkpoint.name}` after step {begin + leg.last}",
-            "key `checkpoint` of the trainer is its name, `{step}` in it; it is looked for below {checkpoints}")  # fmt: skip
+            "key `checkpoint` of the trainer is its name, `{step}` in it; it is looked for below {checkpoints}")
     rows: dict[int, dict[str, float]] = {}
     for point in _points(plan, run, leg, paths, launch):
         if begin + leg.first < point.step <= begin + leg.last:
@@ -206,14 +206,14 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
             had = ", ".join(f"`{name}`" for name in sorted({name for row in rows.values() for name in row})[:12])
             raise StudyError(
                 f"launch {launch} of `{run.name}` has no `{channel}` in steps {begin + leg.first + 1} to {begin + leg.last}; "
-                f"there is {had or 'no channel at all'}", "keys `loss`, `outcome` and `metrics` of the trainer")  # fmt: skip
+                f"there is {had or 'no channel at all'}", "keys `loss`, `outcome` and `metrics` of the trainer")
     final = {channel: last[channel] for channel in wanted if channel in last}
     with MetricsWriter(paths.curves_path(run.name, launch), aloud=False) as metrics:
         for step, row in sorted(rows.items()):
             metrics.write(step, {_renamed(trainer, name): value for name, value in row.items()})
     weights, moments = digest_checkpoint(checkpoint)
     return LegResult(plan_hash=plan.plan_hash, run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights,
-                     moments=moments, average="", checkpoints=(str(checkpoint),), final=final)  # fmt: skip
+                     moments=moments, average="", checkpoints=(str(checkpoint),), final=final)
 
 
 def _renamed(trainer: Trainer, name: str) -> str:

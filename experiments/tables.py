@@ -39,7 +39,7 @@ def measured_tables(data: StudyData, checks: Sequence[GateCheck], ledgers: Seque
     """Return everything that was measured, a table each."""
     controls = tuple((check.name, check.what, check.found) for check in checks)
     tables = [_outcomes(data), ReportTable(name="controls", header=("control", "what", "found"), rows=controls),
-              _losses(data), _differences(data), _around_restarts(data), _transients(data)]  # fmt: skip
+              _losses(data), _differences(data), _around_restarts(data), _transients(data)]
     if ledgers:
         tables.append(_ledger(ledgers))
     return tables
@@ -130,14 +130,14 @@ def _transients(data: StudyData) -> ReportTable:
                 for one in find_transients(data.runs[arm, seed], data.runs[reference, seed], channel):
                     back = "" if one.recovered_after is None else str(one.recovered_after)
                     rows.append((one.run, str(one.after), one.channel, _yes(one.identical_batches), str(one.num_updates),
-                                 f"{one.area:+.4f}", f"{one.peak:+.4f}", back))  # fmt: skip
+                                 f"{one.area:+.4f}", f"{one.peak:+.4f}", back))
     header = ("run", "after update", "channel", "identical batches", "updates", "area", "peak", "recovered after")
     return ReportTable(name="transient-table", header=header, rows=tuple(rows))
 
 
 def _ledger(ledgers: Sequence[Ledger]) -> ReportTable:
     rows = [(one.run, f"{one.drawn:,}", f"{one.repeats:,}", f"{one.unread:,}", _yes(one.as_planned), " ".join(one.guard))
-            for one in ledgers]  # fmt: skip
+            for one in ledgers]
     header = ("run", "drawn", "drawn again", "of the slices never read", "digests as planned", "guard, by launch")
     return ReportTable(name="ledger-table", header=header, rows=tuple(rows))
 

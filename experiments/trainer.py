@@ -104,7 +104,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         data_state=lambda: {"run": run.name, "batch": position[0] + (leg.data_offset if position[0] > leg.first else 0)},
         fresh_start=run.arm == START, honours=("skip",),  # the plan sets the data offsets of legs
         accept_change=accepted(run, leg),
-        mode="warn" if loses & GUARDED else "enforce")  # fmt: skip
+        mode="warn" if loses & GUARDED else "enforce")
     set_seed(run.seed if run.arm == START else 0)
     if accelerator.device.type == "cuda":
         torch.use_deterministic_algorithms(True)  # the gate asks for equal bits
@@ -164,7 +164,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         weights=digest_values(dict(model.named_parameters())), moments=digest_values(optimizer.optimizer.state_dict()),
         average=digest_values(average.state_dict()), checkpoints=tuple(str(path) for path in saved),
         final=final, seconds=round(time.perf_counter() - began, 3),
-        device=str(accelerator.device)))  # fmt: skip
+        device=str(accelerator.device)))
 
 
 def save(accelerator: Accelerator, path: Path) -> None:
@@ -185,7 +185,7 @@ def save(accelerator: Accelerator, path: Path) -> None:
 def measure_leg(
     plan: StudyPlan, run: StudyRun, model: BitTransformer, averaged: BitTransformer, windows: Mapping[str, Tensor],
     shape: DataShape, stores: Sequence[Windows],
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """The outcomes of a finished run: `raw/…`, `averaged/…`, `slice/…`, `copy/…`, all in bits per byte."""
     found = {f"raw/{name}": bpb for name, bpb in held_out_bpb(model, windows, plan.sources).items()}
     found |= {f"averaged/{name}": bpb for name, bpb in held_out_bpb(averaged, windows, plan.sources).items()}
@@ -251,7 +251,7 @@ def model_config(profile: Profile) -> ModelConfig:
     """Shape of the model of a profile."""
     return ModelConfig(
         d_model=profile.d_model, num_heads=profile.num_heads, num_layers=profile.num_layers, d_ff=profile.d_ff,
-        max_bits=profile.window_bytes * BITS_PER_BYTE)  # fmt: skip
+        max_bits=profile.window_bytes * BITS_PER_BYTE)
 
 
 def schedule_config(plan: StudyPlan) -> ScheduleConfig:
@@ -260,7 +260,7 @@ def schedule_config(plan: StudyPlan) -> ScheduleConfig:
     size = profile.slice_updates
     return ScheduleConfig(
         shape="wsd", warmup_steps=profile.warmup_updates, decay_steps=round(profile.decay_slices * size),
-        total_steps=profile.start_updates + size * len(plan.study.arms[0].slices))  # fmt: skip
+        total_steps=profile.start_updates + size * len(plan.study.arms[0].slices))
 
 
 def by_source(losses_BT: Tensor, sources_B: Tensor, names: tuple[str, ...], profile: Profile) -> dict[str, float]:

@@ -90,7 +90,7 @@ def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
     seeds = {seed for values in outcomes.values() for seed in values}
     units = {seed: plan.unit_of(seed) for seed in seeds}
     return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust, units=units,
-                 kinds=plan.unit_kinds)  # fmt: skip
+                 kinds=plan.unit_kinds)
 
 
 def judge_bounce(plan: StudyPlan, excess: Mapping[tuple[str, int], Mapping[int, float]]) -> tuple[Judged, ...]:
@@ -126,14 +126,14 @@ def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Quest
         (Question("interaction", "restart on repeated − restart on fresh",
                   "Is a restart worse when the data repeat?", "factorial"),
          {seed: on_repeated[seed] - on_fresh[seed] for seed in seeds}),
-    ]  # fmt: skip
+    ]
 
 
 def judge(
     asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float = ALPHA,
     unit: str = "bits per byte", robust: bool = False, units: Mapping[int, Unit] | None = None,
     kinds: tuple[str, ...] = ("seed",),
-) -> tuple[Judged, ...]:  # fmt: skip
+) -> tuple[Judged, ...]:
     """Return a verdict on the differences (by seed) of each question; the family `main` is adjusted together.
 
     `units` says to which independent unit a seed belongs; every seed is one where it is None.
@@ -184,7 +184,7 @@ def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: 
     if one.verdict is EffectVerdict.EQUIVALENT and one.is_real:
         verdict += ", though the difference is real"
     numbers = {"mean": r.mean, "low": r.low, "high": r.high, "pairs": r.num_pairs, "margin": margin, "t_p": r.t_p,
-               "sign_flip_p": r.sign_flip_p, "tost_p": r.tost_p}  # fmt: skip
+               "sign_flip_p": r.sign_flip_p, "tost_p": r.tost_p}
     said = (f"{verdict}: {one.asked.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, {r.num_pairs} seeds; "
             f"paired t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}, within ±{margin:g} (TOST) {format_p(r.tost_p)}")
     return f"{said}. {what_would_settle(one)}".rstrip(), {"verdict": one.verdict.value, **numbers}
@@ -273,7 +273,7 @@ def what_would_settle(one: Judged) -> str:
     if r.num_units < LEAST_FOR_SIGNS and one.t_p <= one.alpha:
         parts.append(f"the t test sees a difference, but below {LEAST_FOR_SIGNS} units the sign-flip test cannot agree")
     for half, room, what in ((r.inner_high - r.mean, one.margin - abs(r.mean), f"equivalence within ±{one.margin:g}"),
-                             (r.high - r.mean, abs(r.mean), "a difference of the observed size")):  # fmt: skip
+                             (r.high - r.mean, abs(r.mean), "a difference of the observed size")):
         needed = r.num_units * (half / room) ** 2 if room > 0 else MOST_UNITS
         if LEAST_FOR_SIGNS <= needed < MOST_UNITS:
             parts.append(f"about {needed:.0f} units would show {what}, if that is the truth")
