@@ -1,13 +1,12 @@
 """All evidence that needs a GPU, in one command that can be cut and gone on with: `make gpu-evidence OUT=dir`.
 
-    python -m benchmarks.gpu_evidence --out DIR [--seconds 520] [--device cuda|cpu] [--cells step,streams] [--again]
+    python -m benchmarks.gpu_evidence --out DIR [--seconds 520] [--device cuda|cpu] [--cells save,streams] [--again]
 
 Each cell is a process of its own with a limit; its result is a file in `DIR/cells/`, and a cell with a result of this device,
 torch and commit is not repeated. No cell is begun that may not end within `--seconds`: call again for the rest. `evidence.json`
 and `evidence.md` are written after every cell, with what failed or was not played. Nothing is downloaded; what is not
 installed is said. `--device cpu` plays the same code in tiny sizes: a trial of this program, and labelled so.
 
-step          step time of the trainer against a bare loop of the same batches and losses
 mfu-85M, mfu-1.21B   share of the device's peak arithmetic, in bf16
 save          guard's description of memory, and writing the same state
 memory        peak memory of a step against the formula of PF31
@@ -66,22 +65,13 @@ def _with_root() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def step(device: str) -> Result:
-    """Ratio of step times, from `trainer_step_time.py`."""
-    steps, kind = (("300", "auto") if device == "cuda" else ("40", "cpu"))
-    with tempfile.TemporaryDirectory() as directory:
-        words = [str(ROOT / "benchmarks" / "trainer_step_time.py"), "--steps", steps, "--device", kind]
-        found: Result = json.loads(python(words, cwd=Path(directory)).splitlines()[-1])
-    return found
-
-
 def mfu(shape: str) -> Callable[[str], Result]:
     """Share of the peak of one shape, with recomputed activations."""
 
     def play(device: str) -> Result:
         import torch
 
-        from benchmarks.trainer_mfu import PEAK_TFLOPS, SHAPES, largest_batch, measure
+        from benchmarks.gpu_step import PEAK_TFLOPS, SHAPES, largest_batch, measure
 
         config = SHAPES[shape if device == "cuda" else "tiny"]
         batch = largest_batch(config, torch.device(device), 32) if device == "cuda" else 2
@@ -116,7 +106,7 @@ def memory(device: str) -> Result:
     """Peak memory of a step of the 85M model against the formula that refuses a launch."""
     import torch
 
-    from benchmarks.trainer_mfu import SHAPES, measure
+    from benchmarks.gpu_step import SHAPES, measure
     from bit_transformer.footprint import footprint
 
     config, batch = (SHAPES["85M"], 4) if device == "cuda" else (SHAPES["tiny"], 2)
@@ -176,6 +166,8 @@ TINY = ("model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_
         "raise_step=none", "raise_factor=1.0", "eval_windows=8", "eval_every=1000", "log_every=1", "summary=false",
         "telemetry_windows=0", "checkpoint_every=1000", "total_steps=12")  # fmt: skip
 
+MODERN = ("norm=pre", "rotary=true", "qk_norm=true", "muon_lr=0.02")  # a second optimizer, Muon
+
 
 def resume(*settings: str) -> Callable[[str], Result]:
     """12 steps against 6, a resume and 6, of the bit transformer with these settings."""
@@ -186,26 +178,16 @@ def resume(*settings: str) -> Callable[[str], Result]:
         words = [*launcher, "-m", "bit_transformer.train", "--recipe", "demo"]
         for one in (*TINY, *settings, *(["device=auto"] if device == "cuda" else [])):
             words += ["--set", one]
-        return compare_resume(words, lambda at: ["--stop-at", str(at)], lambda path: [], "opt_step-12")
+        return compare_resume(words, "opt_step-12")
 
     return play
 
 
-def resume_modern(device: str) -> Result:
-    """The same of the modern recipe: Muon and AdamW."""
-    words = ["-m", "bit_transformer.modern", "--width", "32", "--layers", "1", "--window", "32", "--batch", "4",
-             "--steps", "12", "--eval-bytes", "1024", "--device", device]  # fmt: skip
-    return compare_resume(words, lambda at: ["--stop-at", str(at)], lambda path: ["--resume", str(path / "step-6.pt")],
-                          "step-12.pt")  # fmt: skip
-
-
-def compare_resume(
-    words: Sequence[str], stop: Callable[[int], list[str]], go_on: Callable[[Path], list[str]], last: str
-) -> Result:
+def compare_resume(words: Sequence[str], last: str) -> Result:
     """Play both and compare the tensors of the last checkpoint and the losses; raises RuntimeError where one differs."""
     with tempfile.TemporaryDirectory() as folder:
         whole, parts = Path(folder) / "whole", Path(folder) / "parts"
-        for where, launches in ((whole, [[]]), (parts, [stop(6), go_on(parts / "checkpoints")])):
+        for where, launches in ((whole, [[]]), (parts, [["--stop-at", "6"], []])):
             where.mkdir()
             for extra in launches:
                 run = ["-m", "chronicle_ml", "run", "--run", "cell", "--logs", str(where / "logs"), "--checkpoints",
@@ -387,10 +369,9 @@ CELLS: dict[str, Cell] = {
     "save": Cell(play=save, seconds=60),
     "mfu-85M": Cell(play=mfu("85M"), seconds=120),
     "mfu-1.21B": Cell(play=mfu("1.21B"), seconds=200),
-    "step": Cell(play=step, seconds=150),
     "resume-fp32": Cell(play=resume(), seconds=120),
     "resume-bf16": Cell(play=resume("mixed_precision=bf16"), seconds=120),
-    "resume-modern": Cell(play=resume_modern, seconds=120),
+    "resume-modern": Cell(play=resume(*MODERN), seconds=120),
     "resume-compile": Cell(play=resume("compile=true"), seconds=240, on_cpu=False),
     "resume-fsdp2": Cell(play=resume("sharding=fsdp2", "mixed_precision=bf16"), seconds=150, on_cpu=False),
     "resume-zero2": Cell(play=resume("sharding=zero2", "mixed_precision=bf16"), seconds=300, on_cpu=False),

@@ -151,8 +151,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _loop("train", "if not step.finite:", "if False:"),
     _loop("_require_nothing_later", "found > step", "found > step + 1000"),
     # studies
-    _study("sign_flip_p", "np.abs(sums) >= close_enough", "np.abs(sums) > observed"),
-    _study("_with_verdict", "t_p <= alpha and sign_flip_p <= alpha", "t_p <= alpha or sign_flip_p <= alpha"),
+    _study("_crossed_error", "total -= residual", "pass"),
+    _study("Judged.is_real", "max(self.t_p, self.sign_flip_p) <= self.alpha", "min(self.t_p, self.sign_flip_p) <= self.alpha"),
+    _study("average", "setdefault(units[pair], []).append(value)", "setdefault((pair,), []).append(value)"),
+    _model("SmoothedGate.observe", "if not math.isfinite(value):", "if False:"),
     _study("read_history", "setdefault(number, finished)", "update({number: finished})"),
     _study("_compare_until_treated", "seen < data_until", "False"),
 )

@@ -48,9 +48,13 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW; weight decay on matrices only; gradients clipped to `max_grad_norm`."""
+    """AdamW; weight decay on matrices only; gradients clipped to `max_grad_norm`.
+
+    With `muon_lr` above 0 the matrices of the blocks have Muon at that LR, and AdamW keeps the rest.
+    """
 
     lr: float
+    muon_lr: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1
@@ -84,38 +88,53 @@ class Recipe:
     telemetry_windows: int = 2
     growth: tuple[str, ...] = ()
     qat_from_step: int | None = None
-    export: tuple[str, ...] = ()
+    export: bool = False
     min_bytes_per_parameter: float = 0.0
     baseline_run: str | None = None
 
     def __post_init__(self) -> None:
         require_bounds(self)
-        symbols = self.data.window_bytes * (BITS_PER_BYTE if self.model.vocab == 2 else 1)
-        if symbols > self.model.max_bits:
-            raise BadRecipe(f"a window of {self.data.window_bytes} bytes has {symbols} symbols, model.max_bits is "
+        self._require_choices()
+        if self.window_symbols > self.model.max_bits:
+            raise BadRecipe(f"a window of {self.data.window_bytes} bytes has {self.window_symbols} symbols, model.max_bits is "
                             f"{self.model.max_bits}")
         if self.model.vocab != 2 and self.data.compress_end:
             raise BadRecipe("compression works on bits, model.vocab is 256 (bytes)", "set data.compress_end=0")
-        if self.mixed_precision not in ("no", "bf16"):
-            raise BadRecipe(f"mixed_precision is `{self.mixed_precision}`, expected no or bf16")
-        if self.sharding not in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
-            raise BadRecipe(f"sharding is `{self.sharding}`, expected ddp, fsdp2, zero1, zero2 or zero3")
-        if self.ema_decay and self.sharding != "ddp":
-            raise BadRecipe(f"ema_decay needs whole parameters, sharding is `{self.sharding}`", "set ema_decay=0")
-        if self.device not in ("cpu", "auto"):
-            raise BadRecipe(f"device is `{self.device}`, expected cpu or auto")
-        if unknown := [kind for kind in self.growth if kind not in ("depth", "width")]:
-            raise BadRecipe(f"growth names {', '.join(unknown)}, expected depth and width, such as ('depth', 'width')")
-        if unknown := [kind for kind in self.export if kind not in ("int8", "int4")]:
-            raise BadRecipe(f"export names {', '.join(unknown)}, expected int8 and int4, such as ('int8',)")
-        if self.growth and (self.schedule.shape != "plateau" or self.model.norm != "pre" or self.model.act or self.compile
-                            or self.sharding != "ddp" or self.ema_decay or self.qat_from_step is not None):
+        if self.sharding != "ddp":
+            self._require_whole_parameters()
+        if self.growth:
+            self._require_growable()
+
+    def _require_choices(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            unknown = [one for one in value if one not in choices] if isinstance(value, tuple) else []
+            if unknown:
+                expected = f"{' and '.join(choices)}, such as ('{choices[0]}',)"
+                raise BadRecipe(f"{name} names {', '.join(unknown)}, expected {expected}")
+            if isinstance(value, str) and value not in choices:
+                raise BadRecipe(f"{name} is `{value}`, expected {' or '.join(choices)}")
+
+    def _require_whole_parameters(self) -> None:
+        asked = {"ema_decay": self.ema_decay, "export": self.export, "optimizer.muon_lr": self.optimizer.muon_lr}
+        names = [name for name, value in asked.items() if value]
+        if self.qat_from_step is not None:
+            names.append("qat_from_step")
+        if names:
+            raise BadRecipe(f"{' and '.join(names)} need whole parameters, sharding is `{self.sharding}`", "set sharding=ddp")
+
+    def _require_growable(self) -> None:
+        fits = self.schedule.shape == "plateau" and self.model.norm == "pre" and self.sharding == "ddp"
+        others = (self.model.act, self.compile, self.ema_decay, self.optimizer.muon_lr, self.qat_from_step is not None)
+        if not fits or any(others):
             raise BadRecipe("growth needs a plateau to grow at and a model that can be rebuilt around its weights",
                             "set schedule.shape=plateau, model.norm=pre, model.act=false, sharding=ddp, ema_decay=0, "
-                            "compile=false and no qat_from_step")
-        if (self.qat_from_step is not None or self.export) and self.sharding != "ddp":
-            raise BadRecipe(f"qat_from_step and export need whole parameters, sharding is `{self.sharding}`",
-                            "set sharding=ddp")
+                            "compile=false, optimizer.muon_lr=0 and no qat_from_step")
+
+    @property
+    def window_symbols(self) -> int:
+        """Positions of one window: nine bits a byte, or bytes."""
+        return self.data.window_bytes * (BITS_PER_BYTE if self.model.vocab == 2 else 1)
 
     def require_divisible(self, world_size: int) -> None:
         """Raise BadRecipe unless the batch divides by ranks × accumulation steps, and the held-out windows by ranks."""
@@ -185,7 +204,7 @@ def baseline() -> Recipe:
 
 
 def cpu_int8() -> Recipe:
-    """Preset B: 8 layers of width 128 for the CPU. 1,586,690 parameters; exported to int8 and int4 at the end.
+    """Preset B: 8 layers of width 128 for the CPU. 1,586,690 parameters; exported to int8 at the end.
 
     `--set qat_from_step=9000` trains the last tenth with four-bit weights and inputs.
     """
@@ -197,7 +216,7 @@ def cpu_int8() -> Recipe:
         optimizer=OptimizerConfig(lr=1e-3),
         schedule=ScheduleConfig(shape="cosine", warmup_steps=200, total_steps=10_000),
         checkpoint_every=500, eval_every=250, eval_windows=128, mixed_precision="bf16", device="auto",
-        export=("int8", "int4"))
+        export=True)
 
 
 def scaleup() -> Recipe:
@@ -217,8 +236,20 @@ def scaleup() -> Recipe:
         device="auto", ema_decay=0.99, min_bytes_per_parameter=20.0)
 
 
+def modern() -> Recipe:
+    """What people would compare with: bytes, rotary positions, normed queries and keys, Muon, warm-up / stable / decay."""
+    return Recipe(
+        name="modern",
+        model=ModelConfig(d_model=96, num_heads=3, num_layers=3, d_ff=384, max_bits=256, vocab=256, norm="pre", rotary=True,
+                          qk_norm=True),
+        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=256, batch_size=8),
+        optimizer=OptimizerConfig(lr=0.003, muon_lr=0.02, weight_decay=0.0),
+        schedule=ScheduleConfig(shape="wsd", warmup_steps=20, total_steps=600, decay_steps=240, final_fraction=0.02),
+        checkpoint_every=200, eval_every=200, eval_windows=64)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    "demo": demo, "baseline": baseline, "cpu-int8": cpu_int8, "scaleup": scaleup}
+    "demo": demo, "baseline": baseline, "cpu-int8": cpu_int8, "scaleup": scaleup, "modern": modern}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -243,18 +274,20 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 
 def _path_of(recipe: Recipe, key: str) -> tuple[str, ...]:
-    known: list[tuple[str, ...]] = [(one.name,) for one in fields(recipe)]
+    known: list[tuple[str, ...]] = []
     for one in fields(recipe):
+        known.append((one.name,))
         part = getattr(recipe, one.name)
         if is_dataclass(part):
             known += [(one.name, inner.name) for inner in fields(part)]
     wanted = tuple(key.split("."))
-    exact = [path for path in known if path == wanted]
-    matches = exact or [path for path in known if path[-1:] == wanted]
-    if len(matches) != 1:
-        choices = ", ".join(".".join(path) for path in matches or known if len(path) > 1 or not matches)
-        raise BadRecipe(f"setting `{key}` is {'ambiguous' if matches else 'unknown'}, expected one of {choices}")
-    return matches[0]
+    if wanted in known:
+        return wanted
+    matches = [path for path in known if path[-1:] == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    choices = ", ".join(".".join(path) for path in matches or known)
+    raise BadRecipe(f"setting `{key}` is {'ambiguous' if matches else 'unknown'}, expected one of {choices}")
 
 
 def _parse_value(owner: Any, name: str, text: str, key: str) -> Any:
@@ -276,7 +309,13 @@ def _parse_value(owner: Any, name: str, text: str, key: str) -> Any:
 
 def _types_of(owner: type, name: str) -> tuple[type, ...]:
     hint = get_type_hints(owner)[name]
-    return tuple(get_origin(part) or part for part in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return tuple(get_origin(part) or part for part in parts)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mixed_precision": ("no", "bf16"), "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"), "device": ("cpu", "auto"),
+    "growth": ("depth", "width")}
 
 
 # --- Bounds of the numbers in a recipe
@@ -287,7 +326,7 @@ _ONE_OR_MORE = (
 _ZERO_OR_MORE = (
     "telemetry_windows", "qat_from_step", "ponder_weight", "min_bytes_per_parameter", "data.num_workers",
     "data.compress_ramp_steps", "optimizer.weight_decay", "model.chunk", "model.overlap", "schedule.warmup_steps",
-    "schedule.decay_steps", "schedule.final_fraction", "schedule.raise_step", "schedule.plateau_min_gain")
+    "schedule.decay_steps", "schedule.final_fraction", "schedule.raise_step", "schedule.plateau_min_gain", "optimizer.muon_lr")
 _ABOVE_ZERO = ("optimizer.lr", "optimizer.max_grad_norm", "schedule.raise_factor", "schedule.plateau_ratio")
 _BELOW_ONE = ("ema_decay", "optimizer.beta1", "optimizer.beta2")
 _SHARES = ("data.compress_end",)

@@ -16,12 +16,11 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
+from bit_transformer.data.bits import encode_bytes
 from bit_transformer.data.loaders import Batch, load_steps, spread_windows
 from bit_transformer.errors import NonFiniteGradients, TrainerError, print_error
 from bit_transformer.evaluation.gate import CALIBRATION_WINDOWS, telemetry_rows
 from bit_transformer.evaluation.held_out import evaluate
-from bit_transformer.footprint import Announcer
 from bit_transformer.model.conversion import set_qat
 from bit_transformer.model.transformer import next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
@@ -76,26 +75,27 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     """Train `recipe` to its last step, to `stop_at` or until SIGTERM; a checkpoint is saved in each case."""
     stop_asked = catch_stop_signals()
 
-    # Ranks, data, model, optimizer ---------------------------------------------------------------------------------
+    # Ranks, data, model, optimizers --------------------------------------------------------------------------------
     accelerator = start_ranks(recipe)
     is_main, rank, world_size = accelerator.is_main_process, accelerator.process_index, accelerator.num_processes
-    announcer = Announcer(is_main=is_main)
-    data = open_data(recipe, announcer)
+    log = LaunchLog(os.environ, is_main=is_main, recipe=recipe)
+    data = open_data(recipe)
+    log.announce_data(data.stores)
     progress = start_progress(recipe, data)
     monitor, total_steps = progress.monitor, recipe.schedule.total_steps
     guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh",
           honours=("warmup", "skip", "reshuffle"))
     point = find_resume_point(resume, checkpoints, os.environ)
-    announcer.model(recipe, world_size, accelerator.device.type)
+    log.announce_model(world_size, accelerator.device.type)
     room = require_room(accelerator, recipe)
-    run = build_run(recipe, accelerator, data, progress, room, announcer, start=point.path)
+    run = build_run(recipe, accelerator, data, progress, room, start=point.path)
+    log.announce_plan(world_size, accelerator.device.type)
 
     # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------
     load_checkpoint(run, point, accident=accident)
     require_later(stop_at, progress.step)
     dataset = data.steps(progress, accelerator)
     warnings = check_launch(run, dataset[progress.step], first_step=progress.step)
-    log = LaunchLog(os.environ, is_main=is_main, recipe=recipe)
     log.start(run, resumed_from=point.path, warnings=warnings)
     if monitor.windows and monitor.floors is None:
         wanted = telemetry_rows(recipe.data.window_bytes, CALIBRATION_WINDOWS)
@@ -107,7 +107,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     for batch in load_steps(dataset, progress.step, total_steps, num_workers=recipe.data.num_workers):
         started = time.perf_counter()
         batch = batch.to(accelerator.device)
-        learning_rate = run.optimizer.param_groups[0]["lr"]
+        learning_rate = run.learning_rate
         step = take_step(run, batch, tally, stop_asked)
         if not step.finite:
             log.keep_frames(batch, step)
@@ -115,14 +115,13 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
                 "roll back with `chronicle rollback`; `non_finite.json` in the launch directory holds the last steps")
         progress.step += 1
-        bits_a_byte = BITS_PER_BYTE if recipe.model.vocab == 2 else 8
-        progress.bits_seen += data.plan.batch_size * recipe.data.window_bytes * bits_a_byte
+        progress.bits_seen += data.plan.batch_size * recipe.window_symbols * (1 if recipe.model.vocab == 2 else 8)
         last = step.stop or progress.step in (stop_at, total_steps)
         values = log.step(progress, step, learning_rate=learning_rate, batch=batch, seconds=time.perf_counter() - started)
         if last or progress.step % recipe.eval_every == 0:
             found = evaluate(run.bare_model, data.held_out, rank=rank, world_size=world_size)
             values |= log.evaluation(progress, found)
-            row = log.telemetry(progress, run.bare_model, data.held_out, batch)
+            row = log.telemetry(progress, run.bare_model, data.held_out)
             values |= {f"telemetry/{name}": value for name, value in row.items()}
         if progress.step % recipe.eval_every == 0:  # not at a stop: it must leave no trace in what is saved
             for notice in monitor.observe(values["eval_bpb"], row):
@@ -175,9 +174,7 @@ def take_step(run: TrainingRun, batch: Batch, tally: StepTally, stop_asked: Sequ
             grad_norm = accelerator.clip_grad_norm_(run.model.parameters(), recipe.optimizer.max_grad_norm)
             step = tally.reduce(grad_norm=grad_norm, stop=bool(stop_asked))  # all ranks agree from here on
             if step.finite:
-                run.optimizer.step()
-                run.scheduler.step()
-                run.optimizer.zero_grad()
+                run.update()
     return step
 
 

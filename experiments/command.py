@@ -18,17 +18,9 @@ from experiments.design import START, StudyPlan
 from experiments.files import StudyPaths
 from experiments.history import StudyHistory, count_updates
 
-__all__ = [
-    "app",
-    "describe_status",
-    "format_slurm",
-    "format_status",
-    "format_study_plan",
-]
-
 app = typer.Typer(
     name="experiment", add_completion=False, no_args_is_help=True, rich_markup_mode=None,
-    help="Controlled studies of what a restart does to a run.")  # fmt: skip
+    help="Controlled studies of what a restart does to a run.")
 
 StudyArgument = Annotated[str, typer.Argument(help="A study (`restart-impact`) or a YAML file of your own.")]
 ProfileOption = Annotated[str, typer.Option(help="Sizes: ci, cpu, cpu-1m, gpu.", metavar="NAME")]
@@ -92,7 +84,7 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's TERM ends the launches like Ctrl-C
     outcome = run_study(
         planned, paths, ChronicleLauncher(paths, dict(os.environ)), jobs=max(1, jobs), only=only or (),
-        retry_stopped=retry_stopped, say=_say)  # fmt: skip
+        retry_stopped=retry_stopped, say=_say)
     lines = [f"study `{paths.study_dir.name}`: {len(outcome.complete)} of {len(planned.runs)} runs complete"]
     lines += [f"stopped {run_name}: {reason}" for run_name, reason in outcome.stopped.items()]
     if outcome.open:
@@ -128,7 +120,7 @@ def status(
 
 @app.command()
 def report(
-    name: Annotated[str, typer.Argument(help="Name of the study's run.")] = "restart-impact-cpu",
+    name: Annotated[str, typer.Argument(help="Name of the study's run, or the folder of its report.")] = "restart-impact-cpu",
     out: Annotated[
         Path | None, typer.Option(help="Where to write it [the study's own report/].", metavar="DIR")
     ] = None,
@@ -137,10 +129,15 @@ def report(
 ) -> CommandResult:
     """Answer the study's questions: verdicts, plots and tables, refused where its own controls failed.
 
+    The folder of a report is judged again from its own raw files: chronicle experiment report docs/results/restart-impact-cpu
+
     Example: chronicle experiment report restart-impact-cpu
     """
-    from experiments.report import build_report
+    from experiments.report import MEASURED, build_report, judge_folder
 
+    if (Path(name) / MEASURED).is_file():
+        built = judge_folder(Path(name))
+        return CommandResult(text=built.text, data=built.data)
     paths = _paths(name, logs)
     built = build_report(paths, out or paths.report_dir)
     return CommandResult(text=built.text, data=built.data)
@@ -181,38 +178,33 @@ exec chronicle experiment run {arguments} --jobs 1 --only "${{runs[$SLURM_ARRAY_
 def format_study_plan(plan: StudyPlan) -> str:
     """The arms, their launches and the price."""
     profile, study = plan.profile, plan.study
-    seeds = {name: sum(run.arm == name for run in plan.runs) for name in plan.arm_names}
-    lines = [
-        f"{study.title}",
-        f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
-        _sizes(plan) + f"start {profile.start_updates} updates, slices of {profile.slice_updates}",
-        f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} {study.unit}",
-        "",
-        f"{'arm':<10}{'seeds':>6}{'launches':>10}  what",
-    ]
+    model = f"model d{profile.d_model} L{profile.num_layers}"
+    sizes = f"{model}, windows of {profile.window_bytes} bytes, batch {profile.batch_size}"
+    if study.trainer is not None:
+        sizes = f"trainer: {shlex.join(study.trainer.command)}"
+    starts = f"{profile.starts} starts" if profile.starts > 1 else "start"
+    lines = [study.title, f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
+             f"{sizes}; {starts} {profile.start_updates} updates, slices of {profile.slice_updates}",
+             f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
+             f"independent units: {' × '.join(f'{kind}s' for kind in plan.unit_kinds)}", "",
+             f"{'arm':<10}{'seeds':>6}{'launches':>10}  what"]
     for name in plan.arm_names:
-        legs = next(run.legs for run in plan.runs if run.arm == name)
-        lines.append(f"{name:<10}{seeds[name]:>6}{len(legs):>10}  {study.arm(name).says}")
-    lines += ["", "contrasts: " + "; ".join(f"{c.name} = {c.plus} − {c.minus}{' (main)' if c.family == 'main' else ''}"
-                                            for c in study.contrasts if {c.plus, c.minus} <= set(plan.arm_names))]  # fmt: skip
+        own = [run for run in plan.runs if run.arm == name]
+        lines.append(f"{name:<10}{len(own):>6}{len(own[0].legs):>10}  {study.arm(name).says}")
+    contrasts = []
+    for c in study.contrasts:
+        if {c.plus, c.minus} <= set(plan.arm_names):
+            contrasts.append(f"{c.name} = {c.plus} − {c.minus}{' (main)' if c.family == 'main' else ''}")
+    lines += ["", f"contrasts: {'; '.join(contrasts)}"]
     lines.append(f"{len(plan.runs)} runs, {plan.num_launches} launches, {plan.num_updates:,} updates")
     return "\n".join(lines)
-
-
-def _sizes(plan: StudyPlan) -> str:
-    profile, trainer = plan.profile, plan.study.trainer
-    starts = f"{profile.starts} starts; " if profile.starts > 1 else ""
-    if trainer is not None:
-        return f"trainer: {shlex.join(trainer.command)}\n{starts}"
-    model = f"model d{profile.d_model} L{profile.num_layers}, windows of {profile.window_bytes} bytes"
-    return f"{model}, batch {profile.batch_size}; {starts}"
 
 
 def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:
     """An sbatch script with one array task a run; the start first, the rest after it."""
     named = str(Path(study).resolve()) if Path(study).suffix in (".yaml", ".yml") else study
     arguments = [named, "--profile", plan.profile.name, "--seeds", str(plan.profile.seeds), "--name", study_dir.name,
-                 "--logs", str(study_dir.parent.resolve())]  # fmt: skip
+                 "--logs", str(study_dir.parent.resolve())]
     number = plan.profile.starts
     starts = f"0-{number - 1}" if number > 1 else "0"
     own = plan.study.profile(plan.profile.name)
@@ -221,7 +213,7 @@ def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:
         arguments += ["--arms", ",".join(chosen)]
     return SLURM.format(
         num=len(plan.runs), starts=starts, first=number, last=len(plan.runs) - 1, job=study_dir.name,
-        runs=" ".join(run.name for run in plan.runs), arguments=shlex.join(arguments))  # fmt: skip
+        runs=" ".join(run.name for run in plan.runs), arguments=shlex.join(arguments))
 
 
 def describe_status(plan: StudyPlan, history: StudyHistory) -> dict[str, Any]:
@@ -231,15 +223,15 @@ def describe_status(plan: StudyPlan, history: StudyHistory) -> dict[str, Any]:
         done = len(history.done.get(run.name, ()))
         state = "done" if done == len(run.legs) else "stopped" if run.name in history.stopped else "open"
         runs.append({"run": run.name, "arm": run.arm, "launches_done": done, "launches": len(run.legs), "state": state,
-                     "reason": history.stopped.get(run.name)})  # fmt: skip
+                     "reason": history.stopped.get(run.name)})
     return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "runs": runs,
-            "updates_done": count_updates(plan, history), "updates": plan.num_updates}  # fmt: skip
+            "updates_done": count_updates(plan, history), "updates": plan.num_updates}
 
 
 def format_status(data: Mapping[str, Any]) -> str:
     """One line an arm, then the stopped runs."""
     lines = [f"study {data['study']}, profile {data['profile']}, plan {data['plan_hash'][:12]}: "
-             f"{data['updates_done']:,} of {data['updates']:,} updates"]  # fmt: skip
+             f"{data['updates_done']:,} of {data['updates']:,} updates"]
     arms: dict[str, list[Mapping[str, Any]]] = {}
     for run in data["runs"]:
         arms.setdefault(run["arm"], []).append(run)

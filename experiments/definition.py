@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -18,25 +18,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from experiments.errors import BadStudy
 
-__all__ = [
-    "AnswerRule",
-    "Arm",
-    "Contrast",
-    "Loss",
-    "Order",
-    "Profile",
-    "Restart",
-    "Study",
-    "Trainer",
-    "find_study",
-    "list_studies",
-    "parse_study",
-    "study_from_json",
-]
-
 VERSION = 1
 Setting: TypeAlias = str | int | float
 FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")
+UNITS = ((), ("seed",), ("slice",), ("order",), ("checkpoint",), ("checkpoint", "order"))
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 
@@ -46,7 +31,6 @@ class Order(StrEnum):
     PLAN = "plan"  # the order that the arm would have without the restart
     RESHUFFLED = "reshuffled"  # another full shuffle of the slice
     STOCK = "stock"  # stock WebDataset: shuffled shard list, samples through an empty buffer; entropy from the seed
-    STOCK_UNSEEDED = "stock-unseeded"  # the same with entropy from the machine, recorded with the launch
 
 
 class Loss(StrEnum):
@@ -147,35 +131,37 @@ class Trainer:
     stop: str = "itself"  # `checkpoint`: the launch gets TERM when the checkpoint after {last} is complete
 
     def __post_init__(self) -> None:
-        known = {*PLACEHOLDERS, *self.settings}
-        clash = sorted(set(self.settings) & set(PLACEHOLDERS))
-        if clash or not all(SETTING.fullmatch(name) for name in self.settings):
-            bad = clash[0] if clash else next(name for name in self.settings if not SETTING.fullmatch(name))
-            raise BadStudy(f"setting `{bad}` of the trainer is a placeholder of the study's or no plain name")
+        for name in self.settings:
+            if name in PLACEHOLDERS or not SETTING.fullmatch(name):
+                raise BadStudy(f"setting `{name}` of the trainer is a placeholder of the study's or no plain name")
         if not self.command:
             raise BadStudy("key `command` of the trainer is empty: expected the words of a command")
         for word in (*self.command, *self.resume, self.metrics):
-            _check_placeholders(word, known)
+            _check_placeholders(word, {*PLACEHOLDERS, *self.settings})
         _check_placeholders(self.checkpoint, {"step"})
         for channel, pattern in self.lines.items():
-            try:
-                groups = re.compile(pattern).groups
-            except re.error as problem:
-                raise BadStudy(f"`{channel}` in `lines` of the trainer is no regular expression: {problem}") from None
-            if groups != 2 or self.metrics == "guard":
-                told = "needs `metrics: output` or a path" if groups == 2 else f"has {groups} groups, expected step and value"
-                raise BadStudy(f"`{channel}` in `lines` of the trainer {told}")
-        if set(self.reads) - set(self.settings):
-            unknown = min(set(self.reads) - set(self.settings))
-            raise BadStudy(f"key `reads` of the trainer names `{unknown}`, which is no setting")
+            self._check_pattern(f"`{channel}` in `lines` of the trainer", pattern)
+        for name in self.reads:
+            if name not in self.settings:
+                raise BadStudy(f"key `reads` of the trainer names `{name}`, which is no setting")
         if len(self.probe) not in (0, 2):
             raise BadStudy(f"key `probe` of the trainer names {len(self.probe)} channels, expected two: without, with examples")
         if self.stop not in ("itself", "checkpoint"):
             raise BadStudy(f"key `stop` of the trainer is {self.stop!r}: expected `itself` or `checkpoint`")
 
+    def _check_pattern(self, where: str, pattern: str) -> None:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as problem:
+            raise BadStudy(f"{where} is no regular expression: {problem}") from None
+        if groups != 2:
+            raise BadStudy(f"{where} has {groups} groups, expected step and value")
+        if self.metrics == "guard":
+            raise BadStudy(f"{where} needs `metrics: output` or a path")
+
 
 PLACEHOLDERS = ("arm", "checkpoints", "data", "every", "first", "last", "leg", "order", "python", "resume", "run", "seed",
-                "start", "total", "updates")  # fmt: skip
+                "start", "total", "updates")
 SETTING = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
@@ -223,22 +209,21 @@ class Profile:
     mixed_precision: str = "no"
 
     def __post_init__(self) -> None:
-        self._require({"slice_updates": 1, "start_updates": 0, "seeds": 1, "starts": 1, "shard_samples": 1, "eval_every": 1,
-                       "eval_windows": 1})  # fmt: skip
-
-    def _require(self, least: Mapping[str, int]) -> None:
-        for key, bound in least.items():
-            if getattr(self, key) < bound:
-                raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected {bound} or more")
+        if self.start_updates < 0:
+            raise BadStudy(f"profile `{self.name}`: start_updates is {self.start_updates}, expected 0 or more")
+        for key in ("slice_updates", "seeds", "starts", "shard_samples", "eval_every", "eval_windows"):
+            if getattr(self, key) < 1:
+                raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected 1 or more")
 
     def require_model(self) -> None:
         """Raise `BadStudy` where the sizes that the bit transformer needs are not there."""
-        needed = ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size")
-        missing = [key for key in needed if not getattr(self, key)]
-        if missing:
-            raise BadStudy(f"key `{missing[0]}` is missing in profile {self.name}")
-        self._require({"batch_size": 1, "num_layers": 1, "window_bytes": 2})
-        if self.num_heads < 1 or self.d_model % self.num_heads:
+        for key in ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size"):
+            value = getattr(self, key)
+            if not value:
+                raise BadStudy(f"key `{key}` is missing in profile {self.name}")
+            if value < 1:
+                raise BadStudy(f"profile `{self.name}`: {key} is {value}, expected 1 or more")
+        if self.d_model % self.num_heads:
             raise BadStudy(f"profile `{self.name}`: d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
 
 
@@ -257,69 +242,70 @@ class Study:
     gate: tuple[str, ...] = ()
     factorial: Mapping[str, str] = field(default_factory=dict)
     margin_bpb: float = 0.02
+    bounce_margin: float = 0.0  # of the mean excess loss after a restart; 0: not registered, numbers without a verdict
     robust: bool = False  # a verdict must be that of the mean and that of the median of the pairwise means (Hodges and Lehmann)
     alpha: float = 0.05
     primary: str = "held-out bits per byte, mixture weights, averaged weights, after the last slice"
     answers: tuple[AnswerRule, ...] = ()
+    units: tuple[str, ...] = ()  # what is drawn anew for a pair; two kinds are crossed; empty: what the sizes say
 
     def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) != len(names):
-            raise BadStudy(f"arms have the same name: {', '.join(sorted(names))}")
-        wanted = [self.reference, *self.gate, *self.factorial.values()]
-        wanted += [arm for contrast in self.contrasts for arm in (contrast.plus, contrast.minus)]
-        wanted += [arm for profile in self.profiles for arm in (*profile.arms, *profile.once)]
-        unknown = sorted(set(wanted) - set(names))
-        if unknown:
-            raise BadStudy(f"unknown arm `{unknown[0]}`: the study has {', '.join(names)}")
-        contrasts = {*(contrast.name for contrast in self.contrasts), *(FACTORIAL_EFFECTS if self.factorial else ())}
-        unknown = sorted({name for answer in self.answers for name in answer.by} - contrasts)
-        if unknown:
-            raise BadStudy(f"unknown contrast `{unknown[0]}` in answers: the study has {', '.join(sorted(contrasts))}")
-        sources = {*self.sources, *(name for profile in self.profiles for name in profile.sources)}
-        used = {name for arm in self.arms if arm.restart is not None for name in arm.restart.ratio}
-        if used - sources:
-            raise BadStudy(f"unknown source `{min(used - sources)}` in a ratio: the study has {', '.join(sorted(sources))}")
-        if self.trainer is None:
-            self._require_own_trainer()
-        else:
-            self._require_settings(self.trainer)
+        arms = [arm.name for arm in self.arms]
+        if len(set(arms)) != len(arms):
+            raise BadStudy(f"arms have the same name: {', '.join(sorted(arms))}")
+        named = [self.reference, *self.gate, *self.factorial.values()]
+        for contrast in self.contrasts:
+            named += [contrast.plus, contrast.minus]
+        for profile in self.profiles:
+            named += [*profile.arms, *profile.once]
+        _require_known(named, arms, "unknown arm `{}`: the study has")
+        contrasts = [contrast.name for contrast in self.contrasts] + list(FACTORIAL_EFFECTS if self.factorial else ())
+        for rule in self.answers:
+            _require_known(rule.by, contrasts, "unknown contrast `{}` in answers: the study has")
+        if self.bounce_margin < 0:
+            raise BadStudy(f"bounce_margin is {self.bounce_margin}, expected 0 or more")
         if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
             raise BadStudy(f"gate names {len(self.gate)} arms, expected two: the reference and its exact restart")
+        if self.units not in UNITS:
+            expected = ", ".join(str(list(kinds)) for kinds in UNITS if kinds)
+            raise BadStudy(f"key `units` is {list(self.units)}, expected one of {expected}")
         lengths = {len(arm.slices) for arm in self.arms}
         if len(lengths) != 1:
             raise BadStudy(f"arms have {sorted(lengths)} slices: all must make the same number of updates")
+        if self.trainer is None:
+            self._require_own_trainer()
+        else:
+            self._require_settings(list(self.trainer.settings))
 
     def _require_own_trainer(self) -> None:
         if not self.sources:
             raise BadStudy("the study names no source: key `sources` is missing")
+        sources = list(self.sources)
         for profile in self.profiles:
             profile.require_model()
+            sources += profile.sources
         for arm in self.arms:
-            if arm.set or (arm.restart is not None and (arm.restart.set or arm.restart.rollback)):
+            restart = arm.restart or Restart()
+            _require_known(restart.ratio, sources, "unknown source `{}` in a ratio: the study has")
+            if arm.set or restart.set or restart.rollback:
                 raise BadStudy(f"arm `{arm.name}` has `set` or `rollback`, which need a `trainer`")
-            if arm.restart is not None and 0 in arm.restart.at:
+            if 0 in restart.at:
                 raise BadStudy(f"arm `{arm.name}` restarts at 0, the common checkpoint, which needs a `trainer`")
 
-    def _require_settings(self, trainer: Trainer) -> None:
+    def _require_settings(self, settings: Sequence[str]) -> None:
         """What the study cannot do to a program of which it knows only the command."""
         if self.sources or any(profile.sources for profile in self.profiles):
             raise BadStudy("`sources` belong to the bit transformer: this study has a `trainer`, which reads its own data")
         for profile in self.profiles:
-            for name in sorted(set(profile.set) - set(trainer.settings)):
-                known = ", ".join(trainer.settings) or "none"
-                raise BadStudy(f"profile `{profile.name}` sets `{name}`: the trainer's settings are {known}")
+            _require_known(profile.set, settings, f"profile `{profile.name}` sets `{{}}`: the trainer's settings are")
         for arm in self.arms:
             restart = arm.restart or Restart()
             if 0 in restart.at and (restart.rollback or restart.back):
                 raise BadStudy(f"arm `{arm.name}` rolls back at 0, where it has no checkpoint of its own: name a later `at`")
-            unknown = sorted({*arm.set, *restart.set} - set(trainer.settings))
-            if unknown:
-                known = ", ".join(trainer.settings) or "none"
-                raise BadStudy(f"arm `{arm.name}` sets `{unknown[0]}`: the trainer's settings are {known}")
-            if restart.order in (Order.STOCK, Order.STOCK_UNSEEDED) or arm.merged:
+            _require_known([*arm.set, *restart.set], settings, f"arm `{arm.name}` sets `{{}}`: the trainer's settings are")
+            if restart.order is Order.STOCK or arm.merged:
                 raise BadStudy(f"arm `{arm.name}` has an order that only the bit transformer's data have: a `trainer` is told "
                                "`{order}`, 0 for the plan's and another number after a restart with `order: reshuffled`")
             if Loss.SCHEDULE in restart.loses:
@@ -344,35 +330,43 @@ class Study:
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; raises `BadStudy` listing the known ones."""
-        return self.arms[_position([arm.name for arm in self.arms], name, "arm")]
+        by_name = {arm.name: arm for arm in self.arms}
+        _require_known([name], list(by_name), "unknown arm `{}`: expected one of")
+        return by_name[name]
 
     def profile(self, name: str) -> Profile:
         """The profile of that name; raises `BadStudy` listing the known ones."""
-        return self.profiles[_position([profile.name for profile in self.profiles], name, "profile")]
+        by_name = {profile.name: profile for profile in self.profiles}
+        _require_known([name], list(by_name), "unknown profile `{}`: expected one of")
+        return by_name[name]
 
     def to_json(self) -> dict[str, Any]:
         """The whole definition as plain values. What came later is left out where it is not used: hashes of studies stay."""
-        parts: dict[str, Any] = {"v": VERSION, **asdict(self)}
-        if self.trainer is None:
-            del parts["trainer"]
-        for owner, key in ((parts, "robust"), *((parts.get("trainer") or {}, key) for key in ("also", "probe", "reads")),
-                           *((one, "cannot") for one in parts["answers"]), *((one, "set") for one in parts["profiles"])):
-            if not owner.get(key, True):
-                del owner[key]
-        for record in (*parts["arms"], *(arm["restart"] for arm in parts["arms"] if arm["restart"] is not None)):
-            for key in ("set", "rollback"):
-                if not record.get(key, True):
-                    del record[key]
-        for record in parts["profiles"]:
-            if record["starts"] == 1:
-                del record["starts"]
+        parts: dict[str, Any] = {"v": VERSION, **_without_unused(asdict(self))}
         return parts
 
 
-def _position(names: Sequence[str], name: str, what: str) -> int:
-    if name not in names:
-        raise BadStudy(f"unknown {what} `{name}`: expected one of {', '.join(names)}")
-    return names.index(name)
+CAME_LATER = {"also", "bounce_margin", "cannot", "probe", "reads", "robust", "rollback", "set", "starts", "trainer", "units"}
+OF_FIELDS = {"answers", "arms", "profiles", "restart", "trainer"}  # whose values are records; other mappings are the user's
+
+
+def _without_unused(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in record.items():
+        if key in CAME_LATER and (not value or (key == "starts" and value == 1)):
+            continue
+        if key in OF_FIELDS and isinstance(value, Mapping):
+            value = _without_unused(value)
+        elif key in OF_FIELDS and value:
+            value = [_without_unused(one) if isinstance(one, Mapping) else one for one in value]
+        found[key] = value
+    return found
+
+
+def _require_known(names: Iterable[str], known: Sequence[str], sentence: str) -> None:
+    for name in names:
+        if name not in known:
+            raise BadStudy(f"{sentence.format(name)} {', '.join(known) or 'none'}")
 
 
 # --- Reading a study file
@@ -380,48 +374,6 @@ def _position(names: Sequence[str], name: str, what: str) -> int:
 STUDIES_DIR = Path(__file__).parent / "studies"
 
 T = TypeVar("T")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _all(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, tuple) and all(map(check, value))
-
-
-def _are_weights(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_word(name) and _is_whole(n) and n > 0 for name, n in value.items())
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_word(key) and _is_word(name) for key, name in value.items())
-
-
-def _are_settings(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_word(k) and (_is_word(v) or _is_number(v)) for k, v in value.items())
-
-
-SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # by the annotation of a field
-    "int": (_is_whole, "a whole number"),
-    "float": (_is_number, "a number"),
-    "str": (_is_word, "text"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "tuple[int, ...]": (_all(_is_whole), "a list of whole numbers"),
-    "tuple[float, ...]": (_all(_is_number), "a list of numbers"),
-    "tuple[str, ...]": (_all(_is_word), "a list of names"),
-    "Mapping[str, int]": (_are_weights, "names with weights, whole numbers above 0"),
-    "Mapping[str, str]": (_are_names, "names with names"),
-    "Mapping[str, Setting]": (_are_settings, "names with numbers or words"),
-}
 
 
 def list_studies() -> tuple[str, ...]:
@@ -432,15 +384,13 @@ def list_studies() -> tuple[str, ...]:
 def find_study(name_or_path: str) -> Study:
     """A study that comes with the product, or a YAML file of the user's own. Raises `BadStudy`."""
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise BadStudy(f"study file `{path}` does not exist")
-    else:
-        path = STUDIES_DIR / f"{name_or_path}.yaml"
+    if path.suffix not in (".yaml", ".yml"):
         if name_or_path not in list_studies():
-            raise BadStudy(
-                f"unknown study `{name_or_path}`: expected a YAML file or one of {', '.join(list_studies())}"
-            )
+            known = ", ".join(list_studies())
+            raise BadStudy(f"unknown study `{name_or_path}`: expected a YAML file or one of {known}")
+        path = STUDIES_DIR / f"{name_or_path}.yaml"
+    elif not path.is_file():
+        raise BadStudy(f"study file `{path}` does not exist")
     try:
         return parse_study(path.read_text(encoding="utf-8"), where=str(path))
     except (OSError, UnicodeDecodeError) as problem:
@@ -464,76 +414,117 @@ def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study
     """Build a study from `Study.to_json` or from a parsed file, in which named lists may be mappings by name."""
     parts = {key: value for key, value in record.items() if key != "v"}
     try:
-        parts["arms"] = tuple(_arm(item) for item in _listed(parts.get("arms"), "arms"))
-        parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
-        parts["answers"] = tuple(_build(AnswerRule, item) for item in _answers(parts.get("answers", ())))
+        arms = [dict(item) for item in _listed(parts.get("arms"), "arms")]
+        for arm in arms:
+            if arm.get("restart") is not None:
+                arm["restart"] = _restart(arm["name"], arm["restart"])
+        parts["arms"] = tuple(_build(Arm, arm) for arm in arms)
         parts["profiles"] = tuple(_build(Profile, item) for item in _listed(parts.get("profiles"), "profiles"))
-        if parts.get("trainer") is not None:
-            parts["trainer"] = _trainer(parts["trainer"])
+        parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
+        answers = parts.get("answers", ())
+        if isinstance(answers, Mapping):
+            answers = {name: by if isinstance(by, Mapping) else {"by": by} for name, by in answers.items()}
+        parts["answers"] = tuple(_build(AnswerRule, item) for item in _listed(answers, "answers"))
+        trainer = parts.pop("trainer", None)
+        if trainer is not None:
+            parts["trainer"] = _build(Trainer, _mapping(trainer, "key `trainer`", "a mapping with `command`"), "the trainer")
         return _build(Study, parts)
     except BadStudy as problem:
         raise BadStudy(f"`{where}`: {problem.message}", problem.remedy) from problem
 
 
-def _arm(record: Mapping[str, Any]) -> Arm:
-    restart = record.get("restart")
-    return _build(Arm, {**record, "restart": None if restart is None else _restart(record["name"], restart)})
+def _mapping(value: Any, what: str, expected: str = "a mapping") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadStudy(f"{what} is {value!r}: expected {expected}")
+    return value
 
 
-def _trainer(record: Any) -> Trainer:
-    if not isinstance(record, Mapping):
-        raise BadStudy(f"key `trainer` is {record!r}: expected a mapping with `command`")
-    return _build(Trainer, record, "the trainer")
+def _listed(value: Any, key: str) -> list[Mapping[str, Any]]:
+    """The records of a list, or of a mapping by name."""
+    if isinstance(value, Mapping):
+        found: list[Mapping[str, Any]] = []
+        for name, body in value.items():
+            if not isinstance(body, Mapping):
+                raise BadStudy(f"key `{key}`: the value of `{name}` is {body!r}, expected a mapping")
+            found.append({"name": str(name), **body})
+        return found
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
+    return [_mapping(item, f"key `{key}`: a value") for item in value]
 
 
 def _restart(arm: str, record: Any) -> Restart:
-    if not isinstance(record, Mapping):
-        raise BadStudy(f"key `restart` in arm {arm} is {record!r}: expected a mapping, `{{}}` for an exact restart")
-    parts = dict(record)
-    for key, kind in (("order", Order), ("loses", Loss)):
-        words, known = parts.get(key, () if key == "loses" else Order.PLAN), ", ".join(kind)
-        try:
-            parts[key] = kind(words) if kind is Order else tuple(kind(one) for one in words)
-        except (ValueError, TypeError) as problem:
-            listed = "a list of " if kind is Loss else "one of "
-            raise BadStudy(f"key `{key}` in the restart of arm {arm} is {words!r}: expected {listed}{known}") from problem
-    return _build(Restart, parts, f"the restart of arm {arm}")
+    parts = dict(_mapping(record, f"key `restart` in arm {arm}", "a mapping, `{}` for an exact restart"))
+    where = f"the restart of arm {arm}"
+    order, loses = parts.get("order", Order.PLAN), parts.get("loses", ())
+    if order not in list(Order):
+        raise BadStudy(f"key `order` in {where} is {order!r}: expected one of {', '.join(Order)}")
+    if not isinstance(loses, Sequence) or not set(loses) <= set(Loss):
+        raise BadStudy(f"key `loses` in {where} is {loses!r}: expected a list of {', '.join(Loss)}")
+    return _build(Restart, {**parts, "order": Order(order), "loses": tuple(map(Loss, loses))}, where)
 
 
-def _listed(value: Any, key: str) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        value = [{"name": str(name), **body} if isinstance(body, Mapping) else {"name": str(name), "": body}
-                 for name, body in value.items()]  # fmt: skip
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            if not isinstance(item, Mapping) or "" in item:
-                told = item.get("") if isinstance(item, Mapping) else item
-                named = f" of `{item['name']}`" if isinstance(item, Mapping) else ""
-                raise BadStudy(f"key `{key}`: the value{named} is {told!r}, expected a mapping")
-        return value
-    raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _answers(value: Any) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        return [{"name": str(name), **(by if isinstance(by, Mapping) else {"by": by})} for name, by in value.items()]
-    return _listed(value, "answers")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_setting(value: Any) -> bool:
+    return _is_word(value) or _is_number(value)
+
+
+def _is_weight(value: Any) -> bool:
+    return _is_whole(value) and value > 0
+
+
+# by the annotation of a field: the check of a value, or of every member, and what was expected
+VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (_is_whole, "a whole number"), "float": (_is_number, "a number"), "str": (_is_word, "text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false")}
+LISTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "tuple[int, ...]": (_is_whole, "a list of whole numbers"), "tuple[float, ...]": (_is_number, "a list of numbers"),
+    "tuple[str, ...]": (_is_word, "a list of names")}
+MAPPINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "Mapping[str, int]": (_is_weight, "names with weights, whole numbers above 0"),
+    "Mapping[str, str]": (_is_word, "names with names"), "Mapping[str, Setting]": (_is_setting, "names with numbers or words")}
 
 
 def _build(kind: type[T], record: Mapping[str, Any], where: str = "") -> T:
     """Build a dataclass from a mapping; every key is checked against the type of its field."""
     where = where or f"{kind.__name__.lower()} {record.get('name', '')}".rstrip()
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(record) - set(known), key=str)
-    if unknown:
-        raise BadStudy(f"unknown key `{unknown[0]}` in {where}: expected {', '.join(known)}")
-    missing = [name for name, one in known.items() if name not in record and one.default is one.default_factory is MISSING]
-    if missing:
-        raise BadStudy(f"key `{missing[0]}` is missing in {where}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    for key, value in values.items():
-        check, expected = SHAPES.get(str(known[key].type), (lambda _: True, ""))
-        if not check(value):
-            shown = list(value) if isinstance(value, tuple) else value
-            raise BadStudy(f"key `{key}` in {where} is {shown!r}: expected {expected}")
+    for key in sorted(record, key=str):
+        if key not in known:
+            raise BadStudy(f"unknown key `{key}` in {where}: expected {', '.join(known)}")
+    for name, one in known.items():
+        if name not in record and one.default is MISSING and one.default_factory is MISSING:
+            raise BadStudy(f"key `{name}` is missing in {where}")
+    values = {}
+    for key, value in record.items():
+        expected = _what_was_expected(str(known[key].type), value)
+        if expected:
+            raise BadStudy(f"key `{key}` in {where} is {value!r}: expected {expected}")
+        values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
+
+
+def _what_was_expected(annotation: str, value: Any) -> str:
+    """What a value of this annotation should have been; empty where it is that, or where the annotation is no plain one."""
+    if annotation in VALUES:
+        holds, expected = VALUES[annotation]
+        return "" if holds(value) else expected
+    if annotation in LISTS:
+        holds, expected = LISTS[annotation]
+        return "" if isinstance(value, list | tuple) and all(map(holds, value)) else expected
+    if annotation in MAPPINGS:
+        holds, expected = MAPPINGS[annotation]
+        is_good = isinstance(value, Mapping) and all(map(_is_word, value)) and all(map(holds, value.values()))
+        return "" if is_good else expected
+    return ""

@@ -15,8 +15,6 @@ from typing import Any
 from experiments.definition import Arm, Profile, Restart, Study, study_from_json
 from experiments.errors import BadStudy
 
-__all__ = ["START", "Leg", "StudyPlan", "StudyRun", "legs_of", "plan_study"]
-
 START = "start"  # name of the run that trains the common checkpoint
 
 
@@ -85,6 +83,26 @@ class StudyPlan:
     def order_seed(self, run: StudyRun) -> int:
         """The seed of a run's order of data: the same for all common checkpoints; of a start, its number."""
         return run.seed if run.arm == START else run.seed % self.profile.seeds
+
+    @property
+    def unit_kinds(self) -> tuple[str, ...]:
+        """What the design draws anew for a pair: the study's declaration, else all that seeds share.
+
+        Of the bit transformer's data, seeds with the same turn of the rotation read slices of the same place; seeds of several
+        common checkpoints are crossed with them.
+        """
+        if self.study.units:
+            return self.study.units
+        if self.profile.starts > 1:
+            return ("checkpoint", "order")
+        return ("seed",) if self.study.trainer is not None else ("slice",)
+
+    def unit_of(self, seed: int) -> tuple[int, ...]:
+        """Return the number of a seed's independent unit, of each kind."""
+        start, order = divmod(seed, self.profile.seeds)
+        turn = order % len(self.study.arms[0].slices)
+        numbers = {"seed": seed, "checkpoint": start, "order": order, "slice": turn}
+        return tuple(numbers[kind] for kind in self.unit_kinds)
 
     def positions(self, run: StudyRun, leg: Leg) -> list[range]:
         """What a leg reads, as positions in the batches of a continuous run; a repeated slice has its first positions."""
@@ -203,6 +221,10 @@ def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: 
 
 
 def _check_sizes(study: Study, profile: Profile) -> None:
+    if "seed" in study.units and (profile.starts > 1 or (study.trainer is None and profile.seeds > len(study.arms[0].slices))):
+        raise BadStudy(f"`units: [seed]` with {profile.starts * profile.seeds} seeds in profile `{profile.name}`: seeds share "
+                       "what was drawn once, and are no independent units",
+                       "declare what is drawn anew: slice, or checkpoint and order")
     if study.trainer is not None:
         return
     sources = profile.sources or study.sources

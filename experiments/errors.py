@@ -10,8 +10,6 @@ ChronicleError
 
 from chronicle.errors import ChronicleError
 
-__all__ = ["BadStudy", "GateFailed", "NoData", "NotRegistered", "StudyError"]
-
 
 class StudyError(ChronicleError):
     """Base of the errors of studies; `remedy` is shown as `hint:`."""

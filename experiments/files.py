@@ -12,13 +12,6 @@ from chronicle.paths import RunPaths
 from experiments.errors import StudyError
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "LEG_RESULT",
-    "LegResult",
-    "StudyPaths",
-    "read_result",
-    "write_result",
-]
 
 @dataclass(frozen=True, slots=True)
 class StudyPaths:
@@ -83,7 +76,6 @@ class LegResult:
     average: str
     checkpoints: tuple[str, ...]
     final: Mapping[str, float] = field(default_factory=dict)
-    entropy: str | None = None
     seconds: float = 0.0
     device: str = "cpu"
 

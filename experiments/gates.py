@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -20,8 +21,6 @@ from experiments.design import Leg, StudyPlan
 from experiments.order import DataShape, Ids, leg_order, slice_samples
 from experiments.outcomes import PRIMARY, RunData, StudyData
 from rollback.channels import Role, role_of
-
-__all__ = ["GateCheck", "Ledger", "Treatment", "check_gates", "count_ledger", "find_treatment", "planned_order"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,10 @@ class Ledger:
 
 def check_gates(data: StudyData, ledgers: Sequence[Ledger]) -> tuple[GateCheck, ...]:
     """Return every control that the complete runs allow; a failed one refuses the report."""
-    return (*_check_exact(data), *_check_shared(data), *_check_rates(data), *_check_read(ledgers))
+    checks = [*_check_exact(data), *_check_shared(data), _check_rates(data)]
+    if ledgers:
+        checks.append(_check_read(ledgers))
+    return tuple(checks)
 
 
 def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatment:
@@ -75,23 +77,26 @@ def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatmen
     reference, size = plan.study.arm(plan.study.reference), plan.profile.slice_updates
     if arm.merged != reference.merged:
         return Treatment(data_after=0, state_after=None)
-    reads = plan.study.trainer.reads if plan.study.trainer is not None else ()
-    own_settings = [] if arm.set == reference.set else [0]
-    differs = [
-        i * size for i, (own, other) in enumerate(zip(arm.slices, reference.slices, strict=True)) if own != other
-    ]
-    differs += [0] if any(arm.set.get(name) != reference.set.get(name) for name in reads) else []
-    lost, by_settings = own_settings, True
+    reads = set(plan.study.trainer.reads) if plan.study.trainer is not None else set()
+    slices = zip(arm.slices, reference.slices, strict=True)
+    data = [number * size for number, (own, other) in enumerate(slices) if own != other]
+    state, by_settings = [], True
+    changed = {name for name in arm.set.keys() | reference.set.keys() if arm.set.get(name) != reference.set.get(name)}
+    if changed & reads:
+        data.append(0)
+    if changed:
+        state.append(0)
     for leg in legs:
         restart = leg.restart
         if restart is None:
             continue
-        if restart.order is not Order.PLAN or restart.ratio or leg.data_offset or set(restart.set) & set(reads):
-            differs.append(leg.first)
-        if restart.loses or set(restart.set) - set(reads) or restart.rollback:
-            lost.append(leg.first)
-            by_settings = by_settings and not restart.loses and not restart.rollback
-    return Treatment(data_after=min(differs, default=None), state_after=min(lost, default=None), by_settings=by_settings)
+        if restart.order is not Order.PLAN or restart.ratio or leg.data_offset or restart.set.keys() & reads:
+            data.append(leg.first)
+        if restart.loses or restart.rollback:
+            by_settings = False
+        if restart.loses or restart.rollback or restart.set.keys() - reads:
+            state.append(leg.first)
+    return Treatment(data_after=min(data, default=None), state_after=min(state, default=None), by_settings=by_settings)
 
 
 def _check_exact(data: StudyData) -> Iterator[GateCheck]:
@@ -102,7 +107,7 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
     what = f"{other} is {one}, bit for bit: losses, evaluations, weights, moments, averaged weights"
     if data.plan.study.trainer is not None:
         what = (f"{other} is {one}, bit for bit: loss, LR and gradient norm where logged, the outcome where both have it, "
-                "tensors of the last checkpoint")  # fmt: skip
+                "tensors of the last checkpoint")
     if not seeds:
         yield GateCheck(
             name="exact restart", what=what, ok=False, found=f"no seed at which both {one} and {other} are complete"
@@ -139,10 +144,8 @@ def _differences(one: RunData, other: RunData) -> Iterator[str]:
 def _check_shared(data: StudyData) -> Iterator[GateCheck]:
     reference = data.plan.study.reference
     for arm in data.arms:
-        for seed in data.seeds(arm, reference):
-            run, base = data.runs[arm, seed], data.runs[reference, seed]
-            if arm != reference:
-                yield _compare_until_treated(data.plan, run, base)
+        for seed in data.seeds(arm, reference) if arm != reference else ():
+            yield _compare_until_treated(data.plan, data.runs[arm, seed], data.runs[reference, seed])
 
 
 def _compare_until_treated(plan: StudyPlan, run: RunData, base: RunData) -> GateCheck:
@@ -175,70 +178,62 @@ def _equal_length(one: np.ndarray, other: np.ndarray) -> int:
     return int(unequal[0]) if len(unequal) else len(one)
 
 
-def _check_rates(data: StudyData) -> Iterator[GateCheck]:
+def _check_rates(data: StudyData) -> GateCheck:
     """Check that the LR of every arm equals the reference's at every update, unless the schedule is lost on purpose."""
     reference = data.plan.study.reference
-    unequal, compared = [], 0
+    unequal, num_compared = [], 0
     for (arm, seed), run in data.runs.items():
         restart = data.plan.study.arm(arm).restart
-        own = data.plan.study.arm(arm).set or (restart is not None and (restart.set or restart.rollback))
-        if own or (restart is not None and Loss.SCHEDULE in restart.loses) or (reference, seed) not in data.runs:
+        is_own = bool(data.plan.study.arm(arm).set)
+        if restart is not None:
+            is_own = is_own or bool(restart.set or restart.rollback) or Loss.SCHEDULE in restart.loses
+        if is_own or (reference, seed) not in data.runs:
             continue
-        compared += 1
+        num_compared += 1
         if _equal_length(run.channel("lr"), data.runs[reference, seed].channel("lr")) < run.num_updates:
             unequal.append(run.run.name)
-    found = f"equal in {compared} runs" if not unequal else f"differs in {', '.join(unequal)}"
+    found = f"differs in {', '.join(unequal)}" if unequal else f"equal in {num_compared} runs"
     if all(np.isnan(run.channel("lr")).all() for run in data.runs.values()):
         found = "not compared: no `lr` was logged"
-    yield GateCheck(name="learning rate", what="the same LR at every update, but where it is changed on purpose",
-                    ok=not unequal, found=found)  # fmt: skip
+    return GateCheck(name="learning rate", what="the same LR at every update, but where it is changed on purpose",
+                     ok=not unequal, found=found)
 
 
-def _check_read(ledgers: Sequence[Ledger]) -> Iterator[GateCheck]:
-    if not ledgers:
-        return
+def _check_read(ledgers: Sequence[Ledger]) -> GateCheck:
     wrong = [ledger.run for ledger in ledgers if not ledger.as_planned]
-    found = f"{len(ledgers)} runs as planned" if not wrong else f"other data than planned in {', '.join(wrong)}"
-    yield GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
-                    ok=not wrong, found=found)  # fmt: skip
+    found = f"other data than planned in {', '.join(wrong)}" if wrong else f"{len(ledgers)} runs as planned"
+    return GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
+                     ok=not wrong, found=found)
 
 
 def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
-    """Return the planned batches of a run's lineage; unseeded orders use the recorded entropy."""
+    """Return the planned batches of a run's lineage."""
     arm = data.plan.study.arm(run.run.arm)
     rows: list[Ids] = []
-    for leg, done in zip(run.run.legs, run.finished, strict=True):
+    for leg in run.run.legs:
         rows = rows[: leg.first]
-        rows += list(leg_order(shape, arm, leg, data.plan.order_seed(run.run), entropy=done.result.entropy))
+        rows += list(leg_order(shape, arm, leg, data.plan.order_seed(run.run)))
     return np.stack(rows)
 
 
 def count_ledger(data: StudyData, shape: DataShape | None) -> tuple[Ledger, ...]:
     """Return the ledger of every run: repeats, unread samples, and whether the log shows the planned data.
 
-    What a trainer of the study's own reads is not known here, so such a study has none.
+    What a trainer of the study's own reads is not known (`shape` is None), so such a study has none.
     """
-    if data.plan.study.trainer is not None:
-        return ()
-    assert shape is not None
-    return tuple(_ledger(data, shape, run) for run in data.runs.values())
-
-
-def _ledger(data: StudyData, shape: DataShape, run: RunData) -> Ledger:
-    batches = planned_order(data, shape, run)
-    planned = np.array([int(step_digest(batch)[:13], 16) for batch in batches], dtype=np.float64)
-    samples = {tuple(pair) for pair in batches.reshape(-1, 2).tolist()}
-    drawn = batches.shape[0] * batches.shape[1]
-    return Ledger(
-        run=run.run.name,
-        drawn=drawn,
-        repeats=drawn - len(samples),
-        unread=len(_slices(shape, data.plan.order_seed(run.run)) - samples),
-        as_planned=bool(np.array_equal(planned, run.channel("data_digest"))),
-        guard=tuple(done.guard or "none" for done in run.finished),
-    )
-
-
-def _slices(shape: DataShape, seed: int) -> set[tuple[int, int]]:
-    return {(source, int(window)) for source in range(len(shape.sources)) for logical in range(1, shape.num_slices + 1)
-            for window in slice_samples(shape, source, seed, logical).ravel()}  # fmt: skip
+    found = []
+    for run in data.runs.values() if shape is not None else ():
+        assert shape is not None
+        batches = planned_order(data, shape, run)
+        planned = np.array([int(step_digest(batch)[:13], 16) for batch in batches], dtype=np.float64)
+        drawn = {tuple(pair) for pair in batches.reshape(-1, 2).tolist()}
+        in_slices = set()
+        for source, logical in product(range(len(shape.sources)), range(1, shape.num_slices + 1)):
+            windows = slice_samples(shape, source, data.plan.order_seed(run.run), logical).ravel()
+            in_slices |= {(source, window) for window in windows.tolist()}
+        found.append(Ledger(
+            run=run.run.name, drawn=batches.shape[0] * batches.shape[1],
+            repeats=batches.shape[0] * batches.shape[1] - len(drawn), unread=len(in_slices - drawn),
+            as_planned=bool(np.array_equal(planned, run.channel("data_digest"))),
+            guard=tuple(done.guard or "none" for done in run.finished)))
+    return tuple(found)

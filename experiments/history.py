@@ -6,7 +6,7 @@ runner loses at most the launches that were running.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,18 +14,6 @@ from chronicle.journal import Entry
 from chronicle.journal.events import StudyLeg, StudyRegistered, StudyRetry, StudyStop, read
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.files import LegResult
-
-__all__ = [
-    "Finished",
-    "NextLaunch",
-    "StudyHistory",
-    "StudyProgress",
-    "count_updates",
-    "format_duration",
-    "list_ready",
-    "next_launch",
-    "read_history",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,42 +92,9 @@ def list_ready(plan: StudyPlan, history: StudyHistory, running: Collection[str] 
             yield NextLaunch(run, leg)
 
 
-# --- Progress and remaining time
-
-
 def count_updates(plan: StudyPlan, history: StudyHistory) -> int:
     """Return the updates of all finished legs."""
-    return sum(
-        run.legs[number].num_updates for run in plan.runs for number in range(len(history.done.get(run.name, ())))
-    )
-
-
-class StudyProgress:
-    """Progress lines, one per finished launch, with the remaining time at the rate of this session."""
-
-    def __init__(self, plan: StudyPlan, clock: Callable[[], float]) -> None:
-        self._plan, self._clock = plan, clock
-        self._began, self._at_begin = clock(), -1
-
-    def tell(self, launch: NextLaunch, history: StudyHistory) -> str:
-        """Return the progress line after a launch."""
-        run, leg = launch
-        done = count_updates(self._plan, history)
-        if self._at_begin < 0:
-            self._at_begin = done - leg.num_updates
-        lost = sum(one.legs[number].num_updates for one in self._plan.runs if one.name in history.stopped
-                   for number in range(len(history.done.get(one.name, ())), len(one.legs)))  # fmt: skip
-        rate = (done - self._at_begin) / max(1e-9, self._clock() - self._began)
-        left = (self._plan.num_updates - done - lost) / rate if rate > 0 else 0.0
-        share = f"{done:,} of {self._plan.num_updates:,} updates"
-        return f"{run.name}: launch {leg.number} of {len(run.legs)} done; {share}, about {format_duration(left)} left"
-
-
-def format_duration(seconds: float) -> str:
-    """`8 min 05 s`, `2 h 03 min`, `12 s`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    total = 0
+    for run in plan.runs:
+        total += sum(leg.num_updates for leg in run.legs[: len(history.done.get(run.name, ()))])
+    return total

@@ -26,19 +26,6 @@ from experiments.definition import Arm, Order, Profile
 from experiments.design import Leg, StudyPlan
 from experiments.errors import NoData
 
-__all__ = [
-    "DataShape",
-    "Windows",
-    "cut_slice",
-    "cut_windows",
-    "leg_order",
-    "read_shape",
-    "shuffle_through_buffer",
-    "slice_samples",
-    "spread",
-    "start_order",
-]
-
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
@@ -124,20 +111,15 @@ def slice_samples(shape: DataShape, source: int, seed: int, logical: int) -> Ids
     return cut_slice(lines, physical, per_slice)
 
 
-def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int, *, entropy: str | None = None) -> Ids:
-    """Ids of one launch: (updates of the leg, batch, 2). Raises `NoData` where slices or reserve run out.
-
-    `entropy` replaces the seed in stock orders that are not seeded; the caller records it.
-    """
+def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int) -> Ids:
+    """Ids of one launch: (updates of the leg, batch, 2). Raises `NoData` where slices or reserve run out."""
     size = shape.profile.slice_updates
     reserve = [_reserve(shape, source, seed, leg.number - 1) for source in range(len(shape.sources))]
     rows: list[Ids] = []
     for position in _parts(leg.first + leg.data_offset, leg.last + leg.data_offset, size):
         number = position.start // size
-        streams = [
-            _chain(_slice_stream(shape, arm, number, source, seed, leg, entropy), reserve[source])
-            for source in range(len(shape.sources))
-        ]
+        streams = [itertools.chain(_slice_stream(shape, arm, number, source, seed, leg), reserve[source])
+                   for source in range(len(shape.sources))]
         counts = _counts_of_slice(shape, number * size, leg)[: position.stop - number * size]
         whole = _fill(counts, streams)
         rows.append(whole[position.start - number * size : position.stop - number * size])
@@ -164,9 +146,7 @@ def _counts_of_slice(shape: DataShape, begins: int, leg: Leg) -> Ids:
     return counts
 
 
-def _slice_stream(
-    shape: DataShape, arm: Arm, number: int, source: int, seed: int, leg: Leg, entropy: str | None
-) -> Iterator[int]:
+def _slice_stream(shape: DataShape, arm: Arm, number: int, source: int, seed: int, leg: Leg) -> Iterator[int]:
     """Samples of one source over the slice that the arm reads as its `number`-th (from 0)."""
     if number >= len(arm.slices):
         return iter(())  # beyond the last slice only the reserve is left
@@ -183,16 +163,14 @@ def _slice_stream(
         return iter(_shuffled(shards.ravel(), derive_key("slice", seed, source, logical, again)).tolist())
     if order is Order.RESHUFFLED:
         return iter(_shuffled(shards.ravel(), derive_key("again", seed, source, logical, again, leg.number)).tolist())
-    dice = random.Random(f"{entropy or seed}/{source}/{logical}/{leg.number}/{number}")
+    dice = random.Random(f"{seed}/{source}/{logical}/{leg.number}/{number}")
     lines = [row.tolist() for row in shards]
     dice.shuffle(lines)
     samples = (sample for line in lines for sample in line)
     return shuffle_through_buffer(samples, shape.profile.stock_buffer, shape.profile.stock_initial, dice)
 
 
-def shuffle_through_buffer(
-    samples: Iterator[int], buffer_size: int, initial: int, dice: random.Random
-) -> Iterator[int]:
+def shuffle_through_buffer(samples: Iterator[int], buffer_size: int, initial: int, dice: random.Random) -> Iterator[int]:
     """Shuffle a stream as webdataset's `.shuffle` does: two in, one out, starting when `initial` are buffered.
 
     After every start the first samples come from the first `initial` of the stream, so they are nearly in the order of
@@ -221,15 +199,8 @@ def _shuffled(windows: Ids, key: int) -> Ids:
 
 def _reserve(shape: DataShape, source: int, seed: int, part: int) -> Iterator[int]:
     """Return this launch's part of the lines outside all slices; launches of one arm get disjoint parts."""
-    lines = slice_samples(shape, source, seed, shape.num_slices + 1).ravel()[
-        part % shape.num_slices :: shape.num_slices
-    ]
+    lines = slice_samples(shape, source, seed, shape.num_slices + 1).ravel()[part % shape.num_slices :: shape.num_slices]
     return iter(_shuffled(lines, derive_key("reserve", seed, source)).tolist() if len(lines) else ())
-
-
-def _chain(own: Iterator[int], reserve: Iterator[int]) -> Iterator[int]:
-    yield from own
-    yield from reserve
 
 
 def _fill(counts: Ids, streams: Sequence[Iterator[int]]) -> Ids:

@@ -18,27 +18,12 @@ from experiments.design import START, StudyPlan, StudyRun
 from experiments.files import StudyPaths
 from experiments.history import Finished, StudyHistory
 
-__all__ = [
-    "HORIZON",
-    "PRIMARY",
-    "PROBE_GAIN",
-    "Curve",
-    "RunData",
-    "StudyData",
-    "Transient",
-    "bounce",
-    "excess_over",
-    "find_transients",
-    "outcome_of",
-    "read_study",
-]
-
 PRIMARY = "averaged/mixture"
 BITS_PER_BYTE = 9
 Curve: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 PROBE_GAIN = "gain of examples"  # of a trainer's `probe`
-GAINS = {"copy-gain": ("copy/0", "copy/4"), "recall-gain": ("recall/0", "recall/1")}
+GAINS = {"copy-gain": ("copy/0", "copy/4")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +60,10 @@ class RunData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyData:
-    """All complete runs of a study by (arm, seed), the common start, and the stopped runs with their reasons."""
+    """All complete runs of a study by (arm, seed), the common starts, and the stopped runs with their reasons."""
 
     plan: StudyPlan
     runs: Mapping[tuple[str, int], RunData]
-    start: Finished | None
     starts: tuple[Finished, ...] = ()  # of every common checkpoint
     stopped: Mapping[str, str] = field(default_factory=dict)
     open: tuple[str, ...] = ()
@@ -101,16 +85,16 @@ class StudyData:
 
 def read_study(plan: StudyPlan, history: StudyHistory, paths: StudyPaths) -> StudyData:
     """Read every complete run."""
-    runs = {}
+    runs, starts, unfinished = {}, [], []
     for run in plan.runs:
-        if run.arm != START and history.is_complete(run):
-            runs[run.arm, run.seed] = _read_run(plan, run, history.done[run.name], paths)
-    starts = [history.done.get(run.name, ()) for run in plan.runs if run.arm == START]
-    start = starts[0] if starts else ()
-    unfinished = [run.name for run in plan.runs if not history.is_complete(run) and run.name not in history.stopped]
-    return StudyData(
-        plan=plan, runs=runs, start=start[0] if start else None, starts=tuple(one[-1] for one in starts if one),
-        stopped=dict(history.stopped), open=tuple(unfinished))  # fmt: skip
+        done = history.done.get(run.name, ())
+        if not history.is_complete(run):
+            unfinished += [run.name] if run.name not in history.stopped else []
+        elif run.arm == START:
+            starts.append(done[-1])
+        else:
+            runs[run.arm, run.seed] = _read_run(plan, run, done, paths)
+    return StudyData(plan=plan, runs=runs, starts=tuple(starts), stopped=dict(history.stopped), open=tuple(unfinished))
 
 
 def outcome_of(run: RunData, name: str) -> float:
@@ -119,11 +103,9 @@ def outcome_of(run: RunData, name: str) -> float:
         name = run.primary
     if name == "bounce":
         return bounce(run.channel("eval/mixture"))
-    if name == PROBE_GAIN:
-        before, after = (run.final.get(key, np.nan) for key in run.probe or ("", ""))
-        return before - after
-    if name in GAINS:
-        before, after = (run.final.get(key, np.nan) for key in GAINS[name])
+    keys = run.probe if name == PROBE_GAIN else GAINS.get(name)
+    if keys:
+        before, after = (run.final.get(key, np.nan) for key in keys)
         return before - after
     return run.final.get(name, np.nan)
 
@@ -153,12 +135,12 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
     if trainer is None:
         return RunData(run=run, finished=finished, channels=channels, num_updates=total)
     return RunData(run=run, finished=finished, channels=channels, num_updates=total, primary=trainer.outcome,
-                   probe=trainer.probe, loss_scale=1.0)  # fmt: skip
+                   probe=trainer.probe, loss_scale=1.0)
 
 
 # --- Excess loss after each restart
 
-HORIZON = 50
+HORIZONS = (20, 80, 320)  # updates after a restart
 TREND_HALF_WIDTH = 12
 SMOOTHED = 5
 
@@ -185,33 +167,24 @@ def excess_over(run: RunData, reference: RunData, channel: str) -> tuple[Curve, 
 
 
 def find_transients(run: RunData, reference: RunData, channel: str = "loss") -> tuple[Transient, ...]:
-    """One per restart of the run."""
+    """One per restart of the run and horizon; a horizon ends at the next restart, and equal ones count once."""
     excess, same = excess_over(run, reference, channel)
     found = []
-    for index, after in enumerate(run.restarts):
-        later = [point for point in run.restarts[index + 1 :] if point > after]
-        end = min([after + HORIZON, run.num_updates, *later])
-        window = excess[after:end]
-        if not len(window) or np.isnan(window).all():
-            continue
+    for after in run.restarts:
+        limit = min([run.num_updates, *(point for point in run.restarts if point > after)])
         before = excess[max(0, after - 30) : after]
-        smooth = (
-            np.convolve(np.nan_to_num(window), np.ones(SMOOTHED) / SMOOTHED, mode="valid")
-            if len(window) >= SMOOTHED
-            else window
-        )
-        found.append(
-            Transient(
-                run=run.run.name,
-                after=after,
-                channel=channel,
-                identical_batches=bool(same[after:end].all()),
-                num_updates=end - after,
-                area=float(np.nansum(window)),
-                peak=float(np.max(smooth)),
-                recovered_after=_recovery(smooth, float(np.nanstd(before)) if len(before) else 0.0),
-            )
-        )
+        noise = float(np.nanstd(before)) if np.isfinite(before).any() else 0.0
+        for end in sorted({min(after + horizon, limit) for horizon in HORIZONS}):
+            window = excess[after:end]
+            if np.isnan(window).all():
+                continue
+            smooth = window
+            if len(window) >= SMOOTHED:
+                smooth = np.convolve(np.nan_to_num(window), np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+            found.append(Transient(
+                run=run.run.name, after=after, channel=channel, identical_batches=bool(same[after:end].all()),
+                num_updates=end - after, area=float(np.nansum(window)), peak=float(np.max(smooth)),
+                recovered_after=_recovery(smooth, noise)))
     return tuple(found)
 
 

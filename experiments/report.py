@@ -1,7 +1,9 @@
-"""Writes the report of a study: verdicts in words, plots, tables, and one journal entry.
+"""Writes the report of a study, in two steps: what was measured, as raw files, and what follows from these files alone.
 
-A study whose own controls failed gets no report. Deterministic: the same journals give the same bytes, and the entry
-holds their hashes.
+    journals ── measure ── plan.json, measured.json, CSV ── judge_folder ── report.md, contrasts, summary, panel, plots
+
+So a report can be judged again years later without its runs (`chronicle experiment report FOLDER`). A study whose own controls
+failed gets no report. Deterministic: the same files give the same bytes, and the journal entry holds their hashes.
 """
 
 from __future__ import annotations
@@ -19,46 +21,43 @@ import numpy as np
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import StudyReport, events_of
 from chronicle.journal.writer import store_file
-from experiments.design import START
+from experiments.design import START, StudyPlan
 from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
-from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
+from experiments.gates import check_gates, count_ledger
 from experiments.order import read_shape
 from experiments.outcomes import PROBE_GAIN, StudyData, outcome_of, read_study
 from experiments.plots import PLOTS, draw_plots
 from experiments.runner import read_registered
+from experiments.statistics import Mean, average
 from experiments.tables import (
     ReportBlock,
     ReportTable,
-    build_panel,
-    checkpoint_table,
-    contrast_table,
+    column,
+    curves_of,
     format_csv,
     format_markdown,
-    ledger_table,
-    list_arms,
-    outcome_table,
-    secondary_table,
-    transient_tables,
+    measured_tables,
+    parse_csv,
+    slice_ends,
 )
 from experiments.verdicts import (
     Judged,
     answer,
+    answer_bounce,
     answer_questions,
+    count_units,
     describe_errors,
-    judge_contrasts,
-    judge_factorial,
-    limits,
+    format_bpb,
+    judge_bounce,
+    judge_study,
+    paired_differences,
 )
 
-__all__ = [
-    "Built",
-    "build_report",
-    "record_report",
-    "write_numbers",
-]
-
+VERSION = 1
+MEASURED, PANEL = "measured.json", "panel.json"
 GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do the task
+SHOWN = {"controls": 12, "outcomes": 16, "ledger-table": 16, "transient-table": 0}  # rows of a table on the page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,223 +74,347 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
     data = read_study(plan, history, paths)
     if not data.seeds(plan.study.reference):
         raise StudyError(f"arm {plan.study.reference} has no complete run yet", "continue with `chronicle experiment run`")
-    shape, corpora = read_shape(plan) if plan.study.trainer is None else (None, ())
+    _measure(data, directory)
+    built = judge_folder(directory)
+    folder = _Folder(directory)
+    return Built(text=built.text, data={**built.data, "entry": _record(paths, data, folder)})
+
+
+def judge_folder(directory: Path) -> Built:
+    """Judge the study whose raw files are in `directory` and write its report there."""
+    folder = _Folder(directory)
+    (directory / "report.md").write_text(format_markdown(list(_blocks(folder))), encoding="utf-8")
+    for table in (_contrast_table(folder.judged), _transient_means(folder), _secondary(folder)):
+        (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
+    verdicts = {one.name: str(one.verdict) for one in folder.judged}
+    summary = _summary(folder)
+    _write_json(directory / "summary.json", summary)
+    _write_json(directory / PANEL, folder.panel | {"contrasts": [_panel_row(one) for one in folder.judged]}, indent=None)
+    draw_plots(folder.plan, folder.tables, folder.judged, directory)
+    lines = [str(directory / "report.md"), *(f"{question} {said}" for question, said in folder.told)]
+    return Built(text="\n".join(lines), data={"directory": str(directory), "verdicts": verdicts, **summary})
+
+
+class _Folder:
+    """The raw files of a report, and what follows from them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+        def read(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads((directory / name).read_text(encoding="utf-8"))
+            return found
+
+        try:
+            self.plan = StudyPlan.from_json(read("plan.json"))
+            self.measured, self.panel = read(MEASURED), read(PANEL)
+            names = ("outcomes", "controls", "losses", "differences", "transients", "transient-table", "ledger-table")
+            found = {name: directory / f"{name}.csv" for name in names}
+            self.tables = {name: parse_csv(name, path.read_text(encoding="utf-8"), SHOWN.get(name))
+                           for name, path in found.items() if path.is_file()}
+        except (OSError, ValueError, KeyError) as problem:
+            raise StudyError(f"`{directory}` does not hold the raw files of a report: {problem}") from problem
+        outcomes = self.tables["outcomes"]
+        self.outcomes = column(outcomes, outcomes.header[2])
+        bounces = judge_bounce(self.plan, _excess(self.tables["transient-table"]))
+        self.judged = (*judge_study(self.plan, self.outcomes), *bounces)
+        self.told = answer_questions(self.plan.study, self.judged)
+        if bounces:
+            self.told.append(("Does the curve bounce after a restart?", answer_bounce(bounces)))
+
+    @property
+    def arms(self) -> list[str]:
+        """Arms with an outcome, in the study's order."""
+        return [arm for arm in self.plan.arm_names if arm in self.outcomes]
+
+    def mean(self, differences: Mapping[int, float]) -> Mean | None:
+        """The mean of values by seed over the independent units."""
+        return average(differences, {seed: self.plan.unit_of(seed) for seed in differences}) if differences else None
+
+
+# --- What was measured
+
+
+def _measure(data: StudyData, directory: Path) -> None:
+    """Check the controls and write the raw files. Raises `GateFailed`."""
+    plan, trainer = data.plan, data.plan.study.trainer
+    shape, corpora = read_shape(plan) if trainer is None else (None, ())
     ledgers = count_ledger(data, shape)
     checks = check_gates(data, ledgers)
     broken = [check for check in checks if not check.ok]
     if broken:
         named = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
         raise GateFailed(f"control checks of the study failed, so no results are reported: {named}",
-                         "find the cause first: an exact restart that differs is a bug")  # fmt: skip
-    judged = (*judge_contrasts(data), *judge_factorial(data))
-    told = answer_questions(plan.study, judged)
-    digests = {corpus.name: corpus.digest for corpus in corpora}
-    blocks = list(_blocks(data, checks, judged, told, ledgers, digests))
-    summary, written = _write(data, judged, ledgers, blocks, directory)
-    entry = record_report(paths, data, judged, told, written)
-    verdicts = {one.name: str(one.verdict) for one in judged}
-    lines = [f"{directory / 'report.md'}"] + [f"{question} {said}" for question, said in told]
-    return Built(
-        text="\n".join(lines), data={"directory": str(directory), "verdicts": verdicts, "entry": entry, **summary}
-    )
-
-
-def _write(
-    data: StudyData, judged: Sequence[Judged], ledgers: Sequence[Ledger], blocks: Sequence[ReportBlock], directory: Path
-) -> tuple[dict[str, Any], list[Path]]:
-    """Write all files of the report; return the summary and the written paths."""
+                         "find the cause first: an exact restart that differs is a bug")
     directory.mkdir(parents=True, exist_ok=True)
-    plots = draw_plots(data, judged, ledgers, directory)
-    tables = [block for block in blocks if isinstance(block, ReportTable)]
-    for table in tables:
+    for table in measured_tables(data, checks, ledgers):
         (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
-    (directory / "report.md").write_text(format_markdown(blocks), encoding="utf-8")
-    summary = write_numbers(data, judged, directory)
-    names = [f"{name}.{kind}" for name in plots for kind in ("png", "csv")] + [f"{table.name}.csv" for table in tables]
-    names += ["report.md", "summary.json", "plan.json", "panel.json"]
-    return summary, [directory / name for name in names]
+    if trainer is None:
+        read = "sources (sha256): " + ", ".join(f"`{corpus.name}` {corpus.digest}" for corpus in corpora)
+    else:
+        read = f"trainer: `{shlex.join(trainer.command)}`"
+    start = data.starts[0].result if data.starts else None
+    _write_json(directory / "plan.json", plan.to_json())
+    _write_json(directory / MEASURED, {
+        "v": VERSION, "read": read, "notes": _notes(data), "checkpoint": start.weights if start else None,
+        "start_bpb": start.final.get("averaged/mixture") if start else None,
+        "restarts": {arm: len(data.of_arm(arm)[0].restarts) for arm in data.arms},
+        "stopped": dict(data.stopped), "open": list(data.open)})
+    study = plan.study
+    rows = [{"arm": arm, "seed": seed, "value": round(outcome_of(data.runs[arm, seed], "averaged/mixture"), 7)}
+            for arm in data.arms for seed in data.seeds(arm)]
+    _write_json(directory / PANEL, {
+        "v": VERSION, "title": study.title, "unit": study.unit, "outcome": study.primary, "margin": study.margin_bpb,
+        "x": "updates after the common checkpoint", "marks": slice_ends(plan), "curves": curves_of(data), "outcomes": rows,
+        "contrasts": []}, indent=None)
 
 
-def _blocks(
-    data: StudyData, checks: Sequence[GateCheck], judged: Sequence[Judged], told: Sequence[tuple[str, str]],
-    ledgers: Sequence[Ledger], digests: Mapping[str, str],
-) -> Iterator[ReportBlock]:  # fmt: skip
-    study, profile = data.plan.study, data.plan.profile
-    yield f"# {study.title} Study {study.name}, profile {profile.name}"
-    yield _what(data)
-    if data.open or data.stopped:
-        whole = len([run for run in data.plan.runs if run.arm != START])
-        yield (f"**This is not the whole registered study: {len(data.runs)} of its {whole} runs are complete** "
-               f"({len(data.open)} not run yet, {len(data.stopped)} stopped; named below). Its verdicts are those of the "
-               "complete pairs, and preliminary.")  # fmt: skip
+def _notes(data: StudyData) -> list[str]:
+    """What examples gain (a small analogue of k-shot evaluation), and whether the common checkpoints could use them at all."""
+    trainer = data.plan.study.trainer
+    keys = ("copy/0", "copy/4") if trainer is None else trainer.probe
+    if not keys or not data.starts:
+        return []
+    without, given = keys
+    found = [start.result.final for start in data.starts]
+    if not all(without in final and given in final for final in found):
+        return ["What examples gain: not measured, windows are too short for it."]
+    gains = [final[without] - final[given] for final in found]
+    listed = ", ".join(f"{gain:+.3f}" for gain in gains)
+    told = f"`{without}` − `{given}` at the common checkpoints is {listed} {data.plan.study.unit}"
+    if not min(gains) > GAIN_SHOWN:
+        return [f"What examples gain: **not measurable at this size**. {told}, and {GAIN_SHOWN} was asked of each."]
+    name = "copy-gain" if trainer is None else PROBE_GAIN
+    means = ", ".join(f"{arm} {np.mean([outcome_of(run, name) for run in data.of_arm(arm)]):+.4f}" for arm in data.arms)
+    return [f"What examples gain: {told}, above {GAIN_SHOWN} at each. At the end, by arm: {means}."]
+
+
+# --- What follows
+
+
+def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
+    plan, study, measured = folder.plan, folder.plan.study, folder.measured
+    yield f"# {study.title} Study {study.name}, profile {plan.profile.name}"
+    yield _what(folder)
+    num_done = sum(map(len, folder.outcomes.values()))
+    if measured["open"] or measured["stopped"]:
+        whole = sum(run.arm != START for run in plan.runs)
+        yield (f"**This is not the whole registered study: {num_done} of its {whole} runs are complete** "
+               f"({len(measured['open'])} not run yet, {len(measured['stopped'])} stopped; named below). Its verdicts are "
+               "those of the complete pairs, and preliminary.")
     yield "## Answers"
-    for question, said in told:
+    for question, said in folder.told:
         yield f"**{question}** {said}"
-    yield from _exactness(data)
+    if study.gate:
+        one, other = study.gate
+        number = measured["restarts"][other]
+        yield f"**And a restart that loses nothing?** No effect: after {number} of them {other} is {one} to the last bit."
     yield "### Every contrast in words"
-    yield describe_errors(study, judged)
-    for one in judged:
-        yield answer(one, study.margin_bpb, study.alpha)
-    yield _figure("contrasts")
-    yield contrast_table(judged)
-    if profile.starts > 1:
-        yield ("By common checkpoint, and over orders alone (the mean over the checkpoints is one observation; no verdict "
-               "rests on it):")  # fmt: skip
-        yield checkpoint_table(data, judged)
+    yield describe_errors(study, folder.judged)
+    yield from map(answer, folder.judged)
+    yield _figure("contrasts", "contrast-table")
+    yield _contrast_table(folder.judged)
     yield "## What it does not show"
-    yield from limits(data)
+    yield from _limits(folder)
     yield "## Controls"
     yield "All of them held; had one failed there would be no report."
-    yield ReportTable(
-        name="controls",
-        header=("control", "what", "found"),
-        rows=tuple((c.name, c.what, c.found) for c in checks),
-        show=12,
-    )
-    yield _figure("same-until-treated")
+    yield folder.tables["controls"]
     yield "## Right after a restart"
-    yield (f"Excess loss over the reference, in {study.unit}. On identical batches one seed is "
-           "enough to see it; where "
-           "the order changed, the difference to the reference's local mean contains the noise of "
-           "the batches.")  # fmt: skip
+    yield (f"Excess loss over the reference, in {study.unit}. On identical batches one seed is enough to see it; where "
+           "the order changed, the difference to the reference's local mean contains the noise of the batches.")
+    if not study.bounce_margin:
+        yield "No margin was registered for a bounce of the curve, so these numbers have no verdict."
     yield _figure("transients")
-    yield from transient_tables(data)
+    yield _transient_means(folder)
+    yield folder.tables["transient-table"]
     yield "## Along the run"
-    for name in ("losses", "differences", "ratios") if study.trainer is None else ("losses", "differences"):
-        yield _figure(name)
+    yield _figure("losses")
+    yield _figure("differences")
     yield "## Outcomes"
-    yield outcome_table(data)
-    yield secondary_table(data)
-    if study.trainer is not None and study.trainer.probe:
-        yield from _probe(data, study.trainer.probe)
-    if study.trainer is None:
-        yield from _few_shot(data)
-        yield from _ledger(ledgers)
+    yield folder.tables["outcomes"]
+    yield _secondary(folder)
+    yield from measured["notes"]
+    if "ledger-table" in folder.tables:
+        yield "## Ledger"
+        yield ("Counted from the plan, and proved by the logged digest of every batch. The guard's word is per launch: "
+               "`warned` where state was lost on purpose and the guard noticed.")
+        yield folder.tables["ledger-table"]
     yield "## Provenance"
-    start = data.start.result.weights if data.start else "none"
-    words = ", ".join(f"`{name}` {digest}" for name, digest in digests.items())
-    read = f"sources (sha256): {words}" if study.trainer is None else f"trainer: `{shlex.join(study.trainer.command)}`"
-    yield f"Plan {data.plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of its weights) {start}; {read}."
+    yield (f"Plan {plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of its weights) "
+           f"{measured['checkpoint']}; {measured['read']}.")
 
 
-def _ledger(ledgers: Sequence[Ledger]) -> Iterator[ReportBlock]:
-    yield "## Ledger"
-    yield ("Counted from the plan, and proved by the logged digest of every batch. The guard's "
-           "word is per launch: "
-           "`warned` where state was lost on purpose and the guard noticed.")  # fmt: skip
-    yield _figure("ledger")
-    yield ledger_table(ledgers)
+def _what(folder: _Folder) -> str:
+    plan, study = folder.plan, folder.plan.study
+    profile = plan.profile
+    arms = "; ".join(f"**{name}** {study.arm(name).says} ({len(folder.outcomes[name])} runs)" for name in folder.arms)
+    starts = "the same checkpoint"
+    if profile.starts > 1:
+        starts = f"one of {profile.starts} checkpoints, crossed with {profile.seeds} orders"
+    windows = f" of {profile.batch_size} windows" if profile.batch_size else ""
+    return (f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
+            f"two-sided {study.alpha:.0%}. All arms start at {starts} ({profile.start_updates} updates) and make "
+            f"{profile.slice_updates * len(study.arms[0].slices)} updates{windows}; differences are paired by seed. "
+            f"{_units(plan)}\n\nArms: {arms}.")
 
 
-def _what(data: StudyData) -> str:
-    study, profile = data.plan.study, data.plan.profile
-    arms = "; ".join(f"**{name}** {study.arm(name).says} (n = {len(data.seeds(name))})" for name in data.arms)
-    return (
-        f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
-        f"two-sided {study.alpha:.0%}. All arms start at {_checkpoints(data)} ({profile.start_updates} updates) and make "
-        f"{profile.slice_updates * len(study.arms[0].slices)} updates"
-        f"{f' of {profile.batch_size} windows' if profile.batch_size else ''}; "
-        f"differences are paired by seed.\n\n"
-        f"Arms: {arms}."
-    )
+def _units(plan: StudyPlan) -> str:
+    kinds = plan.unit_kinds
+    if len(kinds) > 1:
+        return f"Independent units are {kinds[0]}s and {kinds[1]}s, crossed: both are random effects."
+    if kinds == ("seed",):
+        return "Every seed is an independent unit."
+    return f"The independent unit is the {kinds[0]}: pairs that share it are one observation, their mean."
 
 
-def _checkpoints(data: StudyData) -> str:
-    number, orders = data.plan.profile.starts, data.plan.profile.seeds
-    return "the same checkpoint" if number == 1 else f"one of {number} checkpoints, crossed with {orders} orders"
+def _limits(folder: _Folder) -> Iterator[str]:
+    """Sentences on what the study does not show."""
+    plan, study, measured = folder.plan, folder.plan.study, folder.measured
+    profile = plan.profile
+    if study.trainer is None:
+        yield (f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of {profile.window_bytes} "
+               f"bytes) and at {measured['start_bpb']:.2f} bits per byte at the common checkpoint. What holds here need not "
+               "hold for 9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, "
+               "and how large an effect it would have seen.")
+    yield f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight."
+    number = "one common checkpoint" if profile.starts == 1 else f"{profile.starts} common checkpoints"
+    yield (f"What is said holds for {number}, this data and this size. World size, precision of the saved weights and hardware "
+           "do not change at a restart but where an arm says so.")
+    single = [arm for arm in folder.arms if len(folder.outcomes[arm]) == 1]
+    if single and len(single) < len(folder.arms):
+        yield f"One seed only, so no inference on lasting effects: {', '.join(single)}."
+    if measured["stopped"]:
+        yield f"Stopped, not in the numbers: {'; '.join(f'{run}: {why}' for run, why in measured['stopped'].items())}."
+    if measured["open"]:
+        yield f"Not run yet: {', '.join(measured['open'])}."
 
 
-def _exactness(data: StudyData) -> Iterator[str]:
-    if data.plan.study.gate:
-        one, other = data.plan.study.gate
-        restarts = max(len(run.restarts) for run in data.of_arm(other))
-        yield (f"**And a restart that loses nothing?** No effect at all: after {restarts} of them {other} is "
-               f"{one} to the last bit.")  # fmt: skip
+def _contrast_table(judged: Sequence[Judged]) -> ReportTable:
+    """Every contrast with its units, both tests and its verdict."""
+    rows = []
+    for one in judged:
+        r = one.result
+        cells = [""] * 9
+        if r is not None:
+            cells = [str(r.num_pairs), str(r.num_units), format_bpb(r.mean), _span(r.low, r.high), f"{one.t_p:.4f}",
+                     f"{one.sign_flip_p:.4f}", _span(r.inner_low, r.inner_high), f"{r.tost_p:.4f}",
+                     f"{one.rank_p:.4f} / {r.rank_tost_p:.4f}"]
+        rows.append((one.name, one.asked.formula, *cells, str(one.verdict)))
+    header = ("contrast", "difference", "pairs", "independent units", "mean", "95 % interval", "t p", "sign-flip p",
+              "90 % interval", "TOST p", "signed-rank p / TOST", "verdict")
+    return ReportTable(name="contrast-table", header=header, rows=tuple(rows))
 
 
-def _figure(name: str) -> str:
-    return f"![{PLOTS[name]}]({name}.png)\n\n{PLOTS[name]} Numbers: [{name}.csv]({name}.csv)."
+def _span(low: float, high: float) -> str:
+    return f"{format_bpb(low)} … {format_bpb(high)}"
 
 
-def _few_shot(data: StudyData) -> Iterator[ReportBlock]:
-    yield "### k-shot analogue"
-    final = data.start.result.final if data.start else {}
-    for task, keys in (("copy", ("copy/0", "copy/2", "copy/4")), ("recall", ("recall/0", "recall/1"))):
-        if not all(key in final for key in keys):
-            yield f"{task}: windows of {data.plan.profile.window_bytes} bytes are too short for it."
-            continue
-        gain = final[keys[0]] - final[keys[-1]]
-        told = ", ".join(f"{key} {final[key]:.3f}" for key in keys)
-        if gain <= GAIN_SHOWN:
-            yield (f"{task}: **not measurable at this size**. The positive control fails: at the "
-                   f"common checkpoint the "
-                   f"gain is {gain:+.3f} bits per byte ({told}), at or below {GAIN_SHOWN}.")  # fmt: skip
-        else:
-            means = ", ".join(f"{arm} {np.mean([outcome_of(run, f'{task}-gain') for run in data.of_arm(arm)]):+.3f}"
-                              for arm in data.arms)  # fmt: skip
-            yield f"{task}: the common checkpoint gains {gain:+.3f} bits per byte ({told}); at the end, by arm: {means}."
+def _transient_means(folder: _Folder) -> ReportTable:
+    """Means by arm, channel and horizon; the interval is over independent units, of the mean of a run's restarts."""
+    found: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
+    for row in folder.tables["transient-table"].rows:
+        found.setdefault((row[0].rpartition("-s")[0], row[2], row[4]), []).append(row)
+    rows = []
+    for (arm, channel, horizon), items in found.items():
+        over_units = folder.mean(_by_seed(items))
+        interval = f"{over_units.interval(0.95)[0]:+.3f} … {over_units.interval(0.95)[1]:+.3f}" if over_units else ""
+        is_same = all(row[3] == "yes" for row in items)
+        area, peak = (np.mean([float(row[number]) for row in items]) for number in (5, 6))
+        recovered = float(np.median([float(row[7] or row[4]) for row in items]))
+        rows.append((arm, channel, horizon, str(len(items)), "yes" if is_same else "no", f"{area:+.3f}", interval,
+                     f"{peak:+.3f}", f"{recovered:g}"))
+    header = ("arm", "channel", "updates after a restart", "restarts", "identical batches", "area (× updates)",
+              "95 % interval over independent units", "peak", "median updates to recover")
+    return ReportTable(name="transient-means", header=header, rows=tuple(rows))
 
 
-def _probe(data: StudyData, channels: tuple[str, ...]) -> Iterator[ReportBlock]:
-    """What examples gain, and whether the common checkpoints could use them at all."""
-    yield "### What examples gain"
-    found = [[start.result.final.get(channel, np.nan) for channel in channels] for start in data.starts]
-    gains = [without - given for without, given in found]
-    told = ", ".join(f"{gain:+.3f}" for gain in gains)
-    if not gains or not min(gains) > GAIN_SHOWN:
-        yield (f"**Not measurable at this size**: `{channels[0]}` − `{channels[1]}` at the common checkpoints is "
-               f"{told or 'unknown'} {data.plan.study.unit}, and {GAIN_SHOWN} was asked of each.")  # fmt: skip
-        return
-    means = ", ".join(f"{arm} {np.mean([outcome_of(run, PROBE_GAIN) for run in data.of_arm(arm)]):+.4f}" for arm in data.arms)
-    yield (f"The probe sees something: `{channels[0]}` − `{channels[1]}` at the common checkpoints is {told} "
-           f"{data.plan.study.unit}, above {GAIN_SHOWN} at each. At the end, by arm: {means}. Differences: the table of other "
-           "outcomes, without a verdict.")  # fmt: skip
+def _by_seed(items: Sequence[tuple[str, ...]]) -> dict[int, float]:
+    """The mean area of a run's restarts, from rows of the table of transients."""
+    areas: dict[int, list[float]] = {}
+    for row in items:
+        areas.setdefault(int(row[0].rpartition("-s")[2]), []).append(float(row[5]))
+    return {seed: float(np.mean(values)) for seed, values in areas.items()}
 
 
-# --- Files and journal entry of a report
-
-PANEL = "panel.json"
-
-
-def write_numbers(data: StudyData, judged: Sequence[Judged], directory: Path) -> dict[str, Any]:
-    """Write `summary.json`, `plan.json` and `panel.json`; returns the summary."""
-    contrasts = {one.name: {"mean": one.result.mean, "low": one.result.interval.low, "high": one.result.interval.high,
-                            "n": one.result.num_pairs, "verdict": str(one.verdict)}
-                 for one in judged if one.result is not None}  # fmt: skip
-    summary = {"study": data.plan.study.name, "profile": data.plan.profile.name, "plan_hash": data.plan.plan_hash,
-               "contrasts": contrasts, "stopped": dict(data.stopped), "open": list(data.open)}  # fmt: skip
-    _write_file(directory / "summary.json", summary)
-    _write_file(directory / "plan.json", data.plan.to_json())
-    _write_file(directory / PANEL, build_panel(data, judged), indent=None)
-    return summary
+def _excess(table: ReportTable) -> dict[tuple[str, int], dict[int, float]]:
+    """The mean excess of the training loss after restarts, by arm and horizon, then by seed."""
+    found: dict[tuple[str, int], list[tuple[str, ...]]] = {}
+    for row in table.rows:
+        if row[2] == "loss":
+            found.setdefault((row[0].rpartition("-s")[0], int(row[4])), []).append(row)
+    return {key: {seed: area / key[1] for seed, area in _by_seed(items).items()} for key, items in found.items()}
 
 
-def record_report(
-    paths: StudyPaths, data: StudyData, judged: Sequence[Judged], told: Sequence[tuple[str, str]], written: Sequence[Path]
-) -> str:
+def _secondary(folder: _Folder) -> ReportTable:
+    """Differences on the other outcomes, without verdicts: they were not registered as primary."""
+    rows, outcomes = [], folder.tables["outcomes"]
+    for contrast in folder.plan.study.contrasts:
+        for name in outcomes.header[3:]:
+            found = folder.mean(paired_differences(column(outcomes, name), contrast.plus, contrast.minus))
+            if found is not None:
+                number = str(round(found.df + 1))
+                rows.append((contrast.name, name, number, format_bpb(found.mean), _span(*found.interval(0.95))))
+    header = ("contrast", "outcome (not primary, no verdict)", "independent units", "mean", "95 % interval")
+    return ReportTable(name="secondary", header=header, rows=tuple(rows), show=24)
+
+
+def _figure(name: str, numbers: str = "") -> str:
+    return f"![{PLOTS[name]}]({name}.png)\n\n{PLOTS[name]} Numbers: [{numbers or name}.csv]({numbers or name}.csv)."
+
+
+def _summary(folder: _Folder) -> dict[str, Any]:
+    contrasts = {}
+    for one in folder.judged:
+        if one.result is not None:
+            contrasts[one.name] = {"mean": one.result.mean, "low": one.result.low, "high": one.result.high,
+                                   "inner_low": one.result.inner_low, "inner_high": one.result.inner_high,
+                                   "pairs": one.result.num_pairs, "units": one.result.num_units, "n": count_units(one),
+                                   "verdict": str(one.verdict)}
+    plan = folder.plan
+    return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "contrasts": contrasts,
+            "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
+
+
+def _panel_row(one: Judged) -> dict[str, Any]:
+    r = one.result
+    mean, low, high = (r.mean, r.low, r.high) if r is not None else (None, None, None)
+    return {"name": one.name, "formula": one.asked.formula, "question": one.asked.question, "family": one.asked.family,
+            "n": r.num_units if r is not None else 0, "mean": mean, "low": low, "high": high, "verdict": str(one.verdict),
+            "differences": [round(value, 7) for value in one.differences.values()]}
+
+
+# --- The journal entry
+
+
+def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(written)}
+    names = [MEASURED, PANEL, "plan.json", "summary.json", "report.md", "contrast-table.csv",
+             "transient-means.csv", "secondary.csv"]
+    names += [f"{name}.csv" for name in folder.tables] + [f"{name}.png" for name in PLOTS]
+    written = [folder.directory / name for name in sorted(names)]
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in written}
     for entry, report in events_of(read_journal(paths.journal).entries, StudyReport):
         if dict(report.files) == files:
             return entry.id
-    verdicts = {one.name: str(one.verdict) for one in judged}
-    report = StudyReport(
-        plan_hash=data.plan.plan_hash, study=data.plan.study.name, profile=data.plan.profile.name,
-        checkpoint=data.start.result.weights if data.start else None,
-        seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts, stopped=dict(data.stopped),
-        arms=tuple(list_arms(data)), questions=tuple({"q": question, "answer": answer} for question, answer in told),
-        evidence=tuple(_attach(paths, written)), files=files)  # fmt: skip
-    settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
-    with JournalWriter(paths.journal) as writer:
-        return writer.write(report, title=f"{data.plan.study.title} {settled}"[:200]).id
-
-
-def _attach(paths: StudyPaths, written: Sequence[Path]) -> list[dict[str, Any]]:
+    study, verdicts = data.plan.study, {one.name: str(one.verdict) for one in folder.judged}
     kinds = {PANEL: ("panel", "curves, outcomes and contrasts as numbers")}
     kinds |= {f"{name}.png": ("plot", caption) for name, caption in PLOTS.items()}
-    return [{**store_file(paths.journal, path), "kind": kinds[path.name][0], "what": kinds[path.name][1]}
-            for path in sorted(written) if path.name in kinds]  # fmt: skip
+    evidence = []
+    for path in written:
+        if path.name in kinds:
+            kind, what = kinds[path.name]
+            evidence.append({**store_file(paths.journal, path), "kind": kind, "what": what})
+    arms = [{"id": arm, "name": study.arm(arm).says, "restarts": folder.measured["restarts"][arm],
+             "data": " ".join(map(str, study.arm(arm).slices))} for arm in folder.arms]
+    report = StudyReport(
+        plan_hash=data.plan.plan_hash, study=study.name, profile=data.plan.profile.name,
+        checkpoint=folder.measured["checkpoint"], seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts,
+        stopped=dict(data.stopped), arms=tuple(arms), questions=tuple({"q": q, "answer": said} for q, said in folder.told),
+        evidence=tuple(evidence), files=files)
+    settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
+    with JournalWriter(paths.journal) as writer:
+        return writer.write(report, title=f"{study.title} {settled}"[:200]).id
 
 
-def _write_file(path: Path, value: Any, indent: int | None = 1) -> None:
+def _write_json(path: Path, value: Any, indent: int | None = 1) -> None:
     path.write_text(json.dumps(value, indent=indent, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")

@@ -37,20 +37,10 @@ from chronicle.launch.containment import die_with_parent
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import LEG_RESULT, StudyPaths, read_result
-from experiments.history import Finished, NextLaunch, StudyHistory, StudyProgress, list_ready, read_history
+from experiments.history import Finished, NextLaunch, StudyHistory, count_updates, list_ready, read_history
 from experiments.stranger import checkpoint_after, command_words, is_treated, lose_in_copy, read_leg, treated_copy
 from rollback.checkpoint.manifest import MANIFEST_NAME
 from rollback.disk.durable import write_atomic
-
-__all__ = [
-    "ChronicleLauncher",
-    "Launcher",
-    "Running",
-    "StudyOutcome",
-    "read_registered",
-    "register_study",
-    "run_study",
-]
 
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 60.0  # the launches of a killed runner get its signal and end within their grace period
@@ -71,61 +61,56 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
     Raises `NotRegistered` where this study's journal registered another plan: a margin or an arm may not change after
     the first result.
     """
-    history = read_history(read_journal(paths.journal).entries)
-    if history.plan_hash is None:
-        _write_plan(paths, plan)
-        study = plan.study
-        registered = StudyRegistered(
-            study=study.name, profile=plan.profile.name, seeds=plan.profile.seeds, arms=plan.arm_names,
-            primary=study.primary, margin_bpb=study.margin_bpb, alpha=study.alpha,
-            contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts),
-            study_digest=study.digest, plan_hash=plan.plan_hash, plan=plan.to_json())  # fmt: skip
-        title = (
-            f"study {study.name}, profile {plan.profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
-        )
-        writer.write(registered, title=title)
-    elif history.plan_hash != plan.plan_hash:
+    registered = _history(paths).plan_hash
+    if registered is not None and registered != plan.plan_hash:
         raise NotRegistered(
-            f"`{paths.study_dir}` registered plan {history.plan_hash[:12]}, this is plan {plan.plan_hash[:12]}",
-            "give the changed study another --name: a registered plan cannot change",
-        )
-    elif not paths.plan_path.is_file():
-        _write_plan(paths, plan)
+            f"`{paths.study_dir}` registered plan {registered[:12]}, this is plan {plan.plan_hash[:12]}",
+            "give the changed study another --name: a registered plan cannot change")
+    if registered is None or not paths.plan_path.is_file():
+        paths.study_dir.mkdir(parents=True, exist_ok=True)
+        write_atomic(paths.plan_path, json.dumps(plan.to_json(), indent=1, sort_keys=True))
+    if registered is None:
+        study, profile = plan.study, plan.profile
+        entry = StudyRegistered(
+            study=study.name, profile=profile.name, seeds=profile.seeds, arms=plan.arm_names, primary=study.primary,
+            margin_bpb=study.margin_bpb, alpha=study.alpha, study_digest=study.digest, plan_hash=plan.plan_hash,
+            contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts), plan=plan.to_json())
+        title = f"study {study.name}, profile {profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
+        writer.write(entry, title=title)
 
 
 def read_registered(paths: StudyPaths) -> tuple[StudyPlan, StudyHistory]:
     """Return the registered plan and the state of the study. Raises `NotRegistered`."""
-    history = read_history(read_journal(paths.journal).entries)
+    history = _history(paths)
     if history.plan is None:
-        raise NotRegistered(
-            f"nothing is registered in `{paths.study_dir}`", "`chronicle experiment run STUDY` begins one"
-        )
+        raise NotRegistered(f"nothing is registered in `{paths.study_dir}`", "`chronicle experiment run STUDY` begins one")
     return StudyPlan.from_json(dict(history.plan)), history
 
 
+def _history(paths: StudyPaths) -> StudyHistory:
+    return read_history(read_journal(paths.journal).entries)
+
+
 def run_study(
-    plan: StudyPlan,
-    paths: StudyPaths,
-    launcher: Launcher,
-    *,
-    jobs: int = 2,
-    only: Collection[str] = (),
-    retry_stopped: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    clock: Callable[[], float] = time.monotonic,
+    plan: StudyPlan, paths: StudyPaths, launcher: Launcher, *, jobs: int = 2, only: Collection[str] = (),
+    retry_stopped: bool = False, say: Callable[[str], None] = lambda line: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StudyOutcome:
     """Register the plan and run launches until none is left. On an exception the running launches are ended first."""
     with JournalWriter(paths.journal) as writer:
         register_study(paths, plan, writer)
-        keeper = _Keeper(plan, paths, launcher, writer, frozenset(only), say, StudyProgress(plan, clock))
         if retry_stopped:
-            keeper.retry_stopped()
+            for name in _history(paths).stopped:
+                writer.write(StudyRetry(run=name), title=f"{name} is tried again")
+        keeper = _Keeper(plan, paths, launcher, writer, frozenset(only), say)
         try:
             keeper.work(jobs, sleep)
         finally:
             keeper.stop_all()
-        return keeper.outcome()
+    history = _history(paths)
+    complete = tuple(run.name for run in plan.runs if history.is_complete(run))
+    rest = tuple(run.name for run in plan.runs if run.name not in history.stopped and run.name not in complete)
+    return StudyOutcome(complete=complete, stopped=dict(history.stopped), open=rest)
 
 
 class _Keeper:
@@ -133,99 +118,81 @@ class _Keeper:
 
     def __init__(
         self, plan: StudyPlan, paths: StudyPaths, launcher: Launcher, writer: JournalWriter, only: frozenset[str],
-        say: Callable[[str], None], progress: StudyProgress,
-    ) -> None:  # fmt: skip
+        say: Callable[[str], None],
+    ) -> None:
         self._plan, self._paths, self._launcher, self._writer = plan, paths, launcher, writer
-        self._only, self._say, self._progress = only, say, progress
+        self._only, self._say = only, say
         self._running: dict[str, tuple[NextLaunch, Running]] = {}
 
     def work(self, jobs: int, sleep: Callable[[float], None]) -> None:
         waited = 0.0
         while True:
-            busy = self._fill(jobs)
-            ended = [(name, code) for name, (_, run) in self._running.items() if (code := run.poll()) is not None]
-            for name, code in ended:
-                launch, running = self._running.pop(name)
-                self._record(launch, running, code)
-            if not ended and not self._running:
+            busy = self._fill(jobs) if len(self._running) < jobs else set()
+            num_ended = self._collect()
+            if num_ended:
+                continue
+            if not self._running:
                 if not busy or waited >= BUSY_SECONDS:
-                    return self._say_busy(busy)
+                    for name in sorted(busy):
+                        self._say(f"{name}: skipped, another runner has a live launch of it on this host")
+                    return
                 waited += POLL_SECONDS
-            if not ended:
-                sleep(POLL_SECONDS)
-
-    def retry_stopped(self) -> None:
-        for name in self._history().stopped:
-            self._writer.write(StudyRetry(run=name), title=f"{name} is tried again")
+            sleep(POLL_SECONDS)
 
     def stop_all(self) -> None:
         for _, running in self._running.values():
             running.stop()
         self._running.clear()
 
-    def outcome(self) -> StudyOutcome:
-        history = self._history()
-        complete = tuple(run.name for run in self._plan.runs if history.is_complete(run))
-        rest = (run.name for run in self._plan.runs if run.name not in history.stopped and run.name not in complete)
-        return StudyOutcome(complete=complete, stopped=dict(history.stopped), open=tuple(rest))
-
-    def _history(self) -> StudyHistory:
-        return read_history(read_journal(self._paths.journal).entries)
-
     def _fill(self, jobs: int) -> set[str]:
         """Start the launches that may start; return the runs whose launch by another runner is still alive."""
-        if len(self._running) >= jobs:  # asked ten times a second: the journal is not read again for nothing
-            return set()
-        history = self._history()
-        refused: set[str] = set()
-        busy: set[str] = set()
-        while len(self._running) < jobs:
-            ready = (one for one in list_ready(self._plan, history, {*self._running, *refused, *busy}) if self._wanted(one.run))
-            launch = next(ready, None)
-            if launch is None:
+        history, busy = _history(self._paths), set[str]()
+        for launch in list_ready(self._plan, history, set(self._running)):
+            if len(self._running) == jobs:
                 break
-            if not self._launcher.is_free(launch.run):
+            if self._only and launch.run.name not in self._only:
+                continue
+            if self._launcher.is_free(launch.run):
+                self._start(launch)
+            else:
                 busy.add(launch.run.name)
-            elif not self._start(launch):
-                refused.add(launch.run.name)
         return busy
 
-    def _say_busy(self, busy: Collection[str]) -> None:
-        for name in sorted(busy):
-            self._say(f"{name}: skipped, another runner has a live launch of it on this host")
-
-    def _wanted(self, run: StudyRun) -> bool:
-        return not self._only or run.name in self._only
-
-    def _start(self, launch: NextLaunch) -> bool:
+    def _start(self, launch: NextLaunch) -> None:
         run, leg = launch
         started = StudyLaunch(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number)
         self._writer.write(started, title=f"{run.name}, launch {leg.number} of {len(run.legs)}")
         try:
             self._running[run.name] = (launch, self._launcher.start(self._plan, run, leg))
-        except (OSError, StudyError) as problem:
-            reason = problem.message if isinstance(problem, StudyError) else f"{problem.strerror}: `{problem.filename}`"
-            self._stop(launch, f"could not be started: {reason}")
-            return False
-        return True
-
-    def _record(self, launch: NextLaunch, running: Running, code: int) -> None:
-        if code == ExitCode.CANNOT_START and not self._launcher.is_free(launch.run):
-            return  # another runner launched this run first; the run is not stopped
-        if code != 0:
-            self._stop(launch, running.explain(code))
-            return
-        try:
-            self._done(launch, running.finish())
         except StudyError as problem:
-            self._stop(launch, problem.message)
+            self._stop(launch, f"could not be started: {problem.message}")
+        except OSError as problem:
+            self._stop(launch, f"could not be started: {problem.strerror}: `{problem.filename}`")
+
+    def _collect(self) -> int:
+        """Journal the launches that have ended; return how many."""
+        codes = {name: running.poll() for name, (_, running) in self._running.items()}
+        ended = {name: code for name, code in codes.items() if code is not None}
+        for name, code in ended.items():
+            launch, running = self._running.pop(name)
+            if code == ExitCode.CANNOT_START and not self._launcher.is_free(launch.run):
+                continue  # another runner launched this run first; the run is not stopped
+            if code != 0:
+                self._stop(launch, running.explain(code))
+                continue
+            try:
+                self._done(launch, running.finish())
+            except StudyError as problem:
+                self._stop(launch, problem.message)
+        return len(ended)
 
     def _done(self, launch: NextLaunch, finished: Finished) -> None:
         run, leg = launch
         done = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
-                        guard=finished.guard, result=finished.result.to_json())  # fmt: skip
+                        guard=finished.guard, result=finished.result.to_json())
         self._writer.write(done, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
-        self._say(self._progress.tell(launch, self._history()))
+        updates = count_updates(self._plan, _history(self._paths))
+        self._say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {updates:,} of {self._plan.num_updates:,} updates")
 
     def _stop(self, launch: NextLaunch, reason: str) -> None:
         run, leg = launch
@@ -234,16 +201,12 @@ class _Keeper:
         self._say(f"{run.name}: stopped at launch {leg.number} of {len(run.legs)}: {reason}")
 
 
-def _write_plan(paths: StudyPaths, plan: StudyPlan) -> None:
-    paths.study_dir.mkdir(parents=True, exist_ok=True)
-    write_atomic(paths.plan_path, json.dumps(plan.to_json(), indent=1, sort_keys=True))
-
-
 # --- Starting one launch
 
+CHRONICLE = (sys.executable, "-m", "chronicle.cli.main")  # from this installation, whatever PATH says
 GRACE_SECONDS = 10
 INHERITED = ("CHRONICLE_RUN", "CHRONICLE_RUN_DIR", "CHRONICLE_LAUNCH", "CHRONICLE_LAUNCH_DIR", "CHRONICLE_TOKEN",
-             "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")  # fmt: skip
+             "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")
 
 
 class Running(Protocol):
@@ -286,37 +249,38 @@ class ChronicleLauncher:
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
         """Start one launch, after a rollback where the leg goes back. Its output goes to a file of the study."""
-        output = self.paths.output_path(run.name, leg.number)
+        output, trainer = self.paths.output_path(run.name, leg.number), plan.study.trainer
         output.parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
         environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches, and the study has its own report
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        extra = leg.restart.rollback if leg.restart is not None else ()
-        goes_back = plan.study.trainer is None and leg.first < (run.legs[leg.number - 2].last if leg.number > 1 else leg.first)
-        if extra or goes_back:  # another trainer is handed the checkpoint, whatever lies beside it
-            self._roll_back(plan, run, leg, environ, output, extra)
-        if plan.study.trainer is not None:
+        words = leg.restart.rollback if leg.restart is not None else ()
+        if trainer is not None:
             self._treat(plan, run, leg)
             if is_treated(plan, run, leg):
                 environ["CHRONICLE_GUARD"] = "warn"  # it differs on purpose: the guard's word is recorded
+        elif leg.number > 1 and leg.first < run.legs[leg.number - 2].last:
+            words = ("--skip-batches", str(leg.data_offset))
+        if words:
+            self._roll_back(plan, run, leg, environ, output, words)
         with output.open("ab") as sink:
             process = subprocess.Popen(
                 self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
-                preexec_fn=die_with_parent(signal.SIGTERM))  # fmt: skip
+                preexec_fn=die_with_parent(signal.SIGTERM))
         return _Process(process, self.paths, plan, run, leg, output)
 
     def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
         """Return the command line of a launch."""
         resume = resume_path(plan, run, leg, self.paths)
-        resume = resume if resume is None else resume.resolve()
+        resume = resume.resolve() if resume is not None else None
         if plan.study.trainer is not None:
             words = command_words(plan, run, leg, self.paths, resume, sys.executable)
-            return [*chronicle_command(), "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *words]
-        trainer = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
-                   "--run", run.name, "--leg", str(leg.number)]  # fmt: skip
-        if resume is not None:
-            trainer += ["--resume", str(resume)]
-        return [*chronicle_command(), "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *trainer]
+        else:
+            words = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
+                     "--run", run.name, "--leg", str(leg.number)]
+            if resume is not None:
+                words += ["--resume", str(resume)]
+        return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *words]
 
     def _where(self, run: StudyRun) -> list[str]:
         checkpoints = self.paths.checkpoints_dir(run.name)
@@ -330,12 +294,10 @@ class ChronicleLauncher:
             lose_in_copy(checkpoint, treated_copy(self.paths, run, leg, checkpoint), leg.restart.loses)
 
     def _roll_back(
-        self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path, extra: Sequence[str] = ()
+        self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path, words: Sequence[str]
     ) -> None:
         step = plan.profile.start_updates + leg.first
-        command = [*chronicle_command(), "rollback", "--to", str(step), "--yes", *self._where(run), *extra]
-        if leg.data_offset and plan.study.trainer is None:  # another trainer is told what to read
-            command += ["--skip-batches", str(leg.data_offset)]
+        command = [*CHRONICLE, "rollback", "--to", str(step), "--yes", *self._where(run), *words]
         with output.open("ab") as sink:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, check=False)
         if done.returncode:
@@ -414,11 +376,6 @@ def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> 
     checkpoint = checkpoint_after(plan, owner, leg.first, paths)
     lost = leg.restart is not None and leg.restart.loses
     return treated_copy(paths, run, leg, checkpoint) if lost else checkpoint
-
-
-def chronicle_command() -> list[str]:
-    """Return the command that runs chronicle from this installation, independent of PATH."""
-    return [sys.executable, "-m", "chronicle.cli.main"]
 
 
 def _last_error(output: Path) -> str | None:

@@ -28,15 +28,6 @@ from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
 
-__all__ = [
-    "checkpoint_after",
-    "command_words",
-    "is_treated",
-    "lose_in_copy",
-    "read_leg",
-    "treated_copy",
-]
-
 OUTPUT, GUARD = "output", "guard"  # where metrics come from; anything else is the path of a log
 
 
@@ -86,7 +77,7 @@ def placeholders(
         "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),
         "order": restarts if reshuffled else 0, "python": python, "resume": str(resume or ""),
         "checkpoints": str(paths.checkpoints_dir(run.name).resolve()),
-    }  # fmt: skip
+    }
 
 
 def command_words(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str) -> list[str]:
@@ -127,66 +118,64 @@ def lose_in_copy(checkpoint: Path, copy: Path, loses: Collection[Loss]) -> None:
     for loss, what in ((Loss.MOMENTS, "optimizer state"), (Loss.PRECISION, "float32 weights")):
         if loss in loses and not found[loss]:
             raise StudyError(f"checkpoint `{checkpoint}` has no {what} in safetensors or torch files of tensors and plain "
-                             f"values: `{loss}` cannot be lost in it")  # fmt: skip
+                             f"values: `{loss}` cannot be lost in it")
 
 
 def _lose_in_file(path: Path, loses: Collection[Loss]) -> dict[Loss, int]:
     """Edit one file; return how many tensors changed, by loss. Files that hold none are left as they are."""
     import torch
 
-    lost = _Losses(loses)
+    found = dict.fromkeys(loses, 0)
     if path.suffix == ".safetensors":
         from safetensors import safe_open
         from safetensors.torch import save_file
 
         with safe_open(path, framework="pt") as file:
             metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        lost.edit(tensors)
-        if any(lost.found.values()):
+        _lose(tensors, found)
+        if any(found.values()):
             save_file(tensors, path, metadata=metadata)
     elif zipfile.is_zipfile(path):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except (UnpicklingError, RuntimeError, EOFError):  # other classes: left as it is; the caller says what was not found
-            return lost.found
-        lost.edit(state)
-        if any(lost.found.values()):
+            return found
+        _lose(state, found)
+        if any(found.values()):
             torch.save(state, path)
-    return lost.found
+    return found
 
 
-class _Losses:
-    """Edits the tensors of one file in place and counts them."""
+def _lose(value: Any, found: dict[Loss, int]) -> None:
+    """Edit the tensors of a tree in place and count them in `found`, which has the losses that are asked for.
 
-    def __init__(self, loses: Collection[Loss]) -> None:
-        self.found = dict.fromkeys(loses, 0)
+    What lies in the state of an optimizer is a moment, every other float32 tensor a weight.
+    """
+    import torch
 
-    def edit(self, value: Any) -> None:
-        """Walk a tree; what lies in the state of an optimizer is a moment, every other float32 tensor a weight."""
-        import torch
+    if isinstance(value, Mapping) and "state" in value and "param_groups" in value:
+        if Loss.MOMENTS in found:
+            found[Loss.MOMENTS] += sum(map(_forget, value["state"].values()))
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _lose(part, found)
+    elif isinstance(value, torch.Tensor) and value.dtype == torch.float32 and Loss.PRECISION in found:
+        value.copy_(value.to(torch.bfloat16))
+        found[Loss.PRECISION] += 1
 
-        if isinstance(value, Mapping) and "state" in value and "param_groups" in value:
-            for entry in value["state"].values() if Loss.MOMENTS in self.found else ():
-                self._forget(entry)
-        elif isinstance(value, Mapping):
-            for part in value.values():
-                self.edit(part)
-        elif isinstance(value, list | tuple):
-            for part in value:
-                self.edit(part)
-        elif isinstance(value, torch.Tensor) and value.dtype == torch.float32 and Loss.PRECISION in self.found:
-            value.copy_(value.to(torch.bfloat16))
-            self.found[Loss.PRECISION] += 1
 
-    def _forget(self, entry: Any) -> None:
-        import torch
+def _forget(entry: Any) -> int:
+    """Zero the state of one parameter, its count too; return how many moments it had."""
+    import torch
 
-        for name, value in list(entry.items()) if isinstance(entry, dict) else ():
-            if isinstance(value, torch.Tensor):
-                value.zero_()
-                self.found[Loss.MOMENTS] += name != "step"
-            elif name == "step":
-                entry[name] = 0
+    number = 0
+    for name, value in list(entry.items()) if isinstance(entry, dict) else ():
+        if isinstance(value, torch.Tensor):
+            value.zero_()
+            number += name != "step"
+        elif name == "step":
+            entry[name] = 0
+    return number
 
 
 # --- What a launch left
@@ -202,30 +191,29 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
     if not checkpoint.exists():
         raise StudyError(
             f"`{run.name}` left no checkpoint `{checkpoint.name}` after step {begin + leg.last}",
-            "key `checkpoint` of the trainer is its name, `{step}` in it; it is looked for below {checkpoints}")  # fmt: skip
+            "key `checkpoint` of the trainer is its name, `{step}` in it; it is looked for below {checkpoints}")
     rows: dict[int, dict[str, float]] = {}
     for point in _points(plan, run, leg, paths, launch):
         if begin + leg.first < point.step <= begin + leg.last:
             rows.setdefault(point.step, {}).update(point.values)
-    seen = sorted({name for values in rows.values() for name in values})
-    final: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for _, row in sorted(rows.items()):
+        last |= {channel: value for channel, value in row.items() if math.isfinite(value)}
+    wanted = dict.fromkeys((trainer.outcome, *trainer.also, *trainer.probe))
     is_last = run.arm != START and leg is run.legs[-1]
-    beside = dict.fromkeys((*trainer.also, *trainer.probe))
-    for channel, needed in ((trainer.loss, True), *((name, is_last) for name in (trainer.outcome, *beside))):
-        values = [row[channel] for _, row in sorted(rows.items()) if channel in row and math.isfinite(row[channel])]
-        if needed and not values:
-            had = ", ".join(f"`{name}`" for name in seen[:12]) or "no channel at all"
+    for channel in (trainer.loss, *(wanted if is_last else ())):
+        if channel not in last:
+            had = ", ".join(f"`{name}`" for name in sorted({name for row in rows.values() for name in row})[:12])
             raise StudyError(
                 f"launch {launch} of `{run.name}` has no `{channel}` in steps {begin + leg.first + 1} to {begin + leg.last}; "
-                f"there is {had}", "keys `loss`, `outcome` and `metrics` of the trainer")  # fmt: skip
-        if channel != trainer.loss and values:
-            final[channel] = values[-1]
+                f"there is {had or 'no channel at all'}", "keys `loss`, `outcome` and `metrics` of the trainer")
+    final = {channel: last[channel] for channel in wanted if channel in last}
     with MetricsWriter(paths.curves_path(run.name, launch), aloud=False) as metrics:
         for step, row in sorted(rows.items()):
             metrics.write(step, {_renamed(trainer, name): value for name, value in row.items()})
     weights, moments = digest_checkpoint(checkpoint)
     return LegResult(plan_hash=plan.plan_hash, run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights,
-                     moments=moments, average="", checkpoints=(str(checkpoint),), final=final)  # fmt: skip
+                     moments=moments, average="", checkpoints=(str(checkpoint),), final=final)
 
 
 def _renamed(trainer: Trainer, name: str) -> str:

@@ -1,8 +1,9 @@
 """Verdicts on paired differences (difference, equivalent, inconclusive), and their sentences. Pure.
 
-A difference is claimed only where the paired t test and the exact sign-flip test agree (after Holm in the main family),
-equivalence only where TOST passes at the registered margin, neither below four pairs. Where both hold, the difference is
-real but smaller than the margin.
+Both tests are always shown: a difference is claimed where the t test (after Holm in the main family) and the exact sign-flip
+test agree, equivalence where both one-sided tests at the registered margin pass (the 90 % interval lies inside it). Neither
+below four independent units. Where both hold, the difference is real but smaller than the margin. A study that registered a
+robust second opinion claims only what the signed-rank tests say, too.
 """
 
 from __future__ import annotations
@@ -13,37 +14,15 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from experiments.definition import Study
-from experiments.gates import find_treatment
-from experiments.outcomes import PRIMARY, StudyData, outcome_of
-from experiments.statistics import (
-    PairedResult,
-    adjust_holm,
-    compare_paired,
-    num_seeds_for_difference,
-    num_seeds_for_equivalence,
-)
-
-__all__ = [
-    "LEAST_PAIRS",
-    "PRIMARY",
-    "EffectVerdict",
-    "Judged",
-    "Question",
-    "answer",
-    "answer_questions",
-    "describe_errors",
-    "format_bpb",
-    "judge",
-    "judge_contrasts",
-    "judge_factorial",
-    "judge_runs",
-    "limits",
-    "paired_differences",
-    "what_would_settle",
-]
+from experiments.design import StudyPlan
+from experiments.statistics import Estimate, Unit, adjust_holm, analyse
 
 ALPHA = 0.05
-LEAST_PAIRS = 4  # below that a t interval rests on the assumption of normality alone: no verdict, only numbers
+LEAST_UNITS = 4  # below that an interval rests on the assumption of normality alone: no verdict, only numbers
+LEAST_FOR_SIGNS = 6  # below that the sign-flip test cannot fall under 5 %
+MOST_UNITS = 10_000
+
+Outcomes = Mapping[str, Mapping[int, float]]  # by arm and seed
 
 
 class EffectVerdict(StrEnum):
@@ -52,7 +31,7 @@ class EffectVerdict(StrEnum):
     DIFFERENCE = "difference"
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
-    NOT_TESTED = "not tested"  # fewer than two paired seeds
+    NOT_TESTED = "not tested"  # fewer than two independent units
 
 
 class Question(NamedTuple):
@@ -66,154 +45,149 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One contrast with its verdict. `t_p` and `sign_flip_p` are adjusted where the family is adjusted."""
+    """One contrast with its verdict. `t_p`, `sign_flip_p` and `rank_p` are adjusted where the family is adjusted."""
 
-    name: str
-    formula: str
-    question: str
-    family: str
-    seeds: tuple[int, ...]
-    differences: tuple[float, ...]
-    result: PairedResult | None
-    t_p: float | None = None
-    sign_flip_p: float | None = None
-    verdict: EffectVerdict = EffectVerdict.NOT_TESTED
-    by_mean: EffectVerdict = EffectVerdict.NOT_TESTED
-    by_ranks: EffectVerdict | None = None  # of the robust estimate; None where the study did not register it
-    rank_p: float | None = None
+    asked: Question
+    differences: Mapping[int, float]  # by seed
+    result: Estimate | None
+    kinds: tuple[str, ...] = ("seed",)  # of independent units
+    margin: float
+    alpha: float = ALPHA
     unit: str = "bits per byte"
+    t_p: float = 1.0
+    sign_flip_p: float = 1.0
+    rank_p: float = 1.0
+    verdict: EffectVerdict = EffectVerdict.NOT_TESTED
+    disagrees: str = ""  # what the mean alone says, where the signed ranks do not
+
+    @property
+    def name(self) -> str:
+        """Name of the contrast."""
+        return self.asked.name
+
+    @property
+    def is_real(self) -> bool:
+        """Whether both tests claim a difference, however small."""
+        return max(self.t_p, self.sign_flip_p) <= self.alpha
 
 
-def paired_differences(data: StudyData, plus: str, minus: str, outcome: str = PRIMARY) -> dict[int, float]:
-    """Difference of an outcome by seed, where both arms are complete."""
-    return {seed: outcome_of(data.runs[plus, seed], outcome) - outcome_of(data.runs[minus, seed], outcome)
-            for seed in data.seeds(plus, minus)}  # fmt: skip
+def paired_differences(outcomes: Outcomes, plus: str, minus: str) -> dict[int, float]:
+    """Difference of an outcome by seed, where both arms have it."""
+    one, other = outcomes.get(plus, {}), outcomes.get(minus, {})
+    return {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
 
 
-def judge_contrasts(data: StudyData) -> tuple[Judged, ...]:
-    """Every registered contrast; those of the family `main` with Holm's adjustment."""
-    study = data.plan.study
-    asked = [
-        (Question(c.name, f"{c.plus} − {c.minus}", c.question, c.family), paired_differences(data, c.plus, c.minus))
-        for c in study.contrasts
-        if {c.plus, c.minus} <= set(data.plan.arm_names)
-    ]
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust)
+def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
+    """Every registered contrast, then the effects of the factorial where all its cells were run."""
+    study = plan.study
+    asked = []
+    for c in study.contrasts:
+        if {c.plus, c.minus} <= set(plan.arm_names):
+            question = Question(c.name, f"{c.plus} − {c.minus}", c.question, c.family)
+            asked.append((question, paired_differences(outcomes, c.plus, c.minus)))
+    if study.factorial and set(study.factorial.values()) <= set(plan.arm_names):
+        asked += _factorial(study.factorial, outcomes)
+    seeds = {seed for values in outcomes.values() for seed in values}
+    units = {seed: plan.unit_of(seed) for seed in seeds}
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust, units=units,
+                 kinds=plan.unit_kinds)
 
 
-def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
-    """Main effects and interaction of {fresh, repeated} × {continuous, restarted}, at seeds where all four are complete."""
-    study = data.plan.study
-    cells = study.factorial
-    names = ("fresh-continuous", "fresh-restarted", "repeated-continuous", "repeated-restarted")
-    if not set(names) <= set(cells) or not {cells[name] for name in names} <= set(data.plan.arm_names):
+def judge_bounce(plan: StudyPlan, excess: Mapping[tuple[str, int], Mapping[int, float]]) -> tuple[Judged, ...]:
+    """Whether the loss lies above the reference's after a restart, by arm and horizon (updates); empty without a margin.
+
+    `excess` has the mean excess of a run over its restarts, by seed.
+    """
+    study, asked = plan.study, []
+    if not study.bounce_margin:
         return ()
-    seeds = data.seeds(*(cells[name] for name in names))
-    fc, fr, rc, rr = ({s: outcome_of(data.runs[cells[name], s], PRIMARY) for s in seeds} for name in names)
-    effects: Mapping[str, tuple[str, str, dict[int, float]]] = {
-        "restart, main effect": ("half of (fresh + repeated)", "Does restarting matter, over fresh and repeated data?",
-                                 {s: ((fr[s] - fc[s]) + (rr[s] - rc[s])) / 2 for s in fc}),
-        "repetition, main effect": ("half of (continuous + restarted)", "Does repeating data matter, restarted or not?",
-                                    {s: ((rc[s] - fc[s]) + (rr[s] - fr[s])) / 2 for s in fc}),
-        "interaction": ("restart on repeated − restart on fresh", "Is a restart worse when the data repeat?",
-                        {s: (rr[s] - rc[s]) - (fr[s] - fc[s]) for s in fc}),
-    }  # fmt: skip
-    asked = [(Question(name, formula, question, "factorial"), differences)
-             for name, (formula, question, differences) in effects.items()]  # fmt: skip
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust)
+    units = {seed: plan.unit_of(seed) for values in excess.values() for seed in values}
+    for (arm, horizon), values in excess.items():
+        question = f"Does the loss bounce within {horizon} updates of a restart of {arm}?"
+        name = f"bounce of {arm}, {horizon}"
+        asked.append((Question(name, f"{arm} over {study.reference} after a restart", question, "bounce"), values))
+    return judge(asked, margin=study.bounce_margin, alpha=study.alpha, unit=study.unit, units=units, kinds=plan.unit_kinds)
+
+
+def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Question, dict[int, float]]]:
+    """Main effects and interaction of {fresh, repeated} × {continuous, restarted}, at seeds where all four are complete."""
+    on_fresh = paired_differences(outcomes, cells["fresh-restarted"], cells["fresh-continuous"])
+    on_repeated = paired_differences(outcomes, cells["repeated-restarted"], cells["repeated-continuous"])
+    of_continuous = paired_differences(outcomes, cells["repeated-continuous"], cells["fresh-continuous"])
+    of_restarted = paired_differences(outcomes, cells["repeated-restarted"], cells["fresh-restarted"])
+    seeds = sorted(on_fresh.keys() & on_repeated.keys())
+    return [
+        (Question("restart, main effect", "half of (fresh + repeated)",
+                  "Does restarting matter, over fresh and repeated data?", "factorial"),
+         {seed: (on_fresh[seed] + on_repeated[seed]) / 2 for seed in seeds}),
+        (Question("repetition, main effect", "half of (continuous + restarted)",
+                  "Does repeating data matter, restarted or not?", "factorial"),
+         {seed: (of_continuous[seed] + of_restarted[seed]) / 2 for seed in seeds}),
+        (Question("interaction", "restart on repeated − restart on fresh",
+                  "Is a restart worse when the data repeat?", "factorial"),
+         {seed: on_repeated[seed] - on_fresh[seed] for seed in seeds}),
+    ]
 
 
 def judge(
-    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float, unit: str = "bits per byte",
-    robust: bool = False,
-) -> tuple[Judged, ...]:  # fmt: skip
-    """Return a verdict on the paired differences (by seed) of each question; the family `main` is adjusted together.
+    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float = ALPHA,
+    unit: str = "bits per byte", robust: bool = False, units: Mapping[int, Unit] | None = None,
+    kinds: tuple[str, ...] = ("seed",),
+) -> tuple[Judged, ...]:
+    """Return a verdict on the differences (by seed) of each question; the family `main` is adjusted together.
 
-    With `robust` a verdict is what the mean and the robust estimate both say; where they part it is inconclusive.
+    `units` says to which independent unit a seed belongs; every seed is one where it is None.
     """
-    judged = [replace(_compare(question, differences, margin, alpha), unit=unit) for question, differences in asked]
-    main = [(one.name, one.result) for one in judged if one.family == "main" and one.result is not None]
-    names = [name for name, _ in main]
-    t_ps = dict(zip(names, adjust_holm([result.t_p for _, result in main]), strict=True))
-    flips = dict(zip(names, adjust_holm([result.sign_flip_p for _, result in main]), strict=True))
-    judged = [_with_verdict(one, t_ps.get(one.name), flips.get(one.name), alpha) for one in judged]
-    if not robust:
-        return tuple(judged)
-    ranks = dict(zip(names, adjust_holm([result.ranks.p for _, result in main]), strict=True))
-    return tuple(_with_ranks(one, ranks.get(one.name), margin, alpha) for one in judged)
+    judged = []
+    for question, differences in asked:
+        own = units if units is not None else {seed: (seed,) for seed in differences}
+        result = analyse(differences, own, margin=margin, alpha=alpha) if differences else None
+        one = Judged(asked=question, differences=differences, result=result, kinds=kinds, margin=margin, alpha=alpha, unit=unit)
+        if result is not None:
+            one = replace(one, t_p=result.t_p, sign_flip_p=result.sign_flip_p, rank_p=result.rank_p)
+        judged.append(one)
+    main = [number for number, one in enumerate(judged) if one.asked.family == "main" and one.result is not None]
+    columns = ([judged[n].t_p for n in main], [judged[n].sign_flip_p for n in main], [judged[n].rank_p for n in main])
+    for number, t_p, flip_p, rank_p in zip(main, *map(adjust_holm, columns), strict=True):
+        judged[number] = replace(judged[number], t_p=t_p, sign_flip_p=flip_p, rank_p=rank_p)
+    return tuple(_with_verdict(one, robust) for one in judged)
 
 
-def _compare(question: Question, differences: Mapping[int, float], margin: float, alpha: float) -> Judged:
-    values = tuple(differences.values())
-    result = compare_paired(values, margin=margin, alpha=alpha) if len(values) >= 2 else None
-    return Judged(**question._asdict(), seeds=tuple(differences), differences=values, result=result)
-
-
-def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, alpha: float) -> Judged:
+def _with_verdict(one: Judged, robust: bool) -> Judged:
     result = one.result
     if result is None:
         return one
-    t_p = result.t_p if t_p is None else t_p
-    sign_flip_p = result.sign_flip_p if sign_flip_p is None else sign_flip_p
-    if result.num_pairs < LEAST_PAIRS:
-        verdict = EffectVerdict.INCONCLUSIVE
-    elif result.tost_p <= alpha:
-        verdict = EffectVerdict.EQUIVALENT
-    elif t_p <= alpha and sign_flip_p <= alpha:
-        verdict = EffectVerdict.DIFFERENCE
-    else:
-        verdict = EffectVerdict.INCONCLUSIVE
-    return replace(
-        one,
-        t_p=t_p,
-        sign_flip_p=sign_flip_p,
-        verdict=verdict,
-        by_mean=verdict,
-    )
+    by_mean = by_ranks = EffectVerdict.INCONCLUSIVE
+    if result.num_units >= LEAST_UNITS:
+        by_mean = _say(result.tost_p <= one.alpha, one.is_real)
+        by_ranks = _say(result.rank_tost_p <= one.alpha, one.rank_p <= one.alpha)
+    if not robust or by_mean is by_ranks:
+        return replace(one, verdict=by_mean)
+    told = f"the mean alone says {by_mean}, the signed ranks {by_ranks}: no claim is made"
+    return replace(one, verdict=EffectVerdict.INCONCLUSIVE, disagrees=told)
 
 
-def _with_ranks(one: Judged, rank_p: float | None, margin: float, alpha: float) -> Judged:
-    if one.result is None:
-        return one
-    ranks = one.result.ranks
-    rank_p = ranks.p if rank_p is None else rank_p
-    said = EffectVerdict.INCONCLUSIVE
-    if one.result.num_pairs >= LEAST_PAIRS and max(-ranks.inner.low, ranks.inner.high) < margin:
-        said = EffectVerdict.EQUIVALENT
-    elif one.result.num_pairs >= LEAST_PAIRS and rank_p <= alpha:
-        said = EffectVerdict.DIFFERENCE
-    return replace(one, by_ranks=said, rank_p=rank_p, verdict=said if said is one.by_mean else EffectVerdict.INCONCLUSIVE)
-
-
-def _beside_mean(one: Judged) -> str:
-    """The robust estimate as the end of a sentence; empty where the study did not register it."""
-    if one.result is None or one.by_ranks is None:
-        return ""
-    ranks = one.result.ranks
-    told = (f"; robust (median of pairwise means) {format_bpb(ranks.estimate)}, {format_bpb(ranks.interval.low)} to "
-            f"{format_bpb(ranks.interval.high)}, signed-rank {format_p(one.rank_p)}")  # fmt: skip
-    parted = f"; **the mean alone says {one.by_mean}, the robust estimate {one.by_ranks}: no claim is made**"
-    return told + parted * (one.by_ranks is not one.by_mean)
+def _say(is_inside: bool, is_apart: bool) -> EffectVerdict:
+    if is_inside:
+        return EffectVerdict.EQUIVALENT
+    return EffectVerdict.DIFFERENCE if is_apart else EffectVerdict.INCONCLUSIVE
 
 
 def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: float) -> tuple[str, dict[str, Any]]:
     """What `chronicle compare` says of two arms of runs: the second minus the first at equal seeds, as words and as values."""
-    asked = Question("second − first", f"{arms[1]} − {arms[0]}", "", "compare")
-    (one,) = judge([(asked, differences)], margin=margin, alpha=ALPHA)
+    question = Question("second − first", f"{arms[1]} − {arms[0]}", "", "compare")
+    (one,) = judge([(question, differences)], margin=margin)
     r = one.result
     if r is None:
-        return f"not tested: {_one_seed(one)}, two are the least", {"verdict": one.verdict.value}
-    smaller = one.verdict is EffectVerdict.EQUIVALENT and _is_real(one, ALPHA)
-    verdict = f"{one.verdict.value}{', though the difference is real' * smaller}"
-    numbers = {
-        "mean": r.mean, "low": r.interval.low, "high": r.interval.high, "pairs": r.num_pairs, "margin": margin,
-        "t_p": r.t_p, "sign_flip_p": r.sign_flip_p, "tost_p": r.tost_p,
-    }  # fmt: skip
-    said = (
-        f"{verdict}: {one.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, {r.num_pairs} seeds; "
-        f"paired t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}, within ±{margin:g} (TOST) {format_p(r.tost_p)}"
-    )
-    return f"{said}. {what_would_settle(one, margin, ALPHA)}".rstrip(), {"verdict": one.verdict.value, **numbers}
+        return f"not tested: {_few(one)}, two are the least", {"verdict": one.verdict.value}
+    verdict = one.verdict.value
+    if one.verdict is EffectVerdict.EQUIVALENT and one.is_real:
+        verdict += ", though the difference is real"
+    numbers = {"mean": r.mean, "low": r.low, "high": r.high, "pairs": r.num_pairs, "margin": margin, "t_p": r.t_p,
+               "sign_flip_p": r.sign_flip_p, "tost_p": r.tost_p}
+    said = (f"{verdict}: {one.asked.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, {r.num_pairs} seeds; "
+            f"paired t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}, within ±{margin:g} (TOST) {format_p(r.tost_p)}")
+    return f"{said}. {what_would_settle(one)}".rstrip(), {"verdict": one.verdict.value, **numbers}
 
 
 # --- Verdicts as sentences
@@ -224,184 +198,145 @@ def format_bpb(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def format_p(p: float | None) -> str:
+def format_p(p: float) -> str:
     """`p = 0.012`, `p < 0.001`."""
-    return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def answer(one: Judged, margin: float, alpha: float) -> str:
-    """Return one contrast in words: the question, the verdict, the numbers, and how many seeds would settle it."""
-    if one.result is None:
-        return f"**{one.question}** Not tested: {len(one.differences)} paired seed{'s' * (len(one.differences) != 1)} " \
-               f"({_one_seed(one)}), two are the least."  # fmt: skip
+def count_units(one: Judged) -> str:
+    """`n = 8 seeds`, `n = 4 slices (8 pairs)`, `n = 13 (39 pairs: 3 checkpoints × 13 orders)`."""
     r = one.result
-    adjusted = " (Holm-adjusted over the main contrasts)" if one.family == "main" else ""
-    numbers = (
-        f"{one.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, n = {r.num_pairs}, "
-        f"sd of the differences {r.sd:.4f}, smallest detectable difference {r.smallest_detectable:.4f}; "
-        f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}, "
-        f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}{_beside_mean(one)}"
-    )
-    return f"**{one.question}** {_verdict(one, margin, alpha)} {numbers}. {what_would_settle(one, margin, alpha)}".rstrip()
-
-
-def _verdict(one: Judged, margin: float, alpha: float) -> str:
-    assert one.result is not None
-    if one.verdict is EffectVerdict.DIFFERENCE:
-        return f"**Difference**: {_direction(one)}."
-    if one.verdict is EffectVerdict.EQUIVALENT:
-        if _is_real(one, alpha):
-            return f"**Equivalent**: a real difference, but smaller than the margin of {margin:g}."
-        return f"**Equivalent** within the margin of {margin:g}."
-    inside = one.result.interval.low > -margin and one.result.interval.high < margin
-    return "**Inconclusive**" + (", though the interval lies inside the margin." if inside else ".")
-
-
-def _is_real(one: Judged, alpha: float) -> bool:
-    """Whether both tests claim a difference, however small."""
-    return one.t_p is not None and one.sign_flip_p is not None and max(one.t_p, one.sign_flip_p) <= alpha
-
-
-def _direction(one: Judged) -> str:
-    assert one.result is not None
-    plus, _, minus = one.formula.partition(" − ")
-    word = "worse" if one.result.mean > 0 else "better"
-    if one.family == "factorial":
-        return f"{abs(one.result.mean):.4f} {one.unit} {word}"
-    return f"{plus} ends {abs(one.result.mean):.4f} {one.unit} {word} than {minus}"
+    if r is None:
+        return "n = 0"
+    if len(r.levels) == 1:
+        beside = f" ({r.num_pairs} pairs)" if r.num_pairs != r.num_units else ""
+        return f"n = {r.num_units} {one.kinds[0]}s{beside}"
+    crossed = " × ".join(f"{number} {kind}s" for number, kind in zip(r.levels, one.kinds, strict=True))
+    return f"n = {r.num_units} ({r.num_pairs} pairs: {crossed})"
 
 
 def _interval(one: Judged) -> str:
     assert one.result is not None
-    return f"{format_bpb(one.result.interval.low)} to {format_bpb(one.result.interval.high)}"
+    return f"{format_bpb(one.result.low)} to {format_bpb(one.result.high)}"
 
 
-def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
-    """Return how many seeds would settle an inconclusive contrast; empty where it is settled."""
-    if one.verdict is not EffectVerdict.INCONCLUSIVE or one.result is None:
+def _few(one: Judged) -> str:
+    if not one.differences:
+        return "no pair"
+    if len(one.differences) == 1:
+        return f"one seed: {format_bpb(next(iter(one.differences.values())))}"
+    return f"{len(one.differences)} pairs of one {one.kinds[0]}"
+
+
+def _direction(one: Judged) -> str:
+    assert one.result is not None
+    plus, _, minus = one.asked.formula.partition(" − ") if one.asked.family != "factorial" else ("", "", "")
+    word = "worse" if one.result.mean > 0 else "better"
+    size = f"{abs(one.result.mean):.4f} {one.unit} {word}"
+    return f"{plus} ends {size} than {minus}" if minus else size
+
+
+def answer(one: Judged) -> str:
+    """Return one contrast in words: the question, the verdict, both tests, and what would settle it."""
+    question, r = f"**{one.asked.question}**", one.result
+    if r is None:
+        return f"{question} Not tested: {_few(one)}, two independent units are the least."
+    adjusted = " (Holm-adjusted over the main contrasts)" if one.asked.family == "main" else ""
+    numbers = (f"{one.asked.formula} = {format_bpb(r.mean)}, {count_units(one)}; difference: 95 % interval {_interval(one)}, "
+               f"t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}; equivalence within ±{one.margin:g}: "
+               f"90 % interval {format_bpb(r.inner_low)} to {format_bpb(r.inner_high)}, TOST {format_p(r.tost_p)}")
+    said = f"{question} **{_headline(one)}.** {numbers}."
+    if one.disagrees:
+        said += f" By signed ranks {format_p(one.rank_p)} and {format_p(r.rank_tost_p)}; **{one.disagrees}**."
+    return f"{said} {what_would_settle(one)}".rstrip()
+
+
+def _headline(one: Judged) -> str:
+    if one.verdict is EffectVerdict.DIFFERENCE:
+        return f"Difference: {_direction(one)}"
+    if one.verdict is EffectVerdict.EQUIVALENT:
+        real = ": a real difference, but smaller" if one.is_real else ""
+        return f"Equivalent within the margin of {one.margin:g}{real}"
+    return "Not settled"
+
+
+def what_would_settle(one: Judged) -> str:
+    """Return why a contrast is not settled, and about how many units would settle it; empty where it is."""
+    r = one.result
+    if one.verdict is not EffectVerdict.INCONCLUSIVE or r is None:
         return ""
-    if not any(one.differences):
-        return f"The two are equal to the last digit in every pair; a verdict needs {LEAST_PAIRS} pairs."
-    parts, r = [], one.result
-    equal = num_seeds_for_equivalence(margin, r.sd, alpha=alpha)
-    if equal and equal > r.num_pairs:
-        parts.append(f"{equal} seeds would show equivalence within ±{margin:g} if there is no difference")
-    if observed := num_seeds_for_equivalence(margin, r.sd, delta=r.mean, alpha=alpha):
-        parts.append(f"{observed} seeds would show equivalence within ±{margin:g} if the truth is the observed difference")
-    if different := num_seeds_for_difference(r.mean, r.sd, alpha=alpha):
-        parts.append(f"{different} seeds would show a difference of the observed size if that is the truth")
-    else:
-        parts.append("no practicable number of seeds would show a difference as small as the observed one")
-    floor = ""
-    if r.num_pairs < LEAST_PAIRS:
-        floor = f" (below {LEAST_PAIRS} pairs no verdict is given, below six no difference can be claimed)"
-    elif r.num_pairs < 6:
-        floor = " (below six pairs the sign-flip test cannot fall under 5 %)"
-    return "What would settle it, with 80 % power: " + "; ".join(parts) + floor + "."
+    if not any(one.differences.values()):
+        return f"The two are equal to the last digit in every pair; a verdict needs {LEAST_UNITS} independent units."
+    if r.num_units < LEAST_UNITS:
+        return f"{r.num_units} independent units are too few for a verdict, {LEAST_UNITS} are the least."
+    parts = []
+    if r.num_units < LEAST_FOR_SIGNS and one.t_p <= one.alpha:
+        parts.append(f"the t test sees a difference, but below {LEAST_FOR_SIGNS} units the sign-flip test cannot agree")
+    for half, room, what in ((r.inner_high - r.mean, one.margin - abs(r.mean), f"equivalence within ±{one.margin:g}"),
+                             (r.high - r.mean, abs(r.mean), "a difference of the observed size")):
+        needed = r.num_units * (half / room) ** 2 if room > 0 else MOST_UNITS
+        if LEAST_FOR_SIGNS <= needed < MOST_UNITS:
+            parts.append(f"about {needed:.0f} units would show {what}, if that is the truth")
+    return f"{'; '.join(parts).capitalize()}." if parts else ""
 
 
 def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, str]]:
     """Return the questions of the study with their answers; a study without questions gets its main contrasts."""
     by_name = {one.name: one for one in judged}
-    asked = [(one.name, one.by, one.cannot) for one in study.answers]
-    asked = asked or [(one.question or one.name, (one.name,), "") for one in study.contrasts if one.family == "main"]
+    asked = [(rule.name, rule.by, rule.cannot) for rule in study.answers]
+    if not asked:
+        asked = [(c.question or c.name, (c.name,), "") for c in study.contrasts if c.family == "main"]
     told = []
     for question, names, cannot in asked:
         found = [by_name[name] for name in names if name in by_name]
-        if found:
-            beside = "; ".join(f"{one.name} ({one.formula}) {_short(one)}" for one in found[1:])
-            said = _plainly(found[0], study.margin_bpb, study.alpha)
-            said += f" Beside it: {beside}." if beside else ""
-            told.append((question, said + (f" What this cannot say: {cannot}" if cannot else "")))
+        if not found:
+            continue
+        said = _plainly(found[0])
+        if found[1:]:
+            said += f" Beside it: {'; '.join(map(_short, found[1:]))}."
+        if cannot:
+            said += f" What this cannot say: {cannot}"
+        told.append((question, said))
     return told
+
+
+def answer_bounce(bounces: Sequence[Judged]) -> str:
+    """Return the answer to the question of the bounce: the mean excess loss after a restart, by arm and horizon."""
+    return (f"Mean excess of the training loss over the reference after a restart, against ±{bounces[0].margin:g} "
+            f"{bounces[0].unit}, {count_units(bounces[0])}: {'; '.join(map(_short, bounces))}.")
+
+
+def _plainly(one: Judged) -> str:
+    if one.result is None:
+        return f"Not tested: {_few(one)}."
+    where = f"95 % interval {_interval(one)}, {count_units(one)}"
+    is_control = one.asked.family == "control"
+    if one.verdict is EffectVerdict.DIFFERENCE:
+        return f"An effect: {_direction(one)} ({where})."
+    if one.verdict is EffectVerdict.EQUIVALENT and one.is_real:
+        weak = " It was seen, but it is small: that a larger effect would be seen, this control does not show by itself."
+        return f"An effect, but smaller than {one.margin:g} {one.unit}: {_direction(one)} ({where}).{weak * is_control}"
+    missed = ""
+    if is_control:
+        missed = " An effect that must be there was not seen by both tests: where this study sees nothing, that means little."
+    numbers = f"{one.asked.formula} = {format_bpb(one.result.mean)} ({where})"
+    if one.verdict is EffectVerdict.EQUIVALENT:
+        return f"No effect as large as {one.margin:g} {one.unit}: {numbers}.{missed}"
+    return f"Not settled: {numbers}. {what_would_settle(one)}".rstrip() + missed
+
+
+def _short(one: Judged) -> str:
+    head = f"{one.name} ({one.asked.formula})"
+    if one.result is None:
+        return f"{head} {one.verdict}, {_few(one)}"
+    word = "not settled" if one.verdict is EffectVerdict.INCONCLUSIVE else str(one.verdict)
+    return f"{head} {word}, {format_bpb(one.result.mean)} [{format_bpb(one.result.low)}, {format_bpb(one.result.high)}]"
 
 
 def describe_errors(study: Study, judged: Sequence[Judged]) -> str:
     """Return the sentence that says which claims share an error of 5 % and which do not."""
-    main = [one.name for one in judged if one.family == "main"]
-    rest = f"every contrast, and every equivalence, is judged at {study.alpha:.0%} by itself."
+    main = [one.name for one in judged if one.asked.family == "main"]
     if not main:
-        return rest.capitalize()
-    shared = f"The main contrasts ({', '.join(main)}) share one error of {study.alpha:.0%} for differences (Holm)"
-    return f"{shared}; {rest.replace('every contrast', 'every other contrast')}"
-
-
-def _plainly(one: Judged, margin: float, alpha: float) -> str:
-    if one.result is None:
-        return f"Not tested: {_one_seed(one)}."
-    where = f"95 % interval {_interval(one)}, n = {one.result.num_pairs}"
-    if one.verdict is EffectVerdict.DIFFERENCE:
-        return f"An effect: {_direction(one)} ({where})."
-    missed = " An effect that must be there was not seen: where this study sees nothing, that means little."
-    weak = " It was seen, but it is small: that a larger effect would be seen, this control does not show by itself."
-    rest = missed if one.family == "control" else ""
-    if one.verdict is EffectVerdict.EQUIVALENT and _is_real(one, alpha):
-        rest = weak if one.family == "control" else ""
-        return f"An effect, but smaller than {margin:g} {one.unit}: {_direction(one)} ({where}).{rest}"
-    if one.verdict is EffectVerdict.EQUIVALENT:
-        return f"No effect as large as {margin:g} {one.unit}: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
-    settle = what_would_settle(one, margin, alpha)
-    return f"Not settled: {one.formula} = {format_bpb(one.result.mean)} ({where}). {settle}{rest}"
-
-
-def _short(one: Judged) -> str:
-    if one.result is None:
-        return f"{one.verdict}, {_one_seed(one)}"
-    interval = one.result.interval
-    return f"{one.verdict}, {format_bpb(one.result.mean)} [{format_bpb(interval.low)}, {format_bpb(interval.high)}]"
-
-
-def _one_seed(one: Judged) -> str:
-    return f"one seed: {format_bpb(one.differences[0])}" if one.differences else "no pair"
-
-
-def limits(data: StudyData) -> list[str]:
-    """Return sentences on what the study does not show."""
-    profile, trainer = data.plan.profile, data.plan.study.trainer
-    start = data.start.result.final if data.start else {}
-    seeds = (
-        "Seeds vary the slices and the order of samples. The common checkpoint, its initialisation and the "
-        f"held-out text are one, and {len(data.plan.study.arms[0].slices)} neighbouring seeds rotate the same slices: "
-        "what is said holds for this checkpoint and this text."
-    )
-    if profile.starts > 1:
-        seeds = (f"{profile.starts} common checkpoints are crossed with {profile.seeds} orders, and the pairs are judged as if "
-                 "they were independent: orders that share a checkpoint share its noise.")  # fmt: skip
-    if trainer is not None:
-        seeds = ("What this trainer does with its seed, and what it reads, is its own affair. What is said holds for "
-                 f"{profile.starts} common checkpoint{'s' * (profile.starts > 1)}, this data and this size.")  # fmt: skip
-        if profile.starts > 1:
-            seeds += (f" The pairs are judged as if they were independent; {profile.seeds} orders are crossed with the "
-                      "checkpoints, and pairs that share one share its noise (the table by checkpoint).")
-    lines = [
-        f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of "
-        f"{profile.window_bytes} bytes) and at "
-        f"{start.get('averaged/mixture', float('nan')):.2f} bits per byte at the common checkpoint. What holds "
-        f"here need not hold for "
-        "9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, and how large an "
-        "effect it would have seen.",
-        f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight.",
-        seeds,
-        "Moments, weights and RNG are restored exactly in every arm that does not lose them on purpose: world "
-        "size, precision of the "
-        "saved weights and hardware do not change at a restart here.",
-    ]
-    if trainer is not None:
-        lines = [*lines[1:3], "Exactness is shown where the gate's arms agree to the bit; what the guard said is in the runs."]
-    single = [arm for arm in data.arms if len(data.seeds(arm)) == 1 and max(len(data.seeds(a)) for a in data.arms) > 1]
-    if single:
-        lines.append(f"One seed only, so no inference on lasting effects: {', '.join(single)}.")
-    same = [arm for arm in single if _same_data(data, arm)]
-    if same:
-        lines.append(f"Read on identical batches, so that a transient needs no second seed to be seen: {', '.join(same)}.")
-    if data.stopped:
-        lines.append(
-            "Stopped, not in the numbers: " + "; ".join(f"{run}: {why}" for run, why in data.stopped.items()) + "."
-        )
-    if data.open:
-        lines.append("Not run yet: " + ", ".join(data.open) + ".")
-    return lines
-
-
-def _same_data(data: StudyData, arm: str) -> bool:
-    return find_treatment(data.plan, data.plan.study.arm(arm), data.of_arm(arm)[0].run.legs).data_after is None
+        return f"Every contrast, and every equivalence, is judged at {study.alpha:.0%} by itself."
+    return (f"The main contrasts ({', '.join(main)}) share one error of {study.alpha:.0%} for differences (Holm); every other "
+            f"contrast, and every equivalence, is judged at {study.alpha:.0%} by itself.")

@@ -39,7 +39,7 @@ def main() -> int:
     def step_with_faults(run: Any, batch: Any, *others: Any) -> Any:
         state["run"] = run
         planted.before_step(run.progress.step)
-        rate = run.optimizer.param_groups[0]["lr"]
+        rate = run.learning_rate
         step = take_step(run, batch, *others)
         time.sleep(float(os.environ.get("CHAOS_STEP_SECONDS", "0")))
         if log is not None and step.finite:

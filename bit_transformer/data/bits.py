@@ -7,8 +7,6 @@ bits becomes the bit and its length in eight bits, so nine bits a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -68,8 +66,6 @@ def _grouped(bits_BT: Tensor) -> Tensor:
 
 # --- Run-length compression
 
-T = TypeVar("T")
-
 MAX_RUN = 255
 _LENGTH_BITS = 8
 
@@ -92,24 +88,10 @@ def compress_runs(bits_T: Tensor) -> tuple[Tensor, Tensor]:
     return repeated, lengths
 
 
-def expand_runs(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the bits of the runs. Raises ValueError for a length outside 1…255."""
-    if lengths.numel() and not (int(lengths.min()) >= 1 and int(lengths.max()) <= MAX_RUN):
-        raise ValueError(f"run lengths from {int(lengths.min())} to {int(lengths.max())}, expected 1 to {MAX_RUN}")
-    return values.repeat_interleave(lengths)
-
-
 def runs_to_bits(values: Tensor, lengths: Tensor) -> Tensor:
     """Encode the runs as bits, nine each: the bit, then its length, most significant bit first."""
     places = torch.arange(_LENGTH_BITS - 1, -1, -1)
     return torch.cat([values[:, None], (lengths[:, None] >> places) & 1], dim=1).flatten()
-
-
-def bits_to_runs(bits_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode the output of `runs_to_bits`; an incomplete last run is dropped."""
-    rows = bits_T[: bits_T.numel() // BITS_PER_BYTE * BITS_PER_BYTE].view(-1, BITS_PER_BYTE)
-    places = torch.arange(_LENGTH_BITS - 1, -1, -1)
-    return rows[:, 0], (rows[:, 1:] << places).sum(1)
 
 
 def compressed_rows(*, seed: int, position: int, num_rows: int, probability: float) -> NDArray[np.bool_]:
@@ -122,11 +104,6 @@ def compress_window(bits_T: Tensor) -> tuple[Tensor, int]:
     """Return the run-length form of a window, cut or padded to the window's length, and its length before padding."""
     coded = runs_to_bits(*compress_runs(bits_T))[: bits_T.numel()]
     return torch.cat([coded, coded.new_zeros(bits_T.numel() - coded.numel())]), coded.numel()
-
-
-def forward_compressed(model: Callable[[Tensor], T], values: Tensor, lengths: Tensor) -> T:
-    """Run the model on the decompressed bits of the runs."""
-    return model(expand_runs(values, lengths)[None])
 
 
 def share_made_shorter(windows_BT: Tensor) -> tuple[float, float]:

@@ -72,7 +72,6 @@ class ShardWindows:
         self.name = manifest.source
         self.digest = f"{manifest.digest}:{split}:{window_bytes}"
         paths = [shard_location(location, shard.name) for shard in manifest.of_split(split)]
-        self.num_shards = len(paths)
         self._readers = [ShardReader(path) for path in paths]
         rows = []
         for number, (path, shard) in enumerate(zip(paths, manifest.of_split(split), strict=True)):

@@ -1,10 +1,13 @@
-"""The safety gate: limits on smoothed values, checked at every evaluation of a training run and for every sampled text."""
+"""The safety gate: limits on smoothed values, checked at every evaluation of a run; texts drawn at its end.
+
+A value that is not finite closes the gate at once: it is a finding, never a part of an average.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -17,16 +20,15 @@ from bit_transformer.evaluation.telemetry import (
     MIN_WINDOW_BYTES,
     Floors,
     Telemetry,
+    agreement,
     agreement_of_bits,
     calibrate,
+    certainty_of_input,
     certainty_of_output,
-    complexity,
     constant_channels,
-    flip_rate,
     join_windows,
     mean_of,
     measure,
-    measure_bits,
     place_frequencies,
 )
 from bit_transformer.model.transformer import BitTransformer
@@ -36,28 +38,22 @@ from chronicle.journal.events import JournalEvent, TelemetryConstant, TelemetryF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateConfig:
-    """`strict` ends the launch at a trip, `soft` reports it; `max_ratio` bounds held-out bpb relative to its best value.
-
-    Samples are compared with the floors calibrated on the data: `soft` draws again, up to `redraws` times, `strict`
-    raises.
-    """
+    """`strict` ends the launch at a trip, `soft` reports it; `max_ratio` bounds held-out bpb relative to its best value."""
 
     mode: str = "soft"
     decay: float = 0.9
     burn_in: int = 10
     max_ratio: float = 1.3
-    redraws: int = 2
 
     def __post_init__(self) -> None:
         if self.mode not in ("soft", "strict"):
             raise BadRecipe(f"gate mode is `{self.mode}`, expected soft or strict")
-        if not 0 <= self.decay < 1 or self.burn_in < 0 or self.max_ratio <= 1 or self.redraws < 0:
-            raise BadRecipe(f"gate is {self}, expected decay from 0 to below 1, burn_in and redraws 0 or more, "
-                            "max_ratio above 1")
+        if not 0 <= self.decay < 1 or self.burn_in < 0 or self.max_ratio <= 1:
+            raise BadRecipe(f"gate is {self}, expected decay from 0 to below 1, burn_in 0 or more, max_ratio above 1")
 
 
 class GateState(StrEnum):
-    """WARN: within a tenth of a limit. TRIPPED: at or beyond it."""
+    """WARN: within a tenth of a limit. TRIPPED: at or beyond it, or not finite."""
 
     BURN_IN = "burn-in"
     OK = "ok"
@@ -69,33 +65,30 @@ class GateState(StrEnum):
 class Limit:
     """A smoothed value must stay above `floor` and below `ceiling`."""
 
-    floor: float | None = None
-    ceiling: float | None = None
+    floor: float = -math.inf
+    ceiling: float = math.inf
 
     def state(self, value: float) -> GateState:
-        """Return the state of a value relative to its limits."""
-        above = None if self.floor is None else value - self.floor
-        below = None if self.ceiling is None else self.ceiling - value
-        if any(room is not None and room <= 0 for room in (above, below)):
+        """Return the state of a finite value relative to its limits."""
+        above, below = value - self.floor, self.ceiling - value
+        if min(above, below) <= 0:
             return GateState.TRIPPED
-        near = (above is not None and above <= abs(self.floor or 0) / 10,
-                below is not None and below <= abs(self.ceiling or 0) / 10)
-        return GateState.WARN if any(near) else GateState.OK
+        is_near = above <= abs(self.floor) / 10 < math.inf or below <= abs(self.ceiling) / 10 < math.inf
+        return GateState.WARN if is_near else GateState.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """The gate's result after an observation; `tripped` names the values beyond their limits."""
+    """The gate's result after an observation; `tripped` names the values that closed it."""
 
     state: GateState
     smoothed: Mapping[str, float]
     tripped: tuple[str, ...] = ()
-    retry: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class SmoothedGate:
-    """Limits on exponential averages of named values; nothing trips during the first `burn_in` observations."""
+    """Limits on exponential averages of named values; no finite value trips it during the first `burn_in` observations."""
 
     limits: Mapping[str, Limit]
     decay: float = 0.9
@@ -107,22 +100,25 @@ class SmoothedGate:
     def observe(self, values: Mapping[str, float]) -> GateVerdict:
         """Add one observation of every limited value. Raises GateTripped in strict mode."""
         self.num_observations += 1
-        for name in self.limits:
-            before = self.averages.get(name, values[name])
-            self.averages[name] = self.decay * before + (1 - self.decay) * values[name]
-        if self.num_observations <= self.burn_in:
-            return GateVerdict(state=GateState.BURN_IN, smoothed=dict(self.averages))
-        states = {name: limit.state(self.averages[name]) for name, limit in self.limits.items()}
+        states, sentences = dict[str, GateState](), list[str]()
+        for name, limit in self.limits.items():
+            value = values[name]
+            if not math.isfinite(value):
+                states[name] = GateState.TRIPPED
+                sentences.append(f"{name} is {value} at observation {self.num_observations}, expected a finite number")
+                continue
+            before = self.averages.get(name, value)
+            average = self.averages[name] = self.decay * before + (1 - self.decay) * value
+            burns_in = self.num_observations <= self.burn_in
+            states[name] = GateState.BURN_IN if burns_in else limit.state(average)
+            if states[name] is GateState.TRIPPED:
+                sentences.append(f"smoothed {name} is {average:.4g} after {self.num_observations} observations, "
+                                 f"expected above {limit.floor} and below {limit.ceiling}")
+        if sentences and self.strict:
+            raise GateTripped("; ".join(sentences))
+        worst = max(states.values(), key=list(GateState).index)
         tripped = tuple(name for name, state in states.items() if state is GateState.TRIPPED)
-        if tripped and self.strict:
-            raise GateTripped("; ".join(self._sentence(name) for name in tripped))
-        worst = GateState.TRIPPED if tripped else GateState.WARN if GateState.WARN in states.values() else GateState.OK
-        return GateVerdict(state=worst, smoothed=dict(self.averages), tripped=tripped, retry=bool(tripped))
-
-    def _sentence(self, name: str) -> str:
-        limit = self.limits[name]
-        return (f"smoothed {name} is {self.averages[name]:.4g} after {self.num_observations} observations, "
-                f"expected above {limit.floor} and below {limit.ceiling}")
+        return GateVerdict(state=worst, smoothed=dict(self.averages), tripped=tripped)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, so that a resume does not repeat the burn-in."""
@@ -155,13 +151,15 @@ class Monitor:
     """
 
     def __init__(self, config: GateConfig, *, windows: int) -> None:
-        self.config, self.windows = config, windows  # 256-byte windows per source, 0: no telemetry
+        self.config = config
+        self.windows = windows  # 256-byte windows per source, 0: no telemetry
         self.floors: Floors | None = None
         self.frequencies_9: tuple[float, ...] = ()
         self.best = math.inf
         self.state = GateState.BURN_IN
-        self._gate = SmoothedGate(limits={_RATIO: Limit(ceiling=config.max_ratio)}, decay=config.decay, burn_in=config.burn_in,
-                          strict=False)
+        limits = {_RATIO: Limit(ceiling=config.max_ratio)}
+        self._gate = SmoothedGate(limits=limits, decay=config.decay, burn_in=config.burn_in, strict=False)
+        self._sentence = ""
         self._rows: list[dict[str, float]] = []
         self._constant: tuple[str, ...] = ()
 
@@ -170,10 +168,10 @@ class Monitor:
         joined = join_windows(bits_BT)
         frequencies_9 = place_frequencies(joined)
         self.frequencies_9 = tuple(frequencies_9.tolist())
-        self.floors = calibrate(measure_bits(joined, frequencies_9))
-        return Notice(TelemetryFloors.from_json(self.floors.to_json()), (
-            f"C from {self.floors.c_floor:.3f} to {self.floors.c_ceiling:.3f}, S above {self.floors.s_floor:.3f} "
-            f"({self.floors.source})"))
+        k, s = certainty_of_input(joined), agreement_of_bits(joined, frequencies_9)
+        self.floors = floors = calibrate(measure(joined, k, s))
+        return Notice(TelemetryFloors.from_json(floors.to_json()), (
+            f"C from {floors.c_floor:.3f} to {floors.c_ceiling:.3f}, S above {floors.s_floor:.3f} ({floors.source})"))
 
     def observe(self, bpb: float, row: Mapping[str, float]) -> list[Notice]:
         """Add one evaluation: held-out bits per byte and the telemetry (empty: none); return what to report."""
@@ -182,19 +180,20 @@ class Monitor:
     def require_ok(self) -> None:
         """Raise GateTripped in strict mode while the gate is tripped, on every rank alike."""
         if self.state is GateState.TRIPPED and self.config.mode == "strict":
-            raise GateTripped(self._sentence(), "roll back with `chronicle rollback`, or set gate.mode=soft to go on")
+            raise GateTripped(self._sentence, "roll back with `chronicle rollback`, or set gate.mode=soft to go on")
 
     def _observe_gate(self, bpb: float) -> list[Notice]:
-        self.best = min(self.best, bpb)
-        verdict = self._gate.observe({_RATIO: bpb / self.best})
+        if bpb < self.best:
+            self.best = bpb
+        ratio = bpb / self.best
+        verdict = self._gate.observe({_RATIO: ratio})
         before, self.state = self.state, verdict.state
+        smoothed = self._gate.averages.get(_RATIO, math.nan)
+        told = f"is {smoothed:.3f} smoothed" if math.isfinite(ratio) else f"is {ratio}: no number"
+        self._sentence = f"{self.state}: {_RATIO} ({self.best:.3f}) {told}, limit {self.config.max_ratio:g}"
         if before is self.state or (before is GateState.BURN_IN and self.state is GateState.OK):
             return []
-        return [Notice(GateChanged.from_json({"state": str(self.state), **verdict.smoothed}), self._sentence())]
-
-    def _sentence(self) -> str:
-        return (f"{self.state}: {_RATIO} ({self.best:.3f}) is {self._gate.averages[_RATIO]:.3f} smoothed, limit "
-                f"{self.config.max_ratio:g}")
+        return [Notice(GateChanged.from_json({"state": str(self.state), **verdict.smoothed}), self._sentence)]
 
     def _observe_row(self, row: Mapping[str, float]) -> list[Notice]:
         if not row:
@@ -202,18 +201,18 @@ class Monitor:
         self._rows = [*self._rows, dict(row)][-CONSTANT_AFTER:]
         before = self._constant
         self._constant = constant_channels(self._rows) if len(self._rows) == CONSTANT_AFTER else ()
-        new = [name for name in self._constant if name not in before]
+        new = {name: row[name] for name in self._constant if name not in before}
         if not new:
             return []
-        told = ", ".join(f"{name} {row[name]:.4f}" for name in new)
-        return [Notice(TelemetryConstant.from_json({name: row[name] for name in new}), (
+        told = ", ".join(f"{name} {value:.4f}" for name, value in new.items())
+        return [Notice(TelemetryConstant.from_json(new), (
             f"{told} did not change over {CONSTANT_AFTER} evaluations: a constant number measures nothing"))]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {"floors": self.floors.to_json() if self.floors else None, "frequencies": list(self.frequencies_9),
                 "best": self.best, "state": str(self.state), "gate": self._gate.state_dict(), "rows": self._rows,
-                "constant": list(self._constant)}
+                "constant": list(self._constant), "sentence": self._sentence}
 
     def load(self, data: Mapping[str, Any]) -> None:
         """Restore the output of `to_json`."""
@@ -222,11 +221,12 @@ class Monitor:
         self.best, self.state = float(data["best"]), GateState(data["state"])
         self._gate.load_state_dict(data["gate"])
         self._rows, self._constant = [dict(row) for row in data["rows"]], tuple(data["constant"])
+        self._sentence = data["sentence"]
 
 
 def telemetry_rows(window_bytes: int, windows: int) -> int:
     """Return how many windows of the recipe are needed for `windows` windows of 256 bytes."""
-    return windows * -(-MIN_WINDOW_BYTES // window_bytes)
+    return windows * math.ceil(MIN_WINDOW_BYTES / window_bytes)
 
 
 @torch.no_grad()
@@ -242,27 +242,18 @@ def measure_model(model: BitTransformer, held_out: Mapping[str, Tensor], frequen
     rows = []
     for bytes_BN in held_out.values():
         bits_BT = encode_bytes(bytes_BN[: telemetry_rows(bytes_BN.shape[1], windows)].to(device))
-        logits_BT2 = model(bits_BT).logits_BTV
-        p_BT = torch.softmax(logits_BT2[:, :-1], -1)[..., 1].cpu()
+        logits_BT2 = model(bits_BT).logits_BTV.cpu()
+        p_BT = torch.softmax(logits_BT2[:, :-1], -1)[..., 1]
         drawn_BT = (torch.rand(p_BT.shape, generator=torch.Generator().manual_seed(0)) < p_BT).long()
-        written_BT = torch.cat([bits_BT[:, :1].cpu(), drawn_BT], 1)
-        rows += measure(join_windows(written_BT), join_windows(logits_BT2.cpu()), torch.tensor(frequencies_9))
+        written_BT = join_windows(torch.cat([bits_BT[:, :1].cpu(), drawn_BT], 1))
+        joined_BT2 = join_windows(logits_BT2)
+        s = agreement(joined_BT2, torch.tensor(frequencies_9))
+        rows += measure(written_BT, certainty_of_output(joined_BT2), s)
     model.train(was_training)
     return mean_of(rows)
 
 
-def describe_telemetry(model: Telemetry, batch: Telemetry) -> dict[str, float]:
-    """Return the metrics of one evaluation: the model's numbers, and those of the last batch as `input_…`."""
-    return {**asdict(model), **{f"input_{name}": value for name, value in asdict(batch).items()}}
-
-
-def measure_batch(bits_BT: Tensor, frequencies_9: Sequence[float]) -> Telemetry:
-    """Return the mean telemetry of a batch."""
-    whole = bits_BT[:, : bits_BT.shape[1] // BITS_PER_BYTE * BITS_PER_BYTE].cpu()
-    return mean_of(measure_bits(join_windows(whole), torch.tensor(frequencies_9)))
-
-
-# --- Sampling text under the gate
+# --- Sampling text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,36 +267,36 @@ class Samples:
     bits_BT: Tensor
     logits_BT2: Tensor
 
+    def outside(self, floors: Floors, found: Telemetry) -> str:
+        """Return which of C and S are not like the data's; empty where both are."""
+        states = {"C": Limit(floor=floors.c_floor, ceiling=floors.c_ceiling).state(found.c),
+                  "S": Limit(floor=floors.s_floor).state(found.s)}
+        return " and ".join(name for name, state in states.items() if state is GateState.TRIPPED)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedSample:
-    """The accepted samples, the number of draws, their telemetry and the gate's verdict."""
-
-    samples: Samples
-    draws: int
-    telemetry: Telemetry
-    verdict: GateVerdict
+    def telemetry(self, frequencies_9: Sequence[float]) -> Telemetry:
+        """Return the telemetry of all texts together: K of the predictions, C and S of the drawn bits."""
+        bits_BT = join_windows(self.bits_BT)
+        k = certainty_of_output(join_windows(self.logits_BT2))
+        return mean_of(measure(bits_BT, k, agreement_of_bits(bits_BT, torch.tensor(frequencies_9))))
 
 
 @torch.no_grad()
-def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: int = 1, seed: int = 0,
+def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: int, seed: int = 0,
                  temperature: float = 0.8, after_byte: Callable[[int], None] = lambda done: None) -> Samples:
     """Continue `prompt` (at least one byte) by `num_bytes` bytes, `count` times; equal seeds give equal texts.
 
     `after_byte` is called with the number of bytes done of each text.
     """
-    if model.config.vocab != 2:
-        raise ValueError("sampling is for bit models")
     generator = torch.Generator().manual_seed(seed)
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
     bits_BT, num_repairs = encode_text(prompt).repeat(count, 1), 0
     logits = []
-    begin, window = bits_BT.shape[1], model.config.max_bits - BITS_PER_BYTE
+    begin, most_bytes = bits_BT.shape[1], model.config.max_bits // BITS_PER_BYTE - 1
     for done in range(num_bytes):
+        start = max(0, bits_BT.shape[1] // BITS_PER_BYTE - most_bytes) * BITS_PER_BYTE
         for _ in range(BITS_PER_BYTE):
-            start = max(0, -(-(bits_BT.shape[1] - window) // BITS_PER_BYTE)) * BITS_PER_BYTE
             logits.append(model(bits_BT[:, start:].to(device)).logits_BTV[:, -1].cpu())
             p_B = torch.softmax(logits[-1] / temperature, -1)[:, 1]
             drawn_B = torch.rand(count, generator=generator) < p_B
@@ -315,34 +306,6 @@ def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: i
         num_repairs += wrong
         after_byte(done + 1)
     model.train(was_training)
-    return Samples(prompt=prompt, texts=tuple(decode_text(row[begin:]) for row in bits_BT), num_bytes=num_bytes * count,
-                   num_repairs=num_repairs, bits_BT=bits_BT[:, begin:], logits_BT2=torch.stack(logits, 1))
-
-
-def measure_samples(samples: Samples, frequencies_9: Sequence[float]) -> Telemetry:
-    """Return the telemetry of all texts together: K of the predictions, C and S of the drawn bits."""
-    bits_BT, logits_BT2 = join_windows(samples.bits_BT), join_windows(samples.logits_BT2)
-    columns = (certainty_of_output(logits_BT2), complexity(bits_BT),
-               agreement_of_bits(bits_BT, torch.tensor(frequencies_9)), flip_rate(bits_BT))
-    return mean_of(Telemetry(k=k, c=c, s=s, flip_rate=f)
-                   for k, c, s, f in zip(*(column.tolist() for column in columns), strict=True))
-
-
-def sample_under_gate(model: BitTransformer, prompt: str, num_bytes: int, *, count: int, floors: Floors,
-                      frequencies_9: Sequence[float], config: GateConfig,
-                      after_byte: Callable[[int], None] = lambda done: None) -> JudgedSample:
-    """Draw samples until C and S are within the floors of the data, at most `1 + config.redraws` times.
-
-    Each draw is judged by itself: smoothing over redraws would let a bad one condemn the next. Raises GateTripped at the
-    first bad one where the gate is strict; where it is soft the last draw is kept and its verdict says what is wrong.
-    """
-    limits = {"C of the samples": Limit(floor=floors.c_floor, ceiling=floors.c_ceiling),
-              "S of the samples": Limit(floor=floors.s_floor)}
-    gate = SmoothedGate(limits=limits, decay=0.0, burn_in=0, strict=config.mode == "strict")
-    for draw in range(1 + config.redraws):
-        samples = sample_texts(model, prompt, num_bytes, count=count, seed=draw, after_byte=after_byte)
-        telemetry = measure_samples(samples, frequencies_9)
-        verdict = gate.observe({"C of the samples": telemetry.c, "S of the samples": telemetry.s})
-        if not verdict.retry:
-            break
-    return JudgedSample(samples=samples, draws=draw + 1, telemetry=telemetry, verdict=verdict)
+    texts = tuple(decode_text(row[begin:]) for row in bits_BT)
+    return Samples(prompt=prompt, texts=texts, num_bytes=num_bytes * count, num_repairs=num_repairs,
+                   bits_BT=bits_BT[:, begin:], logits_BT2=torch.stack(logits, 1))

@@ -6,10 +6,9 @@ import lzma
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE, encode_bytes
-from bit_transformer.model.conversion import export_int4, export_int8, weight_bytes
+from bit_transformer.model.conversion import export_int8, weight_bytes
 from bit_transformer.model.transformer import BitTransformer, copy_model, next_symbol_losses
 
 _BATCH = 64
@@ -65,7 +64,7 @@ def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int,
 # --- Baselines
 
 _ORDER = 3
-_MAX_TRAIN_BYTES = 500_000
+MOST_READ = 500_000  # bytes of training text that a baseline reads
 
 
 def unigram_bpb(train: bytes, held_out: bytes) -> float:
@@ -75,16 +74,12 @@ def unigram_bpb(train: bytes, held_out: bytes) -> float:
     return sum(-math.log2((counts[byte] + 1) / total) * n for byte, n in Counter(held_out).items()) / len(held_out)
 
 
-def context_mix_bpb(train: bytes, held_out: bytes, *, max_train_bytes: int = _MAX_TRAIN_BYTES) -> float:
-    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the lower one (Witten-Bell weights).
-
-    It is fitted on the first `max_train_bytes` of the text.
-    """
+def context_mix_bpb(train: bytes, held_out: bytes) -> float:
+    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the lower one (Witten-Bell weights)."""
     tables: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(_ORDER + 1)]
-    text = train[:max_train_bytes]
-    for position, byte in enumerate(text):
+    for position, byte in enumerate(train):
         for order in range(min(_ORDER, position) + 1):
-            tables[order][text[position - order:position]][byte] += 1
+            tables[order][train[position - order:position]][byte] += 1
     bits = 0.0
     for position, byte in enumerate(held_out):
         probability = 1 / 256
@@ -97,34 +92,38 @@ def context_mix_bpb(train: bytes, held_out: bytes, *, max_train_bytes: int = _MA
     return bits / len(held_out)
 
 
-def xz_bpb(held_out: bytes) -> float:
-    """Return the bits per byte of `xz -6` without container overhead."""
+def xz_bpb(train: bytes, held_out: bytes) -> float:
+    """Return the bits per byte that `xz -6` adds for the held-out text after it has read the training text."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
-    return 8 * len(lzma.compress(held_out, format=lzma.FORMAT_RAW, filters=filters)) / len(held_out)
+
+    def size(text: bytes) -> int:
+        return len(lzma.compress(text, format=lzma.FORMAT_RAW, filters=filters))
+
+    return 8 * (size(train + held_out) - size(train)) / len(held_out)
 
 
-def zstd_bpb(held_out: bytes) -> float:
-    """Return the bits per byte of `zstd -19`."""
-    return 8 * len(zstandard.ZstdCompressor(level=19).compress(held_out)) / len(held_out)
+def zstd_bpb(train: bytes, held_out: bytes) -> float:
+    """Return the bits per byte that `zstd -19` adds for the held-out text after it has read the training text."""
+    compressor = zstandard.ZstdCompressor(level=19)
+    return 8 * (len(compressor.compress(train + held_out)) - len(compressor.compress(train))) / len(held_out)
 
 
 def baselines(train: bytes, held_out: bytes) -> dict[str, float]:
-    """Return all baselines. The coin flip counts the parity bit, as the loss of the model does.
+    """Return all baselines on the held-out text; each has read the first `MOST_READ` bytes of the training text.
 
-    The compressors see the held-out text alone; unigram and context mix are fitted on training text.
+    The coin flip counts the parity bit, as the loss of the model does.
     """
+    train = train[:MOST_READ]
     return {"coin flip": COIN_FLIP_BITS_PER_BYTE, "unigram": unigram_bpb(train, held_out),
-            "order 3": context_mix_bpb(train, held_out), "xz": xz_bpb(held_out), "zstd": zstd_bpb(held_out)}
+            "order 3": context_mix_bpb(train, held_out), "xz": xz_bpb(train, held_out), "zstd": zstd_bpb(train, held_out)}
 
 
-# --- Exported models
-
-EXPORTS: dict[str, Callable[[BitTransformer], BitTransformer]] = {"int8": export_int8, "int4": export_int4}
+# --- The exported model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRow:
-    """One exported form of the model. `bpb` is over the mixture; milliseconds are CPU time of one thread, one window a call."""
+    """One form of the model. `bpb` is over the mixture; milliseconds are CPU time of one thread, one window a call."""
 
     name: str
     bytes: int
@@ -132,41 +131,26 @@ class ExportRow:
     ms_per_window: float
     file: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
-
-def export_model(model: BitTransformer, kinds: Sequence[str], held_out: Mapping[str, Tensor], weights: Mapping[str, int],
-                 directory: Path | None) -> list[ExportRow]:
-    """Export the model in every kind, measure each beside float32, and write it to `directory` (None: measure only)."""
+def export_int8_beside_float32(model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
+                               path: Path | None) -> list[ExportRow]:
+    """Export the model to int8, measure both forms, and write the export to `path` (None: measure only)."""
     model = copy_model(model).cpu().eval()
-    rows = [_row("float32", model, held_out, weights)]
-    for kind in kinds:
-        exported = EXPORTS[kind](model)
-        path = directory / f"{kind}.safetensors" if directory is not None else None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: value.contiguous() for name, value in exported.state_dict().items()}, path)
-        rows.append(_row(kind, exported, held_out, weights, path))
-    return rows
+    small = export_int8(model)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in small.state_dict().items()}, path)
+    written = str(path) if path is not None else None
+    return [_measure("float32", model, held_out, weights, None), _measure("int8", small, held_out, weights, written)]
 
 
-def format_export_table(rows: Iterable[ExportRow]) -> list[str]:
-    """Return the table as lines, each row compared with float32."""
-    found = list(rows)
-    lines = [f"{'export':<8} {'bytes':>12} {'bits/byte':>10} {'against':>8} {'ms/window':>10}"]
-    return lines + [f"{row.name:<8} {row.bytes:>12,} {row.bpb:>10.3f} {row.bpb / found[0].bpb - 1:>+8.1%} "
-                    f"{row.ms_per_window:>10.2f}" for row in found]
-
-
-def _row(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
-         path: Path | None = None) -> ExportRow:
+def _measure(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
+             file: str | None) -> ExportRow:
     found = evaluate(model, held_out, rank=0, world_size=1)
-    bpb = sum(found[source].bpb * weights[source] for source in found) / sum(weights[source] for source in found)
+    bpb = sum(found[source].bpb * weights[source] for source in found) / sum(weights.values())
     window_1N = next(iter(held_out.values()))[:1]
     started = time.process_time()
     for _ in range(5):
         evaluate(model, {"window": window_1N}, rank=0, world_size=1)
-    return ExportRow(name=name, bytes=weight_bytes(model), bpb=bpb, file=str(path) if path else None,
-                     ms_per_window=(time.process_time() - started) / 5 * 1e3)
+    ms_per_window = (time.process_time() - started) / 5 * 1e3
+    return ExportRow(name=name, bytes=weight_bytes(model), bpb=bpb, ms_per_window=ms_per_window, file=file)

@@ -118,11 +118,11 @@ def agreement_of_means(mean_B9: Tensor, frequencies_9: Tensor) -> Tensor:
     return torch.exp(-kl_B9.clamp(min=0).mean(-1))
 
 
-def measure(bits_BT: Tensor, logits_BT2: Tensor, frequencies_9: Tensor) -> list[Telemetry]:
-    """Return the telemetry of each window: K of the predictions, C and flip rate of the bits, S of both."""
-    columns = (certainty_of_output(logits_BT2), complexity(bits_BT), agreement(logits_BT2, frequencies_9),
-               flip_rate(bits_BT))
-    return [Telemetry(k=k, c=c, s=s, flip_rate=f) for k, c, s, f in zip(*(x.tolist() for x in columns), strict=True)]
+def measure(bits_BT: Tensor, certainty_B: Tensor, agreement_B: Tensor) -> list[Telemetry]:
+    """Return the telemetry of each window: C and flip rate of its bits, beside K and S as they are given."""
+    columns = (certainty_B, complexity(bits_BT), agreement_B, flip_rate(bits_BT))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [Telemetry(k=k, c=c, s=s, flip_rate=f) for k, c, s, f in rows]
 
 
 def join_windows(windows_BT: Tensor) -> Tensor:
@@ -133,13 +133,6 @@ def join_windows(windows_BT: Tensor) -> Tensor:
     rows = min(len(windows_BT), -(-MIN_WINDOW_BYTES * BITS_PER_BYTE // windows_BT.shape[1]))
     count = len(windows_BT) // rows
     return windows_BT[: count * rows].reshape(count, -1, *windows_BT.shape[2:])
-
-
-def measure_bits(bits_BT: Tensor, frequencies_9: Tensor) -> list[Telemetry]:
-    """Return the telemetry of windows of bits without a model: K of the input, S of the window's own frequencies."""
-    columns = (certainty_of_input(bits_BT), complexity(bits_BT), agreement_of_bits(bits_BT, frequencies_9),
-               flip_rate(bits_BT))
-    return [Telemetry(k=k, c=c, s=s, flip_rate=f) for k, c, s, f in zip(*(x.tolist() for x in columns), strict=True)]
 
 
 def mean_of(rows: Iterable[Telemetry]) -> Telemetry:

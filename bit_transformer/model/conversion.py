@@ -1,10 +1,10 @@
-"""Models made from a trained one: quantised to eight or four bits, or grown in depth or width."""
+"""Models made from a trained one: quantised to eight bits, trained for four, or grown in depth or width."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +26,17 @@ class Int8Linear(nn.Module):
 
     weight: Tensor
     scale: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
+        if isinstance(linear, QatLinear) and linear.active:  # it was trained with this rounding
+            weight = FakeQuantise4.apply(weight)  # type: ignore[no-untyped-call]
         scale = weight.abs().amax(1).clamp(min=1e-8) / 127
         self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
         self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+        self.register_buffer("bias", linear.bias.detach().float())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product, in float32."""
@@ -45,9 +47,7 @@ class Int8Linear(nn.Module):
             product = torch._int_mm(quantised, self.weight.t()).float()
         else:
             product = quantised.float() @ self.weight.float().t()
-        y = product * row_scale * self.scale
-        if self.bias is not None:
-            y = y + self.bias
+        y = product * row_scale * self.scale + self.bias
         return y.view(*x.shape[:-1], -1)
 
 
@@ -61,9 +61,8 @@ class FakeQuantise4(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, per_position: bool = False) -> Tensor:
         """Return the rounded tensor."""
-        values = x.detach()
-        low, high = (values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)) if per_position else (
-            values.amin(), values.amax())
+        dims = -1 if per_position else tuple(range(x.dim()))
+        low, high = x.detach().amin(dims, keepdim=True), x.detach().amax(dims, keepdim=True)
         scale = ((high - low) / 15).clamp(min=1e-8)
         return ((x - low) / scale).round().clamp(0, 15) * scale + low
 
@@ -71,34 +70,6 @@ class FakeQuantise4(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Return the gradient unchanged."""
         return grad, None
-
-
-class Int4Linear(nn.Module):
-    """The computation of a `QatLinear` with two weights in a byte: an eighth of the bytes, inference only."""
-
-    packed: Tensor
-    scale: Tensor
-    low: Tensor
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.shape = (linear.out_features, linear.in_features)
-        weight = linear.weight.detach().float()
-        low = weight.amin()
-        scale = ((weight.amax() - low) / 15).clamp(min=1e-8)
-        levels = ((weight - low) / scale).round().clamp(0, 15).to(torch.uint8).flatten()
-        levels = F.pad(levels, (0, levels.numel() % 2))
-        self.register_buffer("packed", levels[::2] << 4 | levels[1::2])
-        self.register_buffer("scale", scale)
-        self.register_buffer("low", low)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the product of the unpacked weights with the input in sixteen levels, in float32."""
-        levels = torch.stack([self.packed >> 4, self.packed & 15], 1).flatten()[: self.shape[0] * self.shape[1]]
-        weight = levels.view(self.shape).float() * self.scale + self.low
-        return F.linear(FakeQuantise4.apply(x.float(), True), weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class QatLinear(nn.Linear):
@@ -116,14 +87,13 @@ class QatLinear(nn.Linear):
 
 def prepare_qat(model: BitTransformer) -> BitTransformer:
     """Return a copy whose linear layers train with four-bit fake quantisation; the head stays exact."""
-    result = copy.deepcopy(model)
-    for parent, name, linear in _linears(result):
-        if linear is result.head:
-            continue
+
+    def layer_of(linear: nn.Linear) -> QatLinear:
         layer = QatLinear(linear.in_features, linear.out_features, bias=linear.bias is not None)
         layer.load_state_dict(linear.state_dict())
-        setattr(parent, name, layer)
-    return result
+        return layer
+
+    return _with_layers(model, layer_of)
 
 
 def set_qat(model: nn.Module, active: bool) -> None:
@@ -133,44 +103,23 @@ def set_qat(model: nn.Module, active: bool) -> None:
             layer.active = active
 
 
-def convert_qat(model: BitTransformer) -> BitTransformer:
-    """Return a copy with ordinary linear layers that hold the rounded four-bit weights, for an export to INT8."""
-    result = copy.deepcopy(model)
-    for parent, name, layer in _linears(result):
-        if isinstance(layer, QatLinear):
-            linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-            rounded = FakeQuantise4.apply(layer.weight.detach())  # type: ignore[no-untyped-call]
-            linear.load_state_dict({**layer.state_dict(), "weight": rounded})
-            setattr(parent, name, linear)
-    return result
-
-
 def export_int8(model: BitTransformer) -> BitTransformer:
-    """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`. Reversible blocks run as usual."""
-    result = copy.deepcopy(model).eval()
-    for parent, name, linear in _linears(result):
-        if linear is not result.head:
-            setattr(parent, name, Int8Linear(linear))
-    return result
+    """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`."""
+    return _with_layers(model, Int8Linear).eval()
 
 
-def export_int4(model: BitTransformer) -> BitTransformer:
-    """Return a copy for inference whose linear layers, the head excepted, are `Int4Linear`."""
-    result = copy.deepcopy(model).eval()
-    for parent, name, linear in _linears(result):
-        if linear is not result.head:
-            setattr(parent, name, Int4Linear(linear))
+def _with_layers(model: BitTransformer, layer_of: Callable[[nn.Linear], nn.Module]) -> BitTransformer:
+    result = copy.deepcopy(model)
+    found = [(parent, name, child) for parent in result.modules() for name, child in parent.named_children()]
+    for parent, name, child in found:
+        if isinstance(child, nn.Linear) and child is not result.head:
+            setattr(parent, name, layer_of(child))
     return result
 
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of parameters and saved buffers."""
-    return sum(value.numel() * value.element_size() for value in model.state_dict().values() if isinstance(value, Tensor))
-
-
-def _linears(model: BitTransformer) -> list[tuple[nn.Module, str, nn.Linear]]:
-    return [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
-            if isinstance(child, nn.Linear)]
+    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 
 # --- Growth in depth and width
@@ -187,8 +136,10 @@ def grow(model: BitTransformer, kind: str) -> BitTransformer:
 def grown_config(config: ModelConfig, kinds: Sequence[str]) -> ModelConfig:
     """Return the shape after these growths."""
     for kind in kinds:
-        config = (replace(config, num_layers=2 * config.num_layers) if kind == "depth" else
-                  replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff))
+        if kind == "depth":
+            config = replace(config, num_layers=2 * config.num_layers)
+        else:
+            config = replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff)
     return config
 
 
@@ -235,7 +186,7 @@ def grow_width(model: BitTransformer) -> BitTransformer:
     config = model.config
     if config.norm != "pre" or config.act:
         raise BadRecipe("cannot grow in width: expected norm=pre and no ACT")
-    wide = replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff)
+    wide = grown_config(config, ("width",))
     result = BitTransformer(wide).to(next(model.parameters()).device)
     result.positions.copy_(torch.cat([model.positions] * 2, -1))
     old = model.state_dict()
@@ -250,7 +201,9 @@ def grow_width(model: BitTransformer) -> BitTransformer:
             new[name] = value
         elif "in_proj" in name:  # query, key and value each twice, so that the first half of the heads are the old ones
             parts = [torch.cat([part, part]) for part in value.chunk(3)]
-            new[name] = torch.cat([_read_both(part, draws) if value.dim() == 2 else part for part in parts])
+            if value.dim() == 2:
+                parts = [_read_both(part, draws) for part in parts]
+            new[name] = torch.cat(parts)
         elif value.dim() == 2:
             new[name] = _read_both(torch.cat([value, value]), draws)
         else:

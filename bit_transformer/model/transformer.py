@@ -1,12 +1,9 @@
-"""The transformer over bits (or, for comparison, over bytes): embedding, sinusoids, blocks, logits of what comes next.
+"""The transformer over bits (or bytes): embedding, positions, blocks of causal attention, logits of what comes next.
 
-Positions and the final norm have no parameters and no weights are tied, so `ModelConfig.num_parameters` is an exact
-formula. Shapes: B batch, T positions, D channels, V symbols.
-
-Causal self-attention through torch's fused kernel, over all earlier positions or over a band of chunks.
-
-Shapes: B batch, T positions, D channels, H heads, E channels a head; N chunks of C queries, each with W = overlap + C
-keys. Only `attention_map` builds a T × T map.
+Positions, the final norm and the norms of queries and keys have no parameters and no weights are tied, so
+`ModelConfig.num_parameters` is an exact formula. Attention uses torch's fused kernel, over all earlier positions or over a
+band of chunks. Shapes: B batch, T positions, D channels, V symbols, H heads, E channels a head; N chunks of C queries, each
+with W = overlap + C keys.
 """
 
 from __future__ import annotations
@@ -27,38 +24,41 @@ from torch.utils.checkpoint import checkpoint
 from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe
 
-__all__ = []
 
 class CausalSelfAttention(nn.Module):
     """Multi-head attention with biases: 4·D² + 4·D parameters. `chunk` 0 attends to everything before."""
 
-    def __init__(self, d_model: int, num_heads: int, *, chunk: int = 0, overlap: int = 0) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads, self.chunk, self.overlap = num_heads, chunk, overlap
-        self.in_proj = nn.Linear(d_model, 3 * d_model)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.config = config
+        self.in_proj = nn.Linear(config.d_model, 3 * config.d_model)
+        self.out_proj = nn.Linear(config.d_model, config.d_model)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Attend each position to itself and the earlier ones; same shape out."""
-        q_BHTE, k_BHTE, v_BHTE = self._heads(x_BTD)
-        if self.chunk and x_BTD.shape[1] > self.chunk:
-            y_BHTE = attend_in_chunks(q_BHTE, k_BHTE, v_BHTE, chunk=self.chunk, overlap=self.overlap)
+        config = self.config
+        parts = self.in_proj(x_BTD).unflatten(-1, (3, config.num_heads, -1)).unbind(2)
+        q_BHTE, k_BHTE, v_BHTE = (part.transpose(1, 2) for part in parts)
+        if config.qk_norm:
+            q_BHTE, k_BHTE = (F.rms_norm(part, part.shape[-1:]) for part in (q_BHTE, k_BHTE))
+        if config.rotary:
+            q_BHTE, k_BHTE = rotate(q_BHTE), rotate(k_BHTE)
+        if config.chunk and x_BTD.shape[1] > config.chunk:
+            y_BHTE = attend_in_chunks(q_BHTE, k_BHTE, v_BHTE, chunk=config.chunk, overlap=config.overlap)
         else:
             y_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
         y_BTD: Tensor = self.out_proj(y_BHTE.transpose(1, 2).flatten(2))
         return y_BTD
 
-    def attention_map(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention weights (B, H, T, T), for inspection; needs T² memory."""
-        q_BHTE, k_BHTE, _ = self._heads(x_BTD)
-        num_positions = x_BTD.shape[1]
-        allowed = band_mask(num_positions, self.chunk or num_positions, self.overlap, x_BTD.device)
-        return _weights(q_BHTE, k_BHTE, allowed)
 
-    def _heads(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-                   for part in self.in_proj(x_BTD).chunk(3, dim=-1))
-        return q, k, v
+def rotate(x_BHTE: Tensor) -> Tensor:
+    """Rotary positions: pairs (e, e + E/2) turned by position × 10000^(−2e/E)."""
+    half, device = x_BHTE.shape[-1] // 2, x_BHTE.device
+    rates = 10_000.0 ** -(torch.arange(half, device=device, dtype=torch.float32) / half)
+    angles_TE = torch.outer(torch.arange(x_BHTE.shape[2], device=device, dtype=torch.float32), rates)
+    cos, sin = angles_TE.cos().to(x_BHTE.dtype), angles_TE.sin().to(x_BHTE.dtype)
+    one, other = x_BHTE.chunk(2, dim=-1)
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
 
 
 def attend_in_chunks(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, chunk: int, overlap: int) -> Tensor:
@@ -77,14 +77,6 @@ def attend_in_chunks(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, chunk: i
     return y_BHNCE.flatten(2, 3)[:, :, :num_positions]
 
 
-def _weights(q_BHTE: Tensor, k_BHTE: Tensor, allowed_TT: Tensor) -> Tensor:
-    scores = q_BHTE @ k_BHTE.transpose(-1, -2) / q_BHTE.shape[-1] ** 0.5
-    return torch.softmax(scores.masked_fill(~allowed_TT, float("-inf")), dim=-1)
-
-
-# --- Attention masks, cached by shape and device
-
-
 @lru_cache(maxsize=16)
 def chunk_masks(num_chunks: int, chunk: int, overlap: int, device: torch.device) -> Tensor:
     """Return which keys each query of each chunk may see: (num_chunks, chunk, overlap + chunk), bool.
@@ -98,20 +90,12 @@ def chunk_masks(num_chunks: int, chunk: int, overlap: int, device: torch.device)
     return (key >= 0) & (key <= query)
 
 
-@lru_cache(maxsize=16)
-def band_mask(num_positions: int, chunk: int, overlap: int, device: torch.device) -> Tensor:
-    """Return the same rule as one dense (T, T) mask."""
-    query = torch.arange(num_positions, device=device)[:, None]
-    key = torch.arange(num_positions, device=device)[None, :]
-    return (key <= query) & (key >= query // chunk * chunk - overlap)
-
-
-# ---- attention ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape of the model. `max_bits` bounds the window (positions); `vocab` is 2 (bits) or 256 (bytes)."""
+    """Shape of the model. `max_bits` bounds the window (positions); `vocab` is 2 (bits) or 256 (bytes).
+
+    `rotary` turns queries and keys instead of adding sinusoids; the byte phase of bits is added all the same.
+    """
 
     d_model: int
     num_heads: int
@@ -121,6 +105,8 @@ class ModelConfig:
     vocab: int = 2
     byte_phase: bool = True
     norm: str = "post"
+    rotary: bool = False
+    qk_norm: bool = False
     chunk: int = 0
     overlap: int = 0
     act: bool = False
@@ -129,7 +115,7 @@ class ModelConfig:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_heads < 1 or self.d_model % self.num_heads or self.d_model % 2:
+        if self.num_heads < 1 or self.d_model % (2 * self.num_heads):
             raise BadRecipe(f"d_model {self.d_model} does not divide into {self.num_heads} heads of even width")
         if self.byte_phase and self.d_model <= PHASE_CHANNELS:
             raise BadRecipe(f"d_model {self.d_model} leaves no room beside {PHASE_CHANNELS} byte-phase channels")
@@ -159,8 +145,7 @@ class Block(nn.Module):
         super().__init__()
         self.post = config.norm == "post"
         self.norm_attention = nn.LayerNorm(config.d_model)
-        self.attention = CausalSelfAttention(
-            config.d_model, config.num_heads, chunk=config.chunk, overlap=config.overlap)
+        self.attention = CausalSelfAttention(config)
         self.norm_feedforward = nn.LayerNorm(config.d_model)
         self.feedforward = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff), nn.GELU(), nn.Linear(config.d_ff, config.d_model))
@@ -205,8 +190,11 @@ class BitTransformer(nn.Module):
         self.halting = nn.ModuleList(
             nn.Linear(config.d_model, 1) for _ in range(config.num_layers if config.act else 0))
         self.head = nn.Linear(config.d_model, config.vocab)
-        self.register_buffer("positions", sinusoids(
-            config.max_bits, config.d_model, byte_phase=config.byte_phase and config.vocab == 2), persistent=False)
+        has_phase = config.byte_phase and config.vocab == 2
+        table = sinusoids(config.max_bits, config.d_model, byte_phase=has_phase)
+        if config.rotary:
+            table[:, : config.d_model - PHASE_CHANNELS * has_phase] = 0.0
+        self.register_buffer("positions", table, persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:

@@ -1,7 +1,7 @@
 """The trainer's side of `chronicle.preflight`: its facts before the first step, and the trial of `preflight --full`.
 
-Facts are gathered on every rank and judged on the main rank; a refusal ends every rank. The trial is outside the training
-loop; it uses the same setup and the same step.
+Facts are gathered on every rank and judged on the main rank; a refusal ends every rank. The trial uses the same setup and the
+same step as the training loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bit_transformer.data.bits import decode_bits, repair_parity
 from bit_transformer.data.loaders import Batch
 from bit_transformer.errors import NonFiniteGradients
 from bit_transformer.evaluation.telemetry import agreement, certainty_of_output, place_frequencies
-from bit_transformer.footprint import Announcer, Room, measure_room
+from bit_transformer.footprint import Room, measure_room
 from bit_transformer.model.transformer import BitTransformer, count_model_parameters, next_symbol_losses
 from bit_transformer.recipes import Recipe
 from bit_transformer.training.report import LaunchLog
@@ -48,9 +48,19 @@ from chronicle.preflight.gate import SKIP_VARIABLE
 from chronicle.resume.adapters.accelerate import observe_accelerator
 from chronicle.resume.fingerprint import rng_digests
 
+WAYS = ("--set model.checkpointing=true", "smaller parts (--set accumulation_steps=N)", "--set sharding=fsdp2 on more ranks")
 _MAX_PREDICTED_LRS = 100_000
 _DIGEST_BELOW = 50_000_000
+_LEAK_POSITIONS = 16
 _NOT_PART_OF_THE_PLAN = ("log_every", "summary", "eval_every", "eval_windows", "checkpoint_every")
+
+
+class PreflightRefused(ChronicleError):
+    """The preflight failed on the main rank; every rank ends with its exit code."""
+
+    def __init__(self, message: str, remedy: str | None, exit_code: int) -> None:
+        super().__init__(message, remedy)
+        self.exit_code = exit_code
 
 
 def check_launch(run: TrainingRun, batch: Batch, *, first_step: int,
@@ -62,15 +72,9 @@ def check_launch(run: TrainingRun, batch: Batch, *, first_step: int,
     if experiments is None:
         _record_evidence(run)
     found = dict(experiments or {})
-    finite = found.pop("gradients_finite", None)
-    ranks = gather_object([_rank_facts(run, batch, finite)])
-    correct, seconds = _try_collective(run.accelerator)
-    leak = _future_leak(run.bare_model, batch.bits_BT[:1]) if run.counted <= _DIGEST_BELOW else None
-    last = min(run.recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS)
-    facts = _facts(run, batch, ranks=_with_room(ranks, run.room), collective_correct=correct, collective_seconds=seconds,
-                   future_leak=leak, learning_rates=tuple(run.learning_rate_at(step) for step in range(first_step, last)))
-    whole = replace(facts, memory_needed=run.room.parts, memory_ways=run.room.ways, **found)
-    return _judge(run.accelerator, whole, first_step)
+    ranks = gather_object([_rank_facts(run, batch, found.pop("gradients_finite", None))])
+    facts = replace(_facts(run, batch, first_step), ranks=_with_room(ranks, run.room), **found)
+    return _judge(run.accelerator, facts, first_step)
 
 
 def require_room(accelerator: Any, recipe: Recipe) -> Room:
@@ -79,29 +83,30 @@ def require_room(accelerator: Any, recipe: Recipe) -> Room:
     Raises ChronicleError on every rank alike where it does not fit.
     """
     room = measure_room(accelerator, recipe)
-    free = [one for one in room.free_by_rank if one is not None]
-    if free and room.needed.total > min(free) and "PF31" not in os.environ.get(SKIP_VARIABLE, "").split(","):
-        mine = RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(),
-                         device=_device_name(accelerator.device))
-        ranks = _with_room(gather_object([mine]), room)
-        _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=room.ways))
+    known = [one for one in room.free_by_rank if one is not None]
+    is_skipped = "PF31" in os.environ.get(SKIP_VARIABLE, "").split(",")
+    if known and room.needed.total > min(known) and not is_skipped:
+        ranks = _with_room(gather_object([_this_rank(accelerator)]), room)
+        _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=WAYS))
     return room
 
 
 def _judge(accelerator: Any, facts: TrainerFacts, first_step: int | None = None) -> list[str]:
     """Judge the facts on the main rank; every rank gets the sentences of the warnings, or raises the refusal."""
-    answer: list[list[str] | tuple[str, str | None, int]] = [[]]
+    answer: list[Any] = [[], None]  # the warnings; what a refusal is made of
     if accelerator.is_main_process:
         try:
-            results = check_before_first_step(facts, start_step=first_step)
-            answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is CheckVerdict.WARN]]
+            for one in check_before_first_step(facts, start_step=first_step):
+                if one.verdict is CheckVerdict.WARN:
+                    answer[0].append(f"{one.check} {one.title}: {one.message}")
         except ChronicleError as problem:
-            answer = [(str(problem), problem.remedy, problem.exit_code)]
+            answer[1] = (str(problem), problem.remedy, problem.exit_code)
     if accelerator.num_processes > 1:
         broadcast_object_list(answer)
-    if isinstance(answer[0], tuple):
-        raise PreflightRefused(*answer[0])
-    return answer[0]
+    warnings, refusal = answer
+    if refusal is not None:
+        raise PreflightRefused(*refusal)
+    return list(warnings)
 
 
 def _with_room(ranks: Sequence[RankFacts], room: Room) -> tuple[RankFacts, ...]:
@@ -109,92 +114,85 @@ def _with_room(ranks: Sequence[RankFacts], room: Room) -> tuple[RankFacts, ...]:
 
 
 def _record_evidence(run: TrainingRun) -> None:
-    """Record what this rank measured of itself, for `chronicle audit --claim`. Every rank writes its own record."""
-    evidence = open_evidence(rank=run.accelerator.process_index)
-    evidence.process(
-        world_size=run.topology.torch_world_size, device=describe_device(run.accelerator.device),
-        wrapper=run.topology.sharding, backend=run.topology.backend, precision=run.recipe.mixed_precision,
-        world_sizes_seen=run.topology.world_sizes)
+    """Record what this rank measured of itself, for `chronicle audit`. Every rank writes its own record."""
+    evidence, topology = open_evidence(rank=run.accelerator.process_index), run.topology
+    evidence.process(world_size=topology.torch_world_size, device=describe_device(run.accelerator.device),
+                     wrapper=topology.sharding, backend=topology.backend, precision=run.recipe.mixed_precision,
+                     world_sizes_seen=topology.world_sizes)
     # the shape in memory: a run that grew has another one than its recipe started with
     evidence.model(logical=run.bare_model.config.num_parameters, counted=run.counted,
                    local=count_model_parameters(run.model), config=asdict(run.bare_model.config))
 
 
-class PreflightRefused(ChronicleError):
-    """The preflight failed on the main rank; every rank ends with its exit code."""
-
-    def __init__(self, message: str, remedy: str | None, exit_code: int) -> None:
-        super().__init__(message, remedy)
-        self.exit_code = exit_code
-
-
-def _facts(run: TrainingRun, batch: Batch, *, ranks: tuple[RankFacts, ...], learning_rates: tuple[float, ...],
-           collective_correct: bool, collective_seconds: float, future_leak: float | None) -> TrainerFacts:
-    recipe, topology, model = run.recipe, run.topology, run.bare_model
-    config = {key: value for key, value in recipe.to_json().items() if key not in _NOT_PART_OF_THE_PLAN}
-    num_samples = sum(store.num_samples for store in run.data.stores)
+def _facts(run: TrainingRun, batch: Batch, first_step: int) -> TrainerFacts:
+    """Everything but the ranks. Collective."""
+    recipe, topology, model, data = run.recipe, run.topology, run.bare_model, run.data
+    config = recipe.to_json()
+    for name in _NOT_PART_OF_THE_PLAN:
+        del config[name]
+    num_samples = sum(store.num_samples for store in data.stores)
+    total_steps = recipe.schedule.total_steps
+    last = min(total_steps, first_step + _MAX_PREDICTED_LRS)
+    is_correct, seconds = _try_collective(run.accelerator)
+    samples: tuple[DecodedSample, ...] = ()
+    if not recipe.data.compress_end:  # a window in run-length form is not text
+        samples = tuple(_decoded(row, recipe.model.vocab) for row in batch.bits_BT[:2])
     return TrainerFacts(
         config=config, params_logical=model.config.num_parameters, params_counted=run.counted,
         params_by_module={name: count_model_parameters(module) for name, module in model.named_children()},
-        tied_expected=False, tied_in_memory=model.embedding.weight is model.head.weight, ranks=ranks,
+        tied_expected=False, tied_in_memory=model.embedding.weight is model.head.weight,
         world_sizes_seen=topology.world_sizes, wrapper=topology.sharding, wrapper_requested=topology.expected_wrapper,
         precision=recipe.mixed_precision, precision_supported=_precision_works(recipe.mixed_precision, topology.device),
         compile_requested=recipe.compile, compile_possible=run.not_compiled is None if recipe.compile else None,
-        collective_correct=collective_correct, collective_seconds=collective_seconds,
+        collective_correct=is_correct, collective_seconds=seconds,
+        memory_needed=run.room.parts, memory_ways=WAYS,
         dataset="+".join(recipe.data.sources), dataset_bytes=num_samples * recipe.data.window_bytes,
-        num_samples=num_samples, data_addressable=True, num_workers=recipe.data.num_workers,
-        # a window in run-length form is not text: its bits are not decoded as bytes
-        samples=() if recipe.data.compress_end else tuple(
-            _decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
+        num_samples=num_samples, data_addressable=True, num_workers=recipe.data.num_workers, samples=samples,
         masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),
-        future_leak=future_leak,
-        planned_steps=recipe.schedule.total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})",
-        scheduler_horizon=recipe.schedule.total_steps, scheduler_steps_per_update=1.0, learning_rates=learning_rates,
+        future_leak=_future_leak(model, batch.bits_BT[:1]) if run.counted <= _DIGEST_BELOW else None,
+        planned_steps=total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})", scheduler_horizon=total_steps,
+        scheduler_steps_per_update=1.0, learning_rates=tuple(map(run.learning_rate_at, range(first_step, last))),
         accumulation=recipe.accumulation_steps,
-        micro_batch=run.data.plan.batch_size // (topology.torch_world_size * recipe.accumulation_steps),
-        checkpoint_bytes=run.counted * 12, checkpoints_kept=recipe.schedule.total_steps // recipe.checkpoint_every + 1)
+        micro_batch=data.plan.batch_size // (topology.torch_world_size * recipe.accumulation_steps),
+        checkpoint_bytes=run.counted * 12, checkpoints_kept=total_steps // recipe.checkpoint_every + 1)
+
+
+def _this_rank(accelerator: Any) -> RankFacts:
+    device = accelerator.device
+    name = f"cpu:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name)
 
 
 def _rank_facts(run: TrainingRun, batch: Batch, gradients_finite: bool | None) -> RankFacts:
     local, parameters = count_model_parameters(run.model), list(run.bare_model.parameters())
-    replica = local <= _DIGEST_BELOW and not any(isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in parameters)
-    return RankFacts(rank=run.accelerator.process_index, host=socket.gethostname(), pid=os.getpid(),
-                     device=_device_name(run.accelerator.device), params_local=local,
-                     # parts of one model differ, replicas must not
-                     weights_digest=_digest(*parameters) if replica else None,
-                     first_batch_digest=_digest(batch.bits_BT), gradients_finite=gradients_finite)
+    is_cut = any(isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in parameters)
+    weights = None  # parts of one model differ, replicas must not
+    if local <= _DIGEST_BELOW and not is_cut:
+        weights = digest_values(parameters)
+    return replace(_this_rank(run.accelerator), params_local=local, weights_digest=weights,
+                   first_batch_digest=digest_values(batch.bits_BT), gradients_finite=gradients_finite)
 
 
-def _device_name(device: torch.device) -> str:
-    return f"cpu:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _digest(*tensors: Tensor) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _decoded(symbols_T: Tensor, as_bytes: bool) -> DecodedSample:
-    content = bytes(symbols_T.tolist()) if as_bytes else bytes(decode_bits(symbols_T).tolist())
-    exact = as_bytes or repair_parity(symbols_T)[1] == 0
-    return DecodedSample(text=content.decode(errors="replace"), length=symbols_T.numel(), masked=0, exact=exact)
+def _decoded(symbols_T: Tensor, vocab: int) -> DecodedSample:
+    if vocab == 256:
+        content, is_exact = bytes(symbols_T.tolist()), True
+    else:
+        content, is_exact = bytes(decode_bits(symbols_T).tolist()), repair_parity(symbols_T)[1] == 0
+    return DecodedSample(text=content.decode(errors="replace"), length=symbols_T.numel(), masked=0, exact=is_exact)
 
 
 @torch.no_grad()
 def _precision_works(precision: str, device: str) -> bool:
     """Whether a matrix product in the precision of the autocast gives the right result."""
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     try:
-        ones = torch.ones(16, 16, dtype=kind, device=device)
+        ones = torch.ones(16, 16, dtype=torch.bfloat16 if precision == "bf16" else torch.float32, device=device)
         return bool((ones @ ones == 16).all())
     except RuntimeError:
         return False
 
 
 @torch.no_grad()
-def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
+def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float:
     """Change all symbols from a position on, at up to 16 positions, and return by how much earlier logits moved at most.
 
     Collective: weights may be sharded.
@@ -203,8 +201,8 @@ def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
     model.eval()
     symbols_1T = symbols_1T.to(next(model.parameters()).device)
     logits_1TV, largest = model(symbols_1T).logits_BTV, 0.0
-    length = symbols_1T.shape[1]
-    for position in sorted({1 + number * (length - 2) // 15 for number in range(16)}):
+    last = symbols_1T.shape[1] - 1
+    for position in sorted({1 + number * (last - 1) // (_LEAK_POSITIONS - 1) for number in range(_LEAK_POSITIONS)}):
         changed = symbols_1T.clone()
         changed[:, position:] = 1 - changed[:, position:].clamp(max=1)
         difference = model(changed).logits_BTV[:, :position] - logits_1TV[:, :position]
@@ -220,150 +218,8 @@ def _try_collective(accelerator: Any) -> tuple[bool, float]:
     return float(total.item()) == expected, time.perf_counter() - started
 
 
-# --- The trial of `chronicle preflight --full`
-#
-# A fit on one batch is saved half-way and resumed in a fresh process. The launcher is started twice with one directory: the
-# first start fits, saves half-way, and records digests of the memory and the losses; the second loads that checkpoint,
-# compares memory, and repeats the second half. The guard is off, and the run gets no step, metric or checkpoint.
-
-STEPS = 200
-SAME_LOSS = 1e-4  # relative; on a CPU the second half is bit-identical
-CHECKPOINT, LOSSES, MEMORY = "checkpoint", "losses.json", "memory-rank-{rank}.json"
-
-TakeStep = Callable[[TrainingRun, Batch, StepTally, Sequence[int]], StepResult]
-
-
-def find_trial(environ: Mapping[str, str]) -> Trial | None:
-    """Return the trial that preflight asked for through the environment; None for an ordinary launch."""
-    directory = environ.get("CHRONICLE_PREFLIGHT_DIR")
-    if environ.get("CHRONICLE_PREFLIGHT") != "full" or not directory:
-        return None
-    return Trial(Path(directory), num_steps=int(environ.get("CHRONICLE_PREFLIGHT_STEPS") or STEPS))
-
-
-def run_trial(trial: Trial, recipe: Recipe, take_step: TakeStep, *, accident: str | None = None) -> None:
-    """Run one of the two starts with the `take_step` of the training loop. Raises ChronicleError where a check fails."""
-    stop_asked = catch_stop_signals()
-    accelerator = start_ranks(recipe)
-    announcer = Announcer(is_main=accelerator.is_main_process)
-    data = open_data(recipe, announcer)
-    progress = start_progress(recipe, data)
-    announcer.model(recipe, accelerator.num_processes, accelerator.device.type)
-    room = require_room(accelerator, recipe)
-    run = build_run(recipe, accelerator, data, progress, room, announcer, start=trial.start.path)
-    load_checkpoint(run, trial.start, accident=accident)
-    trial.compare_memory(accelerator, progress)
-    batch = data.steps(progress, accelerator)[0].to(accelerator.device)
-    warnings = check_launch(run, batch, first_step=0)
-    log = LaunchLog({}, is_main=accelerator.is_main_process, recipe=recipe)
-    log.start(run, resumed_from=trial.start.path, warnings=warnings)
-
-    tally = StepTally(tuple(recipe.data.sources), accelerator.device)
-    run.model.train()
-    for _ in range(progress.step, trial.num_steps):
-        step = take_step(run, batch, tally, stop_asked)
-        if not step.finite:
-            check_launch(run, batch, first_step=0, experiments={"gradients_finite": False})
-            raise NonFiniteGradients(f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})")
-        progress.step += 1
-        if run.ema is not None:
-            run.ema.update(run.bare_model)
-        trial.after_step(run, step, batch)
-        if step.stop:
-            return
-    experiments = trial.conclude(run, batch)
-    if experiments is not None:
-        check_launch(run, batch, first_step=0, experiments=experiments)
-
-
-class Trial:
-    """One of the two starts; files in the directory tell which one."""
-
-    def __init__(self, directory: Path, *, num_steps: int) -> None:
-        self._directory = directory
-        self.num_steps, self._half = num_steps, num_steps // 2
-        self._losses: list[float] = []
-        self._channels: dict[str, list[float]] = {}
-        self._save_seconds: float | None = None
-        self._different = ""
-        self.resumes = (directory / LOSSES).is_file()
-
-    @property
-    def start(self) -> ResumePoint:
-        """Where this start begins: fresh, or half-way."""
-        return ResumePoint(path=self._directory / CHECKPOINT if self.resumes else None)
-
-    def compare_memory(self, accelerator: Any, progress: TrainingProgress) -> None:
-        """In the fresh process, right after the load: compare every object with its digest from the save."""
-        if not self.resumes:
-            return
-        path = self._directory / MEMORY.format(rank=accelerator.process_index)
-        before, now = json.loads(path.read_text(encoding="utf-8")), digest_memory(accelerator, progress)
-        missing = [name for name in before if before[name] != now.get(name)]
-        if missing:
-            self._different = f"{', '.join(missing)} of rank {accelerator.process_index}"
-
-    def after_step(self, run: TrainingRun, step: StepResult, batch: Batch) -> None:
-        """Record the figures of a step; save when half of the steps are done. Collective."""
-        self._losses.append(step.loss)
-        self._note(loss=step.loss, grad_norm=step.grad_norm)
-        if run.bare_model.config.vocab == 2 and run.progress.step % max(1, self.num_steps // 10) == 0:
-            self._note(**_telemetry(run.bare_model, batch.bits_BT))
-        if not self.resumes and run.progress.step == self._half:
-            started = time.perf_counter()
-            run.accelerator.save_state(str(self._directory / CHECKPOINT), safe_serialization=True)
-            self._save_seconds = time.perf_counter() - started
-            path = self._directory / MEMORY.format(rank=run.accelerator.process_index)
-            path.write_text(json.dumps(digest_memory(run.accelerator, run.progress)), encoding="utf-8")
-
-    def conclude(self, run: TrainingRun, batch: Batch) -> dict[str, Any] | None:
-        """Return the facts of the trial; None after the first start, which only writes its records."""
-        accelerator = run.accelerator
-        if not self.resumes:
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                notes = {"losses": self._losses, "save_seconds": self._save_seconds, "bytes": _size(self._directory)}
-                (self._directory / LOSSES).write_text(json.dumps(notes), encoding="utf-8")
-            return None
-        notes = json.loads((self._directory / LOSSES).read_text(encoding="utf-8"))
-        different = [text for text in gather_object([self._different]) if text]
-        difference = max(gather_object([
-            _micro_batch_difference(accelerator, run.model, batch, run.recipe.accumulation_steps)]))
-        return {
-            "gradients_finite": True,
-            "save_round_trip": "; ".join(different[:3]),
-            "save_seconds": notes["save_seconds"],
-            "checkpoint_bytes": notes["bytes"],
-            "fit_losses": tuple(notes["losses"]),
-            "fit_resumed_equal": _same(notes["losses"][self._half:], self._losses),
-            "micro_batch_difference": difference,
-            "telemetry": {name: tuple(values) for name, values in self._channels.items()},
-        }
-
-    def _note(self, **values: float) -> None:
-        for name, value in values.items():
-            self._channels.setdefault(name, []).append(value)
-
-
-def digest_memory(accelerator: Any, progress: TrainingProgress) -> dict[str, str]:
-    """Return a digest of every object that a checkpoint must restore, by name. Tensors are compared bit for bit."""
-    live = observe_accelerator(accelerator)
-    found: dict[str, Any] = {"weights": [tensor for model in live.models for tensor in model.state_dict().values()]}
-    for optimizer in live.optimizers:
-        for state in optimizer.state.values():
-            for key, value in state.items():
-                found.setdefault(f"optimizer {key}", []).append(value)
-        for group in optimizer.param_groups:
-            found.setdefault("learning rates", []).append(group["lr"])
-    found["schedule"] = [getattr(bound.scheduler, "last_epoch", None) for bound in live.schedulers]
-    found["progress and data position"] = [json.dumps(progress.state_dict(), sort_keys=True)]
-    averages = [thing for thing in accelerator._custom_objects if type(thing).__name__ == "Ema"]
-    found["averaged weights"] = [value for ema in averages for value in ema.state_dict().values()]
-    found["random numbers"] = [json.dumps(rng_digests(), sort_keys=True)]
-    return {name: _digest_values(values) for name, values in found.items() if values}
-
-
-def _digest_values(values: Any) -> str:
+def digest_values(values: Any) -> str:
+    """Return a digest of tensors (bit for bit), plain values, and lists and mappings of them."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(value: Any) -> None:
@@ -385,24 +241,154 @@ def _digest_values(values: Any) -> str:
     return digest.hexdigest()
 
 
+# --- The trial of `chronicle preflight --full`
+#
+# A fit on one batch is saved half-way and resumed in a fresh process. The launcher is started twice with one directory: the
+# first start fits, saves half-way, and records digests of the memory and the losses; the second loads that checkpoint,
+# compares memory, and repeats the second half. The guard is off, and the run gets no step, metric or checkpoint.
+
+STEPS = 200
+SAME_LOSS = 1e-4  # relative; on a CPU the second half is bit-identical
+
+TakeStep = Callable[[TrainingRun, Batch, StepTally, Sequence[int]], StepResult]
+
+
+def find_trial(environ: Mapping[str, str]) -> Trial | None:
+    """Return the trial that preflight asked for through the environment; None for an ordinary launch."""
+    directory = environ.get("CHRONICLE_PREFLIGHT_DIR")
+    if environ.get("CHRONICLE_PREFLIGHT") != "full" or not directory:
+        return None
+    return Trial(Path(directory), num_steps=int(environ.get("CHRONICLE_PREFLIGHT_STEPS") or STEPS))
+
+
+def run_trial(trial: Trial, recipe: Recipe, take_step: TakeStep, *, accident: str | None = None) -> None:
+    """Run one of the two starts with the `take_step` of the training loop. Raises ChronicleError where a check fails."""
+    stop_asked = catch_stop_signals()
+    accelerator = start_ranks(recipe)
+    log = LaunchLog({}, is_main=accelerator.is_main_process, recipe=recipe)
+    data = open_data(recipe)
+    progress = start_progress(recipe, data)
+    log.announce_model(accelerator.num_processes, accelerator.device.type)
+    room = require_room(accelerator, recipe)
+    run = build_run(recipe, accelerator, data, progress, room, start=trial.start.path)
+    load_checkpoint(run, trial.start, accident=accident)
+    trial.compare_memory(accelerator, progress)
+    batch = data.steps(progress, accelerator)[0].to(accelerator.device)
+    log.start(run, resumed_from=trial.start.path, warnings=check_launch(run, batch, first_step=0))
+
+    tally = StepTally(tuple(recipe.data.sources), accelerator.device)
+    run.model.train()
+    for _ in range(progress.step, trial.num_steps):
+        step = take_step(run, batch, tally, stop_asked)
+        if not step.finite:
+            check_launch(run, batch, first_step=0, experiments={"gradients_finite": False})
+            raise NonFiniteGradients(f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})")
+        progress.step += 1
+        if run.ema is not None:
+            run.ema.update(run.bare_model)
+        trial.after_step(run, step, batch)
+        if step.stop:
+            return
+    experiments = trial.conclude(run, batch)
+    if experiments is not None:
+        check_launch(run, batch, first_step=0, experiments=experiments)
+
+
+class Trial:
+    """One of the two starts; the notes of the first make it the second."""
+
+    def __init__(self, directory: Path, *, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self._directory, self._checkpoint, self._notes = directory, directory / "checkpoint", directory / "losses.json"
+        self.resumes = self._notes.is_file()
+        self.start = ResumePoint(path=self._checkpoint if self.resumes else None)
+        self._half = num_steps // 2
+        self._losses: list[float] = []
+        self._channels: dict[str, list[float]] = {}
+        self._save_seconds = 0.0
+        self._different = ""
+
+    def compare_memory(self, accelerator: Any, progress: TrainingProgress) -> None:
+        """Compare what the load restored with what the first start had, in the second start."""
+        if not self.resumes:
+            return
+        before, now = json.loads(self._memory_path(accelerator).read_text()), digest_memory(accelerator, progress)
+        missing = [name for name in before if before[name] != now.get(name)]
+        if missing:
+            self._different = f"{', '.join(missing)} of rank {accelerator.process_index}"
+
+    def after_step(self, run: TrainingRun, step: StepResult, batch: Batch) -> None:
+        """Record the figures of a step; save when half of the steps are done. Collective."""
+        self._losses.append(step.loss)
+        values = {"loss": step.loss, "grad_norm": step.grad_norm}
+        if run.bare_model.config.vocab == 2 and run.progress.step % max(1, self.num_steps // 10) == 0:
+            values |= _telemetry(run.bare_model, batch.bits_BT)
+        for name, value in values.items():
+            self._channels.setdefault(name, []).append(value)
+        if not self.resumes and run.progress.step == self._half:
+            started = time.perf_counter()
+            run.accelerator.save_state(str(self._checkpoint), safe_serialization=True)
+            self._save_seconds = time.perf_counter() - started
+            self._memory_path(run.accelerator).write_text(json.dumps(digest_memory(run.accelerator, run.progress)))
+
+    def conclude(self, run: TrainingRun, batch: Batch) -> dict[str, Any] | None:
+        """Return the facts of the trial; None after the first start, which only writes its records."""
+        accelerator = run.accelerator
+        if not self.resumes:
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                size = sum(path.stat().st_size for path in self._checkpoint.rglob("*") if path.is_file())
+                notes = {"losses": self._losses, "save_seconds": self._save_seconds, "bytes": size}
+                self._notes.write_text(json.dumps(notes))
+            return None
+        notes = json.loads(self._notes.read_text())
+        different = [text for text in gather_object([self._different]) if text]
+        difference = _micro_batch_difference(accelerator, run.model, batch, max(2, run.recipe.accumulation_steps))
+        before = notes["losses"][self._half :]
+        is_equal = len(before) == len(self._losses) and all(
+            math.isclose(one, other, rel_tol=SAME_LOSS) for one, other in zip(before, self._losses, strict=True))
+        return {"gradients_finite": True, "save_round_trip": "; ".join(different[:3]), "save_seconds": notes["save_seconds"],
+                "checkpoint_bytes": notes["bytes"], "fit_losses": tuple(notes["losses"]), "fit_resumed_equal": is_equal,
+                "micro_batch_difference": max(gather_object([difference])),
+                "telemetry": {name: tuple(values) for name, values in self._channels.items()}}
+
+    def _memory_path(self, accelerator: Any) -> Path:
+        return self._directory / f"memory-rank-{accelerator.process_index}.json"
+
+
+def digest_memory(accelerator: Any, progress: TrainingProgress) -> dict[str, str]:
+    """Return a digest of every object that a checkpoint must restore, by name. Tensors are compared bit for bit."""
+    live = observe_accelerator(accelerator)
+    found: dict[str, Any] = {
+        "weights": [model.state_dict() for model in live.models],
+        "schedule": [getattr(bound.scheduler, "last_epoch", None) for bound in live.schedulers],
+        "progress and data position": progress.state_dict(),
+        "averaged weights": [one.state_dict() for one in accelerator._custom_objects if type(one).__name__ == "Ema"],
+        "random numbers": rng_digests()}
+    for optimizer in live.optimizers:
+        found.setdefault("learning rates", []).extend(group["lr"] for group in optimizer.param_groups)
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                found.setdefault(f"optimizer {key}", []).append(value)
+    return {name: digest_values(values) for name, values in found.items()}
+
+
 @torch.no_grad()
 def _micro_batch_difference(accelerator: Any, model: nn.Module, batch: Batch, parts: int) -> float:
     """Return |loss of the batch − mean loss of its parts| / loss: whether accumulation gives the loss of the batch."""
     was_training = model.training
     model.eval()
-    losses = []
-    for number in (1, parts if parts > 1 else 2):
-        sums = [_mean_loss(accelerator, model, part) for part in batch.split(number)]
-        losses.append(sum(sums) / len(sums))
+
+    def mean_loss(part: Batch) -> float:
+        with accelerator.autocast():
+            logits = model(part.bits_BT).logits_BTV
+        losses_BT = part.without_padding(next_symbol_losses(logits, part.bits_BT))
+        return float(losses_BT.sum() / part.num_predicted_B().sum())
+
+    whole = mean_loss(batch)
+    mean = sum(mean_loss(part) for part in batch.split(parts)) / parts
     model.train(was_training)
-    return abs(losses[0] - losses[1]) / abs(losses[0]) if losses[0] else 0.0
-
-
-def _mean_loss(accelerator: Any, model: nn.Module, part: Batch) -> float:
-    with accelerator.autocast():
-        logits = model(part.bits_BT).logits_BTV
-    losses_BT = part.without_padding(next_symbol_losses(logits, part.bits_BT))
-    return float(losses_BT.sum() / part.num_predicted_B().sum())
+    return abs(whole - mean) / abs(whole) if whole else 0.0
 
 
 @torch.no_grad()
@@ -411,12 +397,3 @@ def _telemetry(model: BitTransformer, bits_BT: Tensor) -> dict[str, float]:
     logits_BT2 = model(bits_BT).logits_BTV
     return {"K": float(certainty_of_output(logits_BT2).mean()),
             "S": float(agreement(logits_BT2, place_frequencies(bits_BT)).mean())}
-
-
-def _same(first: list[float], second: list[float]) -> bool:
-    return len(first) == len(second) and all(
-        math.isclose(one, other, rel_tol=SAME_LOSS) for one, other in zip(first, second, strict=True))
-
-
-def _size(directory: Path) -> int:
-    return sum(os.lstat(Path(root) / name).st_size for root, _, names in os.walk(directory / CHECKPOINT) for name in names)

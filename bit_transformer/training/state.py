@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,6 @@ class Plateau:
         """Return the state with the LR cut from `step` on."""
         return replace(self, decays=(*self.decays, step))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"best": self.best, "since": self.since, "decays": list(self.decays)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plateau:
-        """Read what `to_json` wrote."""
-        return cls(best=float(data["best"]), since=int(data["since"]), decays=tuple(data["decays"]))
 
 
 class TrainingProgress:
@@ -76,10 +68,10 @@ class TrainingProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that the file can be read without executing code."""
+        plateau = {**asdict(self.plateau), "decays": list(self.plateau.decays)}
         return {"v": PROGRESS_VERSION, "step": self.step, "bits_seen": self.bits_seen,
-                "data": {"plan": self.plan.to_json(), **self.data_state()},
-                "plateau": self.plateau.to_json(), "growths": [list(growth) for growth in self.growths],
-                "monitor": self.monitor.to_json(),
+                "data": {"plan": self.plan.to_json(), **self.data_state()}, "plateau": plateau,
+                "growths": [list(growth) for growth in self.growths], "monitor": self.monitor.to_json(),
                 "rewarms": [list(rewarm) for rewarm in self.rewarms]}
 
     def data_state(self) -> dict[str, Any]:
@@ -94,7 +86,7 @@ class TrainingProgress:
         self.plan.require_same(state["data"]["plan"])
         self.step, self.bits_seen = int(state["step"]), int(state["bits_seen"])
         self.segments = Segments.from_json(state["data"]["segments"])
-        self.plateau = Plateau.from_json(state["plateau"])
+        self.plateau = Plateau(**{**state["plateau"], "decays": tuple(state["plateau"]["decays"])})
         self.rewarms = tuple((int(first), int(count)) for first, count in state["rewarms"])
         self.growths = tuple((int(step), str(kind)) for step, kind in state["growths"])
         self.monitor.load(state["monitor"])

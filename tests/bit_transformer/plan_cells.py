@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bit_transformer.modern import Modern, ModernConfig, build_optimizers
+from bit_transformer.model.transformer import BitTransformer, ModelConfig
+from bit_transformer.recipes import OptimizerConfig
+from bit_transformer.training.setup import build_optimizers
 from chronicle.data import PackedDataset, PlanDataset, count_tokens
 
 BATCH, LENGTH = 8, 16
@@ -225,7 +227,8 @@ def modern(place, cell, side):
     path, accumulation, at, end = place / cell, int(accumulation), 4, 8
     path.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    model = whole = Modern(ModernConfig(width=32, layers=2))
+    model = whole = BitTransformer(ModelConfig(d_model=32, num_heads=2, num_layers=2, d_ff=128, max_bits=256, vocab=256,
+                                               norm="pre", rotary=True, qk_norm=True))
     wrapped = model
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if sharding == "fsdp2":
@@ -233,7 +236,7 @@ def modern(place, cell, side):
 
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16" else MixedPrecisionPolicy()
         wrapped = fully_shard(model, mp_policy=policy)
-    optimizers = build_optimizers(model, matrix_lr=0.02, table_lr=0.01)
+    optimizers = build_optimizers(model, OptimizerConfig(lr=0.01, muon_lr=0.02))
     if sharding == "ddp":
         wrapped = nn.parallel.DistributedDataParallel(model)
     wrapped = torch.compile(wrapped) if compiled == "compile" else wrapped
@@ -255,7 +258,7 @@ def modern(place, cell, side):
             text = next(batches).long()
             quiet = wrapped.no_sync() if sharding == "ddp" and part < accumulation - 1 else contextlib.nullcontext()
             with quiet, autocast:
-                out = wrapped(text[:, :-1])
+                out = wrapped(text[:, :-1]).logits_BTV
                 loss = nn.functional.cross_entropy(out.float().flatten(0, 1), text[:, 1:].flatten()) / accumulation
                 loss.backward()
             total += float(loss.detach())

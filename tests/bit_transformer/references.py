@@ -12,6 +12,12 @@ def attend_explicitly(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, allowed_TT
     return torch.softmax(scores.masked_fill(~allowed_TT, float("-inf")), dim=-1) @ v_BHTE
 
 
+def band_mask(num_positions: int, chunk: int, overlap: int) -> Tensor:
+    """What each position may see, as one dense (T, T) mask."""
+    query, key = torch.arange(num_positions)[:, None], torch.arange(num_positions)[None, :]
+    return (key <= query) & (key >= query // chunk * chunk - overlap)
+
+
 def count_on_meta_device(config: ModelConfig) -> int:
     """Build the model without memory and count its parameters."""
     with torch.device("meta"):

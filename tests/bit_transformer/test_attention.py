@@ -1,15 +1,16 @@
-"""Chunked attention equals the dense band mask; no T × T map unless somebody asks."""
+"""Chunked attention equals the dense band mask; no T × T map; rotary positions."""
 
 import pytest
 import torch
 
 from bit_transformer.model.transformer import (
     CausalSelfAttention,
+    ModelConfig,
     attend_in_chunks,
-    band_mask,
     chunk_masks,
+    rotate,
 )
-from tests.bit_transformer.references import attend_explicitly
+from tests.bit_transformer.references import attend_explicitly, band_mask
 
 
 @pytest.mark.parametrize(("num_positions", "chunk", "overlap"), [
@@ -19,7 +20,7 @@ def test_chunks_equal_the_dense_band(num_positions: int, chunk: int, overlap: in
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, num_positions, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
     fast = attend_in_chunks(q, k, v, chunk=chunk, overlap=overlap)
-    dense = attend_explicitly(q, k, v, band_mask(num_positions, chunk, overlap, torch.device("cpu")))
+    dense = attend_explicitly(q, k, v, band_mask(num_positions, chunk, overlap))
     assert torch.allclose(fast, dense, atol=1e-10)
     weights = torch.randn_like(dense)
     for mine, reference in zip(torch.autograd.grad((fast * weights).sum(), (q, k, v)),
@@ -27,26 +28,45 @@ def test_chunks_equal_the_dense_band(num_positions: int, chunk: int, overlap: in
         assert torch.allclose(mine, reference, atol=1e-10)
 
 
+def layer_of(**more: object) -> CausalSelfAttention:
+    torch.manual_seed(0)
+    return CausalSelfAttention(ModelConfig(d_model=32, num_heads=4, num_layers=1, d_ff=32, max_bits=900, **more))
+
+
 def test_layer_uses_chunks_only_where_the_window_is_longer() -> None:
     """Up to one chunk, chunked and full attention are the same layer."""
-    torch.manual_seed(0)
-    full, chunked = CausalSelfAttention(32, 4), CausalSelfAttention(32, 4, chunk=16, overlap=4)
-    chunked.load_state_dict(full.state_dict())
+    full, chunked = layer_of(), layer_of(chunk=16, overlap=4)
     short, long = torch.randn(2, 16, 32), torch.randn(2, 40, 32)
     assert torch.equal(full(short), chunked(short))
     assert not torch.allclose(full(long), chunked(long))
 
 
-def test_map_on_request_is_what_the_layer_attends_to() -> None:
-    """Rows sum to one, nothing outside the band, and weights times values give the layer's output."""
-    torch.manual_seed(0)
-    layer = CausalSelfAttention(32, 4, chunk=16, overlap=4)
+def test_no_map_of_all_positions_by_all_positions_is_kept_in_chunks() -> None:
+    """Playbook, task 12: with chunks nothing of T × T is kept for the backward pass."""
+    layer, sizes = layer_of(chunk=16, overlap=8), []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        layer(torch.randn(1, 900, 32, requires_grad=True))
+    assert sizes and max(sizes) < 900 * 900 / 4
+
+
+@pytest.mark.parametrize("chunk", [0, 16])
+def test_rotary_positions_are_relative_and_normed_queries_have_one_length(chunk: int) -> None:
+    """Shifting all positions by one changes no score; a query ten times as long gives the same output."""
+    q, k = (rotate(torch.randn(1, 1, 1, 8).expand(1, 1, 32, 8)) for _ in range(2))
+    scores = (q @ k.transpose(-1, -2))[0, 0]
+    assert torch.allclose(scores[:-1, :-1], scores[1:, 1:], atol=1e-4)
+    layer = layer_of(rotary=True, qk_norm=True, chunk=chunk, overlap=chunk // 2)
     x = torch.randn(2, 40, 32)
-    weights = layer.attention_map(x)
-    assert torch.allclose(weights.sum(-1), torch.ones(2, 4, 40), atol=1e-5)
-    assert weights[..., ~band_mask(40, 16, 4, torch.device("cpu"))].abs().max() == 0
-    v = layer.in_proj(x).chunk(3, dim=-1)[2].unflatten(-1, (4, -1)).transpose(1, 2)
-    assert torch.allclose(layer.out_proj((weights @ v).transpose(1, 2).flatten(2)), layer(x), atol=1e-5)
+    before = layer(x)
+    with torch.no_grad():
+        layer.in_proj.weight[:64] *= 10
+        layer.in_proj.bias[:64] *= 10
+    assert torch.allclose(layer(x), before, atol=1e-4)
 
 
 def test_a_repeated_shape_allocates_one_mask() -> None:

@@ -41,11 +41,12 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "growth": ("shape=plateau", "decay_steps=0", "eval_every=1", "plateau_patience=2", "plateau_min_gain=1.0", "norm=pre",
                "growth=('depth', 'width')"),
     "qat": (f"qat_from_step={HALF - 1}",),
+    "muon": ("norm=pre", "rotary=true", "qk_norm=true", "muon_lr=0.02"),
 }
 Cell = tuple[str, str, int, str]  # sharding, precision, accumulation, what else
 SINGLE: list[Cell] = [*product(("ddp",), ("no", "bf16"), (1, 4), ("plain",)), ("ddp", "no", 1, "ramp"),
                       ("ddp", "no", 4, "all"), ("ddp", "bf16", 1, "reversible"), ("ddp", "no", 1, "plateau"),
-                      ("ddp", "no", 1, "growth"), ("ddp", "bf16", 1, "qat")]
+                      ("ddp", "no", 1, "growth"), ("ddp", "bf16", 1, "qat"), ("ddp", "no", 1, "muon")]
 TWO_RANKS: list[Cell] = [("ddp", "no", 1, "ramp"), ("ddp", "bf16", 4, "act"), ("ddp", "no", 4, "all"),
                          ("fsdp2", "no", 1, "act"), ("fsdp2", "bf16", 4, "ramp")]
 ZERO_SAMPLE: list[Cell] = [("zero3", "bf16", 4, "ramp")]

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from bit_transformer import footprint as module
 from bit_transformer.footprint import activation_bytes, footprint
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
 
@@ -64,15 +63,3 @@ def test_reversible_activations_do_not_depend_on_depth() -> None:
     assert found[0] == found[1]
     checkpointed = dataclasses.replace(SMALL, checkpointing=True, num_layers=400)
     assert found[1] < activation_bytes(checkpointed, micro_batch=8, positions=90, bf16=False) / 5
-
-
-def test_table_says_where_a_recipe_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    """1.21B by command line: 40 GB for one replica, 24 GB with ZeRO-3 among eight; a wrong setting is one sentence."""
-    settings = ("d_model=2048", "num_heads=32", "num_layers=24", "d_ff=8192", "max_bits=2304", "act=false",
-                "reversible=false", "checkpointing=true", "chunk=0", "window_bytes=256", "batch_size=16", "ema_decay=0")
-    assert module.main(["--ranks", "1", "8", *(f"--set={one}" for one in settings)]) == 0
-    lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "1,208,606,722 parameters" in next(iter(lines))
-    assert lines["ddp, 1 rank"].endswith("from 40 GB") and lines["zero3, 8 ranks"].endswith("from 24 GB")
-    assert module.main(["--set", "widht=3"]) == 1
-    assert capsys.readouterr().err.startswith("error: setting `widht` is unknown")

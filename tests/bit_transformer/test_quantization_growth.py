@@ -1,4 +1,4 @@
-"""INT8 and four-bit export stay close to what was trained; growth changes nothing the model computes."""
+"""INT8 export stays close to what was trained; growth changes nothing the model computes."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -10,8 +10,6 @@ import torch
 from bit_transformer.errors import BadRecipe
 from bit_transformer.model.conversion import (
     QatLinear,
-    convert_qat,
-    export_int4,
     export_int8,
     grow_depth,
     grow_width,
@@ -70,7 +68,7 @@ def test_int8_equals_itself_for_few_rows(trained: BitTransformer) -> None:
 
 
 def test_four_bit_training_learns_and_exports_close(trained: BitTransformer) -> None:
-    """The fake quantiser lets the gradient through: the loss falls; the exported model is within 0.6 of it in logits."""
+    """The fake quantiser lets the gradient through: the loss falls; the export has the rounded weights."""
     torch.manual_seed(3)
     model = prepare_qat(trained)
     assert sum(isinstance(layer, QatLinear) for layer in model.modules()) == 4 * CONFIG.num_layers
@@ -83,11 +81,12 @@ def test_four_bit_training_learns_and_exports_close(trained: BitTransformer) -> 
         loss.backward()
         optimizer.step()
     assert _loss(model, fixed).item() < before - 0.05
-    converted = convert_qat(model)
-    assert len(torch.unique(converted.blocks[0].attention.in_proj.weight)) <= 16
+    small = export_int8(model)
+    for row in small.blocks[0].attention.in_proj.weight:  # the sixteen levels it was trained with, a scale a row
+        assert len(torch.unique(row)) <= 16
     bits = _windows()
-    with torch.no_grad():
-        assert (export_int8(converted)(bits).logits_BTV - converted(bits).logits_BTV).abs().max() < 0.6
+    with torch.no_grad():  # the export's inputs are finer than the four bits of training: the loss is what must agree
+        assert _loss(small, bits).item() == pytest.approx(_loss(model, bits).item(), rel=0.05)
 
 
 def test_deeper_model_computes_the_same(trained: BitTransformer) -> None:
@@ -145,7 +144,7 @@ def _rank(matrix: torch.Tensor) -> int:
     return int((values > 1e-3 * values[0]).sum())
 
 
-@pytest.mark.parametrize("make", [export_int4, export_int8, prepare_qat], ids=lambda make: str(make.__name__))
+@pytest.mark.parametrize("make", [export_int8, prepare_qat], ids=lambda make: str(make.__name__))
 def test_a_quantised_model_sees_neither_the_future_nor_the_rest_of_the_batch(trained: BitTransformer, make: Any) -> None:
     """Logits before a changed bit stay equal, at every position, and a window alone is a window in a batch."""
     torch.manual_seed(7)

@@ -1,6 +1,7 @@
 """K, C, S tell the classes of data apart; the gate is blind during burn-in and trips after it."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from bit_transformer.data.bits import encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import GateTripped
-from bit_transformer.evaluation.gate import GateState, Limit, SmoothedGate
+from bit_transformer.evaluation.gate import GateConfig, GateState, Limit, Monitor, SmoothedGate
 from bit_transformer.evaluation.telemetry import (
     Telemetry,
     agreement,
@@ -85,7 +86,8 @@ def test_a_number_that_never_moves_is_reported() -> None:
 def test_measure_gives_one_row_a_window() -> None:
     """All four numbers, finite, for each window."""
     bits = _windows(read_corpus("code").train, 3)
-    rows = measure(bits, torch.randn(3, WINDOW * 9, 2), place_frequencies(bits))
+    logits = torch.randn(3, WINDOW * 9, 2)
+    rows = measure(bits, certainty_of_output(logits), agreement(logits, place_frequencies(bits)))
     assert len(rows) == 3 and all(0 <= row.k <= 1 and 0 <= row.s <= 1 and 0 < row.c <= 1.2 for row in rows)
 
 
@@ -104,12 +106,12 @@ def test_gate_trips_on_a_planted_divergence_within_a_known_number_of_steps() -> 
     assert states[0] is GateState.OK and states[2] is GateState.WARN and states[3] is GateState.TRIPPED
 
 
-def test_strict_gate_raises_and_soft_gate_asks_for_a_retry() -> None:
-    """Strict: one sentence with value and limits. Soft: retry, with the name at fault."""
+def test_strict_gate_raises_and_soft_gate_names_what_is_at_fault() -> None:
+    """Strict: one sentence with value and limits. Soft: the name at fault."""
     limits = {"c": Limit(floor=0.3), "s": Limit(floor=0.5)}
     soft, strict = (SmoothedGate(limits=limits, burn_in=0, strict=s) for s in (False, True))
     verdict = soft.observe({"c": 0.2, "s": 0.9})
-    assert verdict.retry and verdict.tripped == ("c",)
+    assert verdict.tripped == ("c",)
     with pytest.raises(GateTripped, match=r"smoothed c is 0.2 after 1 observations, expected above 0.3"):
         strict.observe({"c": 0.2, "s": 0.9})
 
@@ -121,3 +123,24 @@ def test_gate_state_survives_a_restart() -> None:
         one.observe({"loss": 0.5})
     other.load_state_dict(one.state_dict())
     assert [one.observe({"loss": 3.0}) for _ in range(4)] == [other.observe({"loss": 3.0}) for _ in range(4)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_no_number_closes_the_gate_at_once_and_blinds_nothing(value: float) -> None:
+    """Also in the burn-in; the average keeps to finite values, so that what comes after is judged as before."""
+    gate = SmoothedGate(limits={"loss": Limit(ceiling=1.3)}, decay=0.9, burn_in=3, strict=False)
+    states = [gate.observe({"loss": one}).state for one in (1.0, value, 1.0, 1.0, 1.0)]
+    assert states == [GateState.BURN_IN, GateState.TRIPPED, GateState.BURN_IN, GateState.OK, GateState.OK]
+    assert [gate.observe({"loss": 9.0}).state for _ in range(3)] == [GateState.TRIPPED] * 3
+    strict = SmoothedGate(limits={"loss": Limit(ceiling=1.3)}, burn_in=3, strict=True)
+    with pytest.raises(GateTripped, match=r"loss is (nan|inf)"):
+        strict.observe({"loss": value})
+
+
+def test_the_runs_monitor_ends_a_strict_launch_at_the_first_evaluation_that_is_no_number() -> None:
+    monitor = Monitor(GateConfig(mode="strict", burn_in=10), windows=0)
+    monitor.observe(4.0, {})
+    notices = monitor.observe(math.nan, {})
+    assert "tripped" in notices[0].text and monitor.best == 4.0
+    with pytest.raises(GateTripped, match="nan"):
+        monitor.require_ok()

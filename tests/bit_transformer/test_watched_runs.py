@@ -21,7 +21,7 @@ ALL_AT_ONCE: dict[str, tuple[str, ...]] = {
                  "gate.burn_in=4", "gate.decay=0.5", "gate.max_ratio=1.05"),
     "growth": (*CALM, "total_steps=10", "eval_every=2", "shape=plateau", "plateau_patience=1", "plateau_min_gain=5.0",
                "norm=pre", "growth=('depth', 'width')"),
-    "qat": (*CALM, "total_steps=40", "eval_every=20", "qat_from_step=20", "export=('int8', 'int4')", "summary=true",
+    "qat": (*CALM, "total_steps=40", "eval_every=20", "qat_from_step=20", "export=true", "summary=true",
             "optimizer.lr=0.003"),
 }
 
@@ -49,14 +49,12 @@ def test_floors_are_taken_from_the_training_data_once(runs: Path) -> None:
     assert 0.2 < floors[0].data["c_floor"] < 0.7 < floors[0].data["s_floor"] < 1 <= floors[0].data["c_ceiling"] <= 1.2
 
 
-def test_every_evaluation_logs_what_the_model_writes_and_what_it_was_fed(runs: Path) -> None:
-    """K, C, S of both in the metrics; a model that has hardly learned writes noise: C near 1, K near 0."""
+def test_every_evaluation_logs_what_the_model_writes(runs: Path) -> None:
+    """K, C, S in the metrics; a model that has hardly learned writes noise: C near 1, K near 0."""
     lines = [line for line in read_lines(runs / "telemetry/launch/metrics.jsonl") if "telemetry/c" in line]
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
     assert all(0 <= line["telemetry/k"] < 0.5 and 0.7 < line["telemetry/c"] <= 1.2 and 0.5 < line["telemetry/s"] <= 1
                for line in lines)
-    fed = [line["telemetry/input_c"] for line in lines]  # few short windows: one of six was .955 once the text held no repeats
-    assert all(0.2 < share < 1.0 for share in fed) and sum(fed) / len(fed) < 0.95
     assert not _entries(runs, "telemetry", "telemetry.constant")
 
 
@@ -64,7 +62,7 @@ def test_telemetry_that_stands_still_is_reported_once_while_it_happens(runs: Pat
     """An LR of nothing: what the model writes does not change over five evaluations; stderr and journal name it."""
     constant = _entries(runs, "still", "telemetry.constant")
     assert len(constant) == 1 and constant[0].step == 10
-    assert {"k", "c", "s", "flip_rate"} <= set(constant[0].data) and "input_c" not in constant[0].data
+    assert {"k", "c", "s", "flip_rate"} <= set(constant[0].data)
     assert "telemetry.constant at step 10: k 0." in (runs / "stderr").read_text()
     assert "did not change over 5 evaluations" in constant[0].title
 
@@ -101,20 +99,20 @@ def test_growth_at_a_plateau_keeps_the_function_and_is_a_declared_change_of_plan
 
 
 def test_export_is_measured_beside_float32_and_lies_outside_the_checkpoints(runs: Path) -> None:
-    """After training for four bits: an eighth of the bytes, int8 within two percent; the table is printed and journalled."""
+    """After training for four bits: half the bytes or less, within two percent; printed, journalled, written."""
     rows = {row["name"]: row for row in _entries(runs, "qat", "export")[0].data["rows"]}
     assert rows["int8"]["bpb"] == pytest.approx(rows["float32"]["bpb"], rel=0.02)
-    assert rows["int4"]["bpb"] == pytest.approx(rows["float32"]["bpb"], rel=0.1)
-    assert rows["int4"]["bytes"] < rows["int8"]["bytes"] < rows["float32"]["bytes"] / 2
-    weights = load_file(runs / "qat/launch/export/int4.safetensors")
-    assert weights["blocks.0.feedforward.0.packed"].dtype == torch.uint8
+    assert rows["int8"]["bytes"] < rows["float32"]["bytes"] / 2
+    weights = load_file(runs / "qat/launch/export/int8.safetensors")
+    assert weights["blocks.0.feedforward.0.weight"].dtype == torch.int8
     assert not list((runs / "qat/checkpoints").rglob("int*"))
-    assert "int8" in (runs / "stdout").read_text()
+    assert "export int8: " in (runs / "stdout").read_text()
 
 
 def test_end_of_a_run_puts_the_model_beside_its_yardsticks_and_lets_it_write(runs: Path) -> None:
     """Coin flip, unigram, order 3, xz and zstd on the same held-out bytes, four samples, and the gate's word on them."""
     told = (runs / "stdout").read_text()
+    assert "the same held-out text for every row: code 256 bytes, reference 256 bytes, in windows of 8" in told
     for name in ("model", "coin flip", "unigram", "order 3", "xz", "zstd"):
         assert f"\n{name:<20}" in told
     assert len(re.findall("""^sample: ['"]The """, told, re.MULTILINE)) == 4 and "parity bits repaired; K " in told

@@ -88,8 +88,7 @@ def test_every_launch_went_through_chronicle_run_with_the_guard_on(paths: StudyP
 def test_training_learned_something(paths: StudyPaths) -> None:
     """The losses are a model's: below the coin flip, falling."""
     data = read_study(*read_registered(paths), paths)
-    assert data.start is not None
-    assert 9.0 > data.start.result.final["averaged/mixture"] > data.runs["A0", 0].final["averaged/mixture"] > 2.0
+    assert 9.0 > data.starts[0].result.final["averaged/mixture"] > data.runs["A0", 0].final["averaged/mixture"] > 2.0
 
 
 @pytest.fixture(scope="module")

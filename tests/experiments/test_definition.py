@@ -1,6 +1,7 @@
 """Studies are data: what is registered, what is refused, and what a file of one's own needs."""
 
 import itertools
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -56,17 +57,33 @@ def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no
     path = tmp_path / "mine.yaml"
     path.write_text(OWN)
     assert find_study(str(path)).digest == parse_study(OWN).digest
-    assert list_studies() == ("modern-restarts", "restart-impact")
+    assert list_studies() == ("restart-impact",)
 
 
-def test_the_study_of_the_modern_recipe_crosses_three_checkpoints_with_thirteen_orders() -> None:
-    plan = plan_study(find_study("modern-restarts"), "cpu")
-    pairs = [run for run in plan.runs if run.arm == "base"]
-    assert len(pairs) == 39 and len({plan.start_of(run).name for run in pairs}) == 3
-    assert [len(run.legs) for run in plan.runs if run.arm == "exact"] == [4, 4, 4]
-    assert {len(run.legs) for run in plan.runs if run.arm not in ("exact", "half-lr")} == {1}
-    gpu = plan_study(find_study("modern-restarts"), "gpu")
-    assert (gpu.profile.set["width"], gpu.profile.set["device"]) == (768, "cuda")
+@pytest.mark.parametrize("folder", ["modern-restarts-cpu", "modern-restarts-pilot", "restart-impact-cpu", "restart-impact-ci"])
+def test_registered_plans_of_committed_studies_are_read_with_their_hash(folder: str) -> None:
+    """A field that came later changes no hash, and a study whose trainer is gone can be judged."""
+    place = Path(__file__).parents[2] / "docs" / "results" / folder
+    plan = StudyPlan.from_json(json.loads((place / "plan.json").read_text()))
+    assert plan.plan_hash in (place / "report.md").read_text()
+
+
+def test_orders_crossed_with_checkpoints_are_the_units_of_a_study_with_several_starts() -> None:
+    place = Path(__file__).parents[2] / "docs" / "results" / "modern-restarts-cpu"
+    plan = StudyPlan.from_json(json.loads((place / "plan.json").read_text()))
+    assert plan.unit_kinds == ("checkpoint", "order")
+    assert [plan.unit_of(seed) for seed in (0, 12, 38)] == [(0, 0), (0, 12), (2, 12)]
+    ours = plan_study(find_study("restart-impact"), "cpu")
+    assert ours.unit_kinds == ("slice",) and [ours.unit_of(seed) for seed in (0, 3, 4)] == [(0,), (3,), (0,)]
+
+
+def test_seeds_that_share_what_was_drawn_once_are_refused_as_units() -> None:
+    """Pseudo-replication that is declared is no design: four seeds over two slices, or two starts."""
+    for sizes in ("seeds: 4", "seeds: 2, starts: 2"):
+        text = OWN.replace("reference: X", "reference: X\nunits: [seed]").replace("seeds: 2", sizes)
+        with pytest.raises(BadStudy, match="seeds share what was drawn once"):
+            plan_study(parse_study(text), "tiny")
+    assert plan_study(parse_study(OWN.replace("reference: X", "reference: X\nunits: [seed]")), "tiny").unit_kinds == ("seed",)
 
 
 def test_the_definition_survives_its_json_form_with_the_same_digest() -> None:
@@ -126,6 +143,7 @@ def test_chosen_arms_keep_the_reference_and_its_gate() -> None:
         ("slice_updates: 4", "slice_updates: 0", "slice_updates is 0"),
         ("start_updates: 2", "start_updates: -2", "start_updates is -2"),
         ("reference: X", "reference: X\nanswers: {why: [hram]}", "unknown contrast `hram` in answers"),
+        ("reference: X", "reference: X\nunits: [sede]", "key `units` is ['sede'], expected one of ['seed']"),
     ],
 )
 def test_an_impossible_study_is_refused_with_the_key(old: str, new: str, said: str) -> None:
@@ -169,7 +187,8 @@ def test_the_example_in_the_documentation_is_a_study() -> None:
     lines = text[text.index("    v: 1") :].splitlines()
     block = list(itertools.takewhile(lambda line: line.startswith("    "), lines))
     plan = plan_study(parse_study(textwrap.dedent("\n".join(block))), "small")
-    assert [leg.last for leg in plan.run("lost-s0").legs] == [50, 150, 200]
+    assert [leg.last for leg in plan.run("lost-s0").legs] == [50, 150, 600]
+    assert len({plan.unit_of(run.seed) for run in plan.runs if run.arm == "lost"}) == 6
 
 
 def test_the_slurm_array_has_one_task_a_run_and_the_same_plan() -> None:

@@ -180,14 +180,6 @@ def test_the_order_is_a_function_of_seed_and_arm_only(study: Study, shape: DataS
     assert not np.array_equal(whole_order(study, shape, "B", 3), whole_order(study, shape, "B", 2))
 
 
-def test_the_unseeded_order_follows_the_recorded_entropy(study: Study, shape: DataShape) -> None:
-    arm = study.arm("B")
-    leg = legs_of(arm, shape.profile)[1]
-    one, other = (leg_order(shape, arm, leg, 0, entropy=text) for text in ("1", "2"))
-    assert not np.array_equal(one, other)
-    assert np.array_equal(one, leg_order(shape, arm, leg, 0, entropy="1"))
-
-
 @pytest.mark.parametrize(("number", "size", "initial"), [(500, 100, 30), (50, 1000, 100), (7, 3, 2), (40, 40, 40)])
 def test_the_stock_buffer_is_webdatasets(number: int, size: int, initial: int) -> None:
     from webdataset.filters import _shuffle
