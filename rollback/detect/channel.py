@@ -45,6 +45,7 @@ from rollback.detect.constants import (
     SUDDEN_MOST,
     SUSPICION,
     TAIL_GAIN,
+    TAIL_LEAST,
     TAIL_ODDS,
     TAIL_SHARE,
     USUAL_POINTS,
@@ -61,6 +62,7 @@ from rollback.detect.onset import find_onset
 IQR_TO_SIGMA = 0.7413  # of a Gaussian
 BUFFER_POINTS = 512
 LAG_EVERY = 16  # points between two remembered levels
+LEAST_VALUE = 1e-12  # below it the logarithm is taken of this
 FAR_BACK = -(10**9)  # a row before every log
 DISTANCE_TO_SIGMA = 1.048  # of a Gaussian: its deviation over the median distance of two draws
 
@@ -78,7 +80,8 @@ class Channel(Fold):
         "drifts", "falling", "far", "grid", "high", "history", "inflation", "lagged", "last_end", "last_hot", "last_step",
         "level", "life", "log", "lone", "long_run", "middle", "name", "near", "next_id", "non_finite", "not_a_number",
         "often", "often_row", "often_run", "often_share", "often_top", "order", "ordered", "quantum", "respike",
-        "restart_row", "root", "rows", "said_often", "scale", "settled", "slow", "tail_mean", "tail_start", "warm", "widening",
+        "restart_row", "root", "rows", "said_often", "scale", "settled", "slow", "strayed", "tail_mean", "tail_start",
+        "warm", "widening",
     )  # fmt: skip
 
     def __init__(self, name: str = "", *, log: bool = False, falling: bool = False) -> None:
@@ -108,8 +111,9 @@ class Channel(Fold):
         self.long_run = 0.0
         self.blocks, self.block_sum, self.block_size, self.block_1, self.block_2 = 0, 0.0, 0, 0.0, 0.0
         self.drifts: deque[float] = deque(maxlen=OFTEN_POINTS // BLOCK_POINTS * 4)  # of block means from the slow level
+        self.strayed = 0.0  # the highest slow rise that came back by itself
         # events
-        self.buffer: deque[tuple[int, int, float]] = deque(maxlen=BUFFER_POINTS)  # row, step, value
+        self.buffer: deque[tuple[int, int, float, float]] = deque(maxlen=BUFFER_POINTS)  # row, step, value, deviation
         self.history: deque[tuple[int, float, float, float]] = deque(maxlen=BUFFER_POINTS)  # step, level, middle, slow
         self.life: Life | None = None
         self.respike: ChannelEvent | None = None
@@ -138,9 +142,9 @@ class Channel(Fold):
         self.last_step = step
         self.rows += 1
         self.age += 1
-        if not self.log and (self.rows <= OFTEN_POINTS or self.rows % USUAL_POINTS == 0):
+        if self.rows <= OFTEN_POINTS or self.rows % USUAL_POINTS == 0:
             self.grid.feed(raw)
-            self.quantum = self.grid.quantum(raw)
+            self.quantum = 0.0 if self.log else self.grid.quantum(raw)
         if self.age <= WARM_POINTS:
             return self._warm_up(row, step, value, changed)
         # the local noise
@@ -174,7 +178,7 @@ class Channel(Fold):
         return self._feed_slow(row, step, value, sudden, z, sigma, changed)
 
     def _in_units(self, raw: float) -> float:
-        value = math.log10(max(raw, 1e-12)) if self.log else raw
+        value = math.log10(max(raw, LEAST_VALUE)) if self.log else raw
         return -value if self.falling else value
 
     def _floored(self, sigma: float) -> float:
@@ -206,7 +210,7 @@ class Channel(Fold):
         if z > self.tail_start:
             self.tail_start += TAIL_GAIN * (1.0 - TAIL_SHARE)
             self.tail_mean += CLIP * TAIL_GAIN * (z - self.tail_start - self.tail_mean)
-        elif self.tail_start > 1.2:
+        elif self.tail_start > TAIL_LEAST:
             self.tail_start -= TAIL_GAIN * TAIL_SHARE
         return False
 
@@ -266,14 +270,15 @@ class Channel(Fold):
 
     def _feed_slow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, changed: Changed) -> Changed:
         """Sum the excess over the slow reference; open an event, follow an open one, or learn from a healthy point."""
-        self.buffer.append((row, step, value))
         if self.life is not None:
+            self.buffer.append((row, step, value, 0.0))
             return self._follow(row, step, value, sudden, z, sigma, changed)
         reference = self.slow
-        if self.lagged and self.lagged[0] < reference and self.age >= 4 * LAG_POINTS:
+        if self.lagged and self.lagged[0] < reference and self.age >= 2 * MIDDLE_POINTS:
             reference = self.lagged[0]
         unit = self.scale * self.widening
         deviation = (value - reference) / unit
+        self.buffer.append((row, step, value, deviation))
         cusum = self.cusum + min(CLIP, max(-CLIP, deviation)) - CUSUM_SLACK
         if self.age < BUFFER_POINTS:
             cusum -= DOUBT / math.sqrt(self.age)
@@ -312,7 +317,7 @@ class Channel(Fold):
     def _end_block(self) -> None:
         """Measure the long-run variance by second differences of block means, which do not see a linear trend."""
         mean = self.block_sum / self.block_size
-        if self.age > NOISE_POINTS * 4:
+        if self.age >= 2 * MIDDLE_POINTS:
             self.drifts.append((mean - min(self.slow, self.lagged[0])) / self.scale)
         if self.blocks >= 2:
             bend = mean - 2.0 * self.block_1 + self.block_2
@@ -322,19 +327,10 @@ class Channel(Fold):
             if self.long_run > 0.0:
                 power = min(power, NOISE_POINTS * self.long_run)
             self.long_run = prior + max(1.0 / 24.0, 1.0 / (self.blocks + 1.0)) * (power - prior)
-            self._inflate(min(64.0, max(1.0, self.long_run / own, self._slow_wander())))
+            self._inflate(min(64.0, max(1.0, self.long_run / own)))
         self.block_2, self.block_1 = self.block_1, mean
         self.blocks += 1
         self.block_sum, self.block_size = 0.0, 0
-
-    def _slow_wander(self) -> float:
-        """The long-run variance over that of one point as the spread of the block means shows it, which bends do not see."""
-        means = sorted(self.drifts)
-        size = len(means)
-        if size < WARM_POINTS:
-            return 1.0
-        spread = (means[(3 * size) >> 2] - means[size >> 2]) * IQR_TO_SIGMA
-        return BLOCK_POINTS * spread * spread / 2.0
 
     def _inflate(self, inflation: float) -> None:
         self.inflation, self.root = inflation, math.sqrt(inflation)
@@ -348,17 +344,17 @@ class Channel(Fold):
         """
         means = list(self.drifts)
         if len(means) < 4:
-            return 0.0
+            return self.strayed
         middle = sorted(means)[len(means) // 2]
         settled = next(index for index, mean in enumerate(means) if mean >= middle)
-        return max(abs(mean - middle) for mean in means[settled:]) * self.scale
+        return max(self.strayed, *(abs(mean - middle) * self.scale for mean in means[settled:]))
 
     # --- Start
 
     def _warm_up(self, row: int, step: int, value: float, changed: Changed) -> Changed:
         """Collect the first points; where a level was known before the log interval changed, a major rise is told."""
         self.warm.append((row, step, value))
-        self.buffer.append((row, step, value))
+        self.buffer.append((row, step, value, 0.0))
         if self.carried:
             changed = self._feed_carried(row, step, value, changed)
         if self.age == WARM_POINTS:
@@ -458,7 +454,7 @@ class Channel(Fold):
         """Open the event of an alarm: find its onset and its reference, and decide whether it is sudden."""
         start = (self.cusum_row if self.cusum > 0.0 else row) - MIDDLE_POINTS
         tail = [item for item in self.buffer if item[0] >= max(start, self.last_end)] or [self.buffer[-1]]
-        best, earliest = find_onset([(item[2] - reference) / unit for item in tail], inflation=self.root)
+        best, earliest = find_onset([item[3] for item in tail], inflation=self.root)
         onset, low = tail[best], tail[earliest]
         late = row - onset[0]
         if late > WARM_POINTS:  # growth by e-folds spends as long again below the noise
@@ -532,7 +528,9 @@ class Channel(Fold):
         if event.status is Status.RECOVERED:
             present = min(present, self.slow)
             if event.shape == "gradual" and not event.after_restart:  # as far as that this run drifts by itself
-                self.drifts.append(event.crest / self.scale)
+                self.strayed = max(self.strayed, event.crest)
+                self.long_run = 1.6 * self.inflation * self.scale * self.scale
+                self._inflate(min(64.0, 1.6 * self.inflation))
         if self.age > WARM_POINTS:
             self.middle = self.slow = present
         self.life = None

@@ -12,6 +12,7 @@ LEVEL_FLOOR = 0.002  # of the level: noise below it is print rounding, and a dif
 DECADES_FLOOR = 0.02  # the same for a channel that is folded in decades
 SUDDEN_LEAST, SUDDEN_MOST = 7.0, 16.0  # bounds of the threshold, in units of the noise
 TAIL_SHARE, TAIL_GAIN = 0.05, 0.01  # the tail begins where so many points lie above, and how fast that is learnt
+TAIL_LEAST = 1.2  # units of noise, where it begins at least
 TAIL_ODDS = 9.0  # ln(0.05 / 5e-6) mean excesses: one false alarm in 200k points under an exponential tail
 PAIR_SHARE = 0.7  # two of three points above this share of the threshold are sudden as well
 MAJOR_RISE = 0.2  # of the level: a spike that a person calls major is sudden from MAJOR_ODDS mean excesses on

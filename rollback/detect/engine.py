@@ -153,9 +153,9 @@ class Detector:
             self._tell("lr", finding, "lr", row)
         if Role.LOSS_SCALE in one and (scale := values.get(one[Role.LOSS_SCALE])) is not None:
             self._tell("scale", self._scale.feed(row, step, scale), one[Role.LOSS_SCALE], row)
-        for name, share in self._shares.items():
+        for name, shares in self._shares.items():
             if (weight := values.get(name)) is not None:
-                self._shares[name].append((row, weight))
+                shares.append((row, weight))
 
     def _watch_loss(self, row: int, step: int, values: Values, lead: str) -> None:
         """Feed the watches of the leading loss."""

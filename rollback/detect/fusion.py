@@ -74,7 +74,8 @@ class Fusion(Fold):
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
 
     __slots__ = (
-        "crossings", "events", "first_loss", "first_row", "first_step", "groups", "loss_events", "lr_wrong", "objective", "sign",
+        "crossings", "events", "first_loss", "first_row", "first_step", "groups", "loss_events", "lr_wrong", "objective",
+        "sign",
     )  # fmt: skip
 
     def __init__(self) -> None:

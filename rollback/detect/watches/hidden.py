@@ -139,7 +139,9 @@ class HiddenWatch(Fold):
 
     def _repeats_by_chance(self) -> int:
         """Return how many repeats in a row show that a series stands still: in a coarse format values repeat by chance."""
-        share = min(0.9, (self.ties + 1) / (self.usual + 1))
+        share = (self.ties + 1) / (self.usual + 1)
+        if share > 0.005:  # where many repeat, one seldom comes alone
+            share = min(0.95, math.sqrt(share))
         chance = math.ceil(math.log(TIE_CHANCE) / math.log(share))
         series = 2 * self.longest + 2 if self.longest > 1 else 0
         return max(NON_FINITE_POINTS, chance, series)
