@@ -171,8 +171,8 @@ class Detector:
             plateau.total += loss
             plateau.count += 1
             if plateau.count >= BLOCK_POINTS and plateau.end_block():
-                finding = Finding(kind=Kind.PLATEAU, sentence=SENTENCE, row=row, step=step, status=Status.RECOVERED)
-                self._tell("plateau", finding, lead, row)
+                flat = Finding(kind=Kind.PLATEAU, sentence=SENTENCE, row=row, step=step, status=Status.RECOVERED)
+                self._tell("plateau", flat, lead, row)
         norm = values.get(one[Role.NORM]) if Role.NORM in one else None
         counted = Role.SKIPPED in one
         if loss is not None and not counted and self._hidden.pass_by(step, loss, normed=norm is not None):

@@ -126,7 +126,8 @@ def test_a_run_that_spikes_often_says_so_once_with_its_rate() -> None:
     dice = random.Random(3)
     values = [1.0 + dice.gauss(0, 0.02) + (dice.random() < 0.17) * dice.uniform(0.6, 1.0) for _ in range(2000)]
     said = [line for event in fold([(row, {"loss": x}) for row, x in enumerate(values)]).events for line in event.evidence]
-    assert len(said) == 1 and re.fullmatch(r"the run spikes often, 1[34] times in 256 points: only higher spikes are told", said[0])
+    assert len(said) == 1
+    assert re.fullmatch(r"the run spikes often, 1[34] times in 256 points: only higher spikes are told", said[0])
 
 
 def test_an_objective_that_spikes_by_nature_is_told_where_it_goes_higher() -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from benchmarks.detector.strange import changed_order, draw, norm_grows
-from rollback.detect import Detector, Event, Kind, Status, Tier
+from rollback.detect import Detector, Event, Kind, Tier
 
 
 def fold(losses: list[float], norms: list[float] | None = None) -> tuple[Event, ...]:
