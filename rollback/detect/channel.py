@@ -62,6 +62,7 @@ from rollback.detect.onset import find_onset
 IQR_TO_SIGMA = 0.7413  # of a Gaussian
 BUFFER_POINTS = 512
 LAG_EVERY = 16  # points between two remembered levels
+LEAST_SIGMA = 1e-100  # a loss of exactly zero has no noise: its square must still be a number
 LEAST_VALUE = 1e-12  # below it the logarithm is taken of this
 FAR_BACK = -(10**9)  # a row before every log
 DISTANCE_TO_SIGMA = 1.048  # of a Gaussian: its deviation over the median distance of two draws
@@ -151,24 +152,31 @@ class Channel(Fold):
         ordered = self.ordered
         size = len(ordered)
         centre = ordered[size >> 1]
-        sigma = self._floored((ordered[(3 * size) >> 2] - ordered[size >> 2]) * IQR_TO_SIGMA)
+        sigma = (ordered[(3 * size) >> 2] - ordered[size >> 2]) * IQR_TO_SIGMA
+        if self.log or self.quantum or sigma <= LEVEL_FLOOR * abs(self.level) or sigma < LEAST_SIGMA:
+            sigma = self._floored(sigma)
         shift = value - self.level - centre
         usual = sigma
         if self.scale > sigma and self.age > NOISE_POINTS * 3:
             usual = math.sqrt(sigma * self.scale)
         z = shift / usual
-        threshold = self._threshold(size)
-        sudden = self._is_sudden(z, threshold) or self._is_major(shift, sigma, ordered[-1] - centre)
+        sudden = self._is_sudden(z, size)
+        if shift >= HIGH_RISE * sigma or self.high:
+            sudden = self._is_major(shift, sigma, ordered[-1] - centre) or sudden
         if z > SUDDEN_LEAST and self._is_often(shift):
             return changed if self.said_often else self._say_often(row, step, value, sigma, changed)
         # the fast level
         far = sudden or shift < -2.0 * HIGH_RISE * sigma
         self.far = self.far + 1 if far else 0
-        bounded = min(HIGH_RISE * sigma, max(-2.0 * HIGH_RISE * sigma, shift))
-        if self.far >= AWAY_POINTS:
-            bounded = shift / FAST_GAIN
         residual = value - self.level
-        self.level += (bounded + centre) * FAST_GAIN
+        limit = HIGH_RISE * sigma
+        if self.far >= AWAY_POINTS:
+            shift /= FAST_GAIN
+        elif shift > limit:
+            shift = limit
+        elif shift < -2.0 * limit:
+            shift = -2.0 * limit
+        self.level += (shift + centre) * FAST_GAIN
         if not sudden:
             self.settled += 1
             self.order.append(residual)
@@ -184,7 +192,7 @@ class Channel(Fold):
     def _floored(self, sigma: float) -> float:
         """The noise, not below what the numbers can show."""
         floor = DECADES_FLOOR if self.log else LEVEL_FLOOR * abs(self.level)
-        return max(sigma, floor, 0.75 * self.quantum, 1e-100)
+        return max(sigma, floor, 0.75 * self.quantum, LEAST_SIGMA)
 
     # --- Sudden
 
@@ -194,13 +202,15 @@ class Channel(Fold):
         threshold = min(SUDDEN_MOST, max(SUDDEN_LEAST, threshold))
         return threshold if size >= NOISE_POINTS else threshold * (1.0 + WARM_POINTS / size)
 
-    def _is_sudden(self, z: float, threshold: float) -> bool:
+    def _is_sudden(self, z: float, size: int) -> bool:
         """Compare z with the threshold, alone or with the two points before; learn the tail."""
-        near = z >= PAIR_SHARE * threshold
-        self.near = ((self.near << 1) | near) & 0b111
-        if near:
-            self.lone = z if self.near == 1 and self.life is None else 0.0
-            return z >= threshold or self.near != 1
+        self.near = (self.near << 1) & 0b111
+        if z >= PAIR_SHARE * SUDDEN_LEAST:
+            threshold = self._threshold(size)
+            if z >= PAIR_SHARE * threshold:
+                self.near |= 1
+                self.lone = z if self.near == 1 and self.life is None else 0.0
+                return z >= threshold or self.near != 1
         if self.lone:  # an outlier of one point is noise of the run, and bounded; one that lasts is an event
             excess = min(self.lone - self.tail_start, HIGH_RISE * self.tail_mean)
             self.tail_mean += CLIP * TAIL_GAIN * (excess - self.tail_mean)
@@ -220,8 +230,6 @@ class Channel(Fold):
         It must be a record, `top` being the highest of the last residuals, and its second point must stay up, or it must
         stand out more.
         """
-        if shift < HIGH_RISE * sigma and not self.high:
-            return False
         before, self.high = self.high, 0.0
         if self.log or self.life is not None:
             return False
@@ -279,7 +287,11 @@ class Channel(Fold):
         unit = self.scale * self.widening
         deviation = (value - reference) / unit
         self.buffer.append((row, step, value, deviation))
-        cusum = self.cusum + min(CLIP, max(-CLIP, deviation)) - CUSUM_SLACK
+        cusum = self.cusum - CUSUM_SLACK
+        if deviation > CLIP:
+            cusum += CLIP
+        else:
+            cusum += deviation if deviation > -CLIP else -CLIP
         if self.age < BUFFER_POINTS:
             cusum -= DOUBT / math.sqrt(self.age)
         if cusum <= 0.0:
@@ -301,10 +313,13 @@ class Channel(Fold):
         age = self.age
         self.scale += (sigma - self.scale) / MIDDLE_POINTS
         limit = HIGH_RISE * unit
-        to_slow = min(limit, value - self.slow)
-        to_middle = min(limit, value - self.middle)
-        self.slow += to_slow * max(2.0 / SLOW_POINTS, 1.0 / age)  # the plain mean until the span is filled
-        self.middle += to_middle * max(2.0 / MIDDLE_POINTS, 1.0 / age)
+        to_slow, to_middle = value - self.slow, value - self.middle
+        if to_slow > limit:
+            to_slow = limit
+        if to_middle > limit:
+            to_middle = limit
+        self.slow += to_slow / min(age, SLOW_POINTS // 2)  # the plain mean until the span is filled
+        self.middle += to_middle / min(age, MIDDLE_POINTS // 2)
         self.block_sum += value if to_middle > -limit else self.middle
         self.block_size += 1
         if age % LAG_EVERY:

@@ -19,6 +19,7 @@ from rollback.detect.life import EXPLODED_DECADES, ChannelEvent
 
 OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)
 CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
+SAW_EVENTS = 16  # the last ones, among which the teeth are sought
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE, REINIT_MOST = 0.5, 1.5  # of the way back to the first loss; further up, without a restart, is an explosion
@@ -195,7 +196,7 @@ class Fusion(Fold):
         """Whether a group is an event of its own: a loss is, other channels when they last, a norm when it is far off."""
         leader, role = group.first, group.role
         if role is Role.LOSS:
-            return True
+            return not self._is_saw_tooth(leader, row)
         if role in OBJECTIVES:  # they move by nature: a spike higher than before, a level that exploded or collapsed
             told = [abs(event.excess or 0.0) for event in self.events if event.channels[:1] == (leader.channel,)]
             higher = leader.shape == "instant" and abs(leader.excess or 0.0) > HIGHER * max(told, default=0.0)
@@ -208,6 +209,26 @@ class Fusion(Fold):
             return False
         far = EXPLODED_DECADES if row - leader.onset_row > JOIN_ROWS else FAR_DECADES  # one that grows for the whole run
         return leader.persistent or (leader.unresolved and leader.height >= far)
+
+    def _is_saw_tooth(self, leader: ChannelEvent, row: int) -> bool:
+        """Whether the loss rises as it rose at the beginning of each epoch: three rises that lasted lie equally far apart.
+
+        A running mean that begins anew does that, and so does data in the order of the epoch before. Spikes do not last,
+        and what lasts for longer than an epoch, or rises far higher, is no tooth.
+        """
+        before = [
+            event for event in self.events[-SAW_EVENTS:]
+            if event.channels[:1] == (leader.channel,) and event.recovered_row is not None and event.onset_row is not None
+            and event.recovered_row - event.onset_row >= WARM_POINTS
+        ][-3:]  # fmt: skip
+        if len(before) < 3 or leader.shape == "nan":
+            return False
+        rows = [event.onset_row or 0 for event in before]
+        period = (rows[2] - rows[0]) / 2.0
+        apart = max(3.0, 0.05 * period)
+        periods = max(1, round((leader.onset_row - rows[2]) / period))
+        regular = abs(rows[1] - rows[0] - period) <= apart and abs(leader.onset_row - rows[2] - periods * period) <= apart
+        return regular and row - leader.onset_row < period and (leader.excess or 0.0) <= HIGHER * max(event.excess or 0.0 for event in before)
 
     # --- What an event is
 
