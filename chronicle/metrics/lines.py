@@ -1,15 +1,9 @@
 """Text logs: open them (gzip, UTF-16), and parse the lines that trainers print.
 
 One general reader: a line is taken apart into `name: value`, `name=value` and (for names of the table) `name value`; the
-table of `rollback.channels` says what each name is, and the step is the counter that the line names. So the lines of
-Megatron, GPT-NeoX, nanotron, fairseq, mmengine, timm, Composer, litgpt, OLMo, verl, ESPnet, torchtitan, Marian and most
-scripts are read by the same rules. Special rules exist where the general one cannot see the step:
-
-    Epoch: [3][  10/5005]   Epoch(train) [1][50/1567]   Train: 0 [  50/1251 …]   |  200/ 2983 batches   a bar of tqdm
-    a header line and a block below it (Composer, OLMo), a line that names a step, or an epoch, and lines below it that
-    hold the values (Coqui, tensorpack, nnU-Net), a framed table (Stable-Baselines3, ADM), a table in columns of blanks
-    (fastai, spaCy, YOLO), Keras' two lines,
-    MLPerf's records, `0 train 10.95` of build-nanogpt; each has its form in `tests/metrics/dialects.py`, with its source
+table of `rollback.channels` says what each name is, and the step is the counter that the line names (`COUNTERS`). Forms whose
+step and values stand in different lines are readers of their own (`forms.py`); blocks below a header, epochs, Keras and
+MLPerf's records are here. Each form has a sample in `tests/metrics/dialects.py`, with its source.
 
 Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
 accepted; where several ranks print, the first one counts. A number that touches the end of a cut line is not trusted.
@@ -25,7 +19,7 @@ import math
 import re
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +146,6 @@ COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$"
 SHARE_OF = re.compile(r"^(\d+)/\d+$")  # a step of all
 SAME = 5e-4  # of a number: three digits of it
 RECENT_STEPS = 3  # a rank that lags this far behind repeats what was read
-
-
-def read_lines(lines: Iterable[str]) -> Iterator[Point]:
-    """Yield the points of printed lines; lines of one step with different channels become one point."""
-    log = PrintedLines()
-    for line in lines:
-        yield from log.feed(line)
-    yield from log.flush()
 
 
 class PrintedLines:
@@ -451,13 +437,6 @@ class PrintedLines:
         if self._rank is None and _find_step(line, EpochSteps(), cut=False) is not None:
             self._rank = rank if _tells(self._fields(line, cut=False)) else None
         return self._rank is not None and rank != self._rank
-
-
-def parse_log_line(line: str, counted: int = 0) -> Point | None:
-    """Parse one printed line by itself; `counted` is the step of a line that names none (Trainer's dictionaries)."""
-    log = PrintedLines()
-    log._counted = counted
-    return log.parse(line if line.endswith("\n") else f"{line}\n")
 
 
 def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:

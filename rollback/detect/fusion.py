@@ -228,7 +228,8 @@ class Fusion(Fold):
         apart = max(3.0, 0.05 * period)
         periods = max(1, round((leader.onset_row - rows[2]) / period))
         regular = abs(rows[1] - rows[0] - period) <= apart and abs(leader.onset_row - rows[2] - periods * period) <= apart
-        return regular and row - leader.onset_row < period and (leader.excess or 0.0) <= HIGHER * max(event.excess or 0.0 for event in before)
+        highest = max(event.excess or 0.0 for event in before)
+        return regular and row - leader.onset_row < period and (leader.excess or 0.0) <= HIGHER * highest
 
     # --- What an event is
 
