@@ -20,8 +20,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.lines import number_in
 from chronicle.metrics.log import MetricsWriter, Point, read_metrics
+from chronicle.metrics.numbers import number_in
 from chronicle.metrics.readers import read_log
 from experiments.definition import Loss, Order, Setting, Trainer
 from experiments.design import START, Leg, StudyPlan, StudyRun

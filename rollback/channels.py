@@ -69,6 +69,7 @@ class RoleNames(NamedTuple):
 
 EVAL_WORDS = r"val|valid|validation|eval|evaluation|test"  # a loss whose name begins so is measured on held-out data
 EVAL = rf"(.*[^a-z])?({EVAL_WORDS}|dev|best|ema|hella|ppl|perplexity)([^a-z].*)?"
+COUNTS = r"(.*[/_. ])?(num|count|cnt|n)([/_. ].*)?"  # of losses, or of what they are taken over: no loss
 EXPECTED_LR = "lr/expected"  # the LR that a rollback promised, beside the one that was logged
 TRAIN = r"(?:train(?:ing|er)?[/_. ])?"
 LOSS_WORDS = r"loss|losses|nll|xent|cross[-_ ]?entropy|logloss|mlogloss"
@@ -111,7 +112,7 @@ TABLE: tuple[RoleNames, ...] = (
         r"|l_(g_)?(pix|pixel|percep|perceptual|style|fea|feat|tv|rec|recon|l1|l2|mse|ssim|total)",  # as BasicSR prints
     ),
     RoleNames(
-        role=Role.NORM, canonical="grad_norm", aliases=("gradient_norm", "norm", "gnorm", "g_norm"),
+        role=Role.NORM, canonical="grad_norm", aliases=("gradient_norm", "norm", "gnorm", "g_norm", "grad"),
         pattern=r"(.*[/_. ])?(total[_ ]|global[_ ]|l2[_ ])?"
         r"(grad|gradient)s?[_ ]?(global[_ ])?(norm|l2)(/total|[_ ](avg|mean|total))?|gnorm",
         parts=r"(train/)?(grad|update|param)[_ ]norm([/.][\w.-]+)?",
@@ -148,7 +149,8 @@ LAUNCH_NAMES = ("launch", "event_file", "session", "segment")
 JUDGED = (Role.LOSS, Role.OBJECTIVE, Role.SOURCE, Role.REWARD)  # without one of these a log cannot be watched
 TELLING = (*JUDGED, Role.NORM, Role.LR)  # a printed line that holds one of these is a logged step
 HINTS = (  # a printed line without any of these holds none of them
-    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "cost:", "learn:", "xent", "ntropy",
+    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "grad", "Grad",
+    "rew", "Rew", "Cost", "cost:", "learn:", "xent", "ntropy",
     "L.r.", "eturn", "D_", "G_",
 )  # fmt: skip
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
@@ -165,8 +167,13 @@ def role_of(name: str) -> Role:
 
 
 def _role_by_pattern(name: str) -> Role:
-    row = _row_of(_words(name))
-    return Role.IGNORED if row is None or (row.role in JUDGED and re.fullmatch(EVAL, _words(name))) else row.role
+    words = _words(name)
+    row = _row_of(words)
+    if row is None:
+        return Role.IGNORED
+    if row.role in JUDGED and (re.fullmatch(EVAL, words) or re.fullmatch(COUNTS, words)):
+        return Role.IGNORED
+    return row.role
 
 
 def totality_of(name: str) -> tuple[int, int]:

@@ -100,5 +100,6 @@ RULES: dict[str, Callable[[Sequence[float]], Iterator[int]]] = {
     "llm-foundry 2× mean": kill_loss_spike,
     "Lightning 3× mean": lightning,
     "robust z 6 of 200": lambda s: window_median(s, window=200, least=32, z=6.0, floor=0.0),
+    "median + 8 MAD of 64": lambda s: window_median(s, window=64, least=8, z=8.0, floor=0.0),
     "local robust z 8 of 32": lambda s: window_median(s, window=32, least=24, z=8.0, floor=0.01),
 }

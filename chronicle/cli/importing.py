@@ -41,7 +41,7 @@ def import_(
     """Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs.
 
     A store of several runs becomes several runs, called as they are called there; --run NAME goes before these names.
-    STORE#RUN is one run of it. Also read: trainer_state.json, journal entries, a chronicles.md.
+    STORE#RUN is one run of it. Also read: trainer_state.json, journal entries, a table of incidents.
 
     Example: chronicle import wandb/ && chronicle runs
     """

@@ -18,7 +18,6 @@ from chronicle.integrations.foreign_journals import (
     ImportedLaunch,
     cut_into_launches,
     is_event_table,
-    read_chronicle,
     read_entries,
     read_events,
 )
@@ -183,7 +182,6 @@ def _launches(name: str, read: Callable[[Path], Iterator[Point]]) -> Callable[[P
 
 FORMATS: Mapping[str, Callable[[Path], Import]] = {
     "entries": read_entries,
-    "chronicle": read_chronicle,
     "events": read_events,
     "tensorboard": _launches("tensorboard", read_event_files),
     "trainer-state": _launches("trainer-state", read_document),
@@ -215,8 +213,6 @@ def _recognise(path: Path) -> str:
         return "tensorboard"
     if path.name == "trainer_state.json":
         return "trainer-state"
-    if path.suffix.lower() in (".md", ".markdown"):
-        return "chronicle"
     with path.open("rb") as file:
         first = file.readline(1 << 16).decode("utf-8", "replace").strip()
     if is_event_table(first):

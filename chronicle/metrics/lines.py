@@ -1,15 +1,9 @@
 """Text logs: open them (gzip, UTF-16), and parse the lines that trainers print.
 
 One general reader: a line is taken apart into `name: value`, `name=value` and (for names of the table) `name value`; the
-table of `rollback.channels` says what each name is, and the step is the counter that the line names. So the lines of
-Megatron, GPT-NeoX, nanotron, fairseq, mmengine, timm, Composer, litgpt, OLMo, verl, ESPnet, torchtitan, Marian and most
-scripts are read by the same rules. Special rules exist where the general one cannot see the step:
-
-    Epoch: [3][  10/5005]   Epoch(train) [1][50/1567]   Train: 0 [  50/1251 …]   |  200/ 2983 batches   a bar of tqdm
-    a header line and a block below it (Composer, OLMo), a line that names a step, or an epoch, and lines below it that
-    hold the values (Coqui, tensorpack, nnU-Net), a framed table (Stable-Baselines3, ADM), a table in columns of blanks
-    (fastai, spaCy, YOLO), Keras' two lines,
-    MLPerf's records, `0 train 10.95` of build-nanogpt; each has its form in `tests/metrics/dialects.py`, with its source
+table of `rollback.channels` says what each name is, and the step is the counter that the line names (`COUNTERS`). Forms whose
+step and values stand in different lines are readers of their own (`forms.py`); blocks below a header, epochs, Keras and
+MLPerf's records are here. Each form has a sample in `tests/metrics/dialects.py`, with its source.
 
 Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
 accepted; where several ranks print, the first one counts. A number that touches the end of a cut line is not trusted.
@@ -25,11 +19,13 @@ import math
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chronicle.metrics.forms import FORMS
 from chronicle.metrics.log import Point
+from chronicle.metrics.numbers import NUMBER, UNITS, number_in, number_of_text
 from rollback.channels import (
     EPOCH_NAMES,
     EVAL_WORDS,
@@ -45,11 +41,6 @@ from rollback.channels import (
     role_of,
 )
 
-NOT_A_NUMBER = r"nan(?:\(\w*\)|\.0+)?|1\.#(?!INF)\w+"  # `nan.0` is Lightning's bar, `-nan(ind)` and `1.#QNAN` are C on Windows
-INFINITE = r"inf(?:inity)?(?:\.0+)?|1\.#INF\w*"
-NUMBER = rf"[-+]?(?:{NOT_A_NUMBER}|{INFINITE}|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
-UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-NON_FINITE_TEXT = re.compile(rf"\s*[-+]?(?:(?:{NOT_A_NUMBER})|(?P<infinite>{INFINITE}))\s*", re.IGNORECASE)
 REPR = r"(?:np\.b?float\d+|(?:tf\.)?tensor|(?:Device)?Array)\("  # what Python prints around the number
 VALUE = rf"[\[(]?\s*(?:{REPR})?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?!\w|\.\w)"
 NAMED = re.compile(
@@ -119,7 +110,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         ),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
-        (rf"(?:^|\s)\[{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
+        (rf"(?:^|\s)\[\s*{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
         (rf"(?:^|\s)steps:\s+{COUNT}(?!%)", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),
     )
@@ -134,7 +125,9 @@ ANNOUNCED = re.compile(
 EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
     r"(?:^|[\s:>|\]=*#-])(?:start(?:ing)? )?epoch\s*[:#=]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?\s*[:.=*#-]*\s*$", re.IGNORECASE
 )
-OTHER_EPOCH = re.compile(r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint)", re.IGNORECASE)  # not that
+OTHER_EPOCH = re.compile(  # not that
+    r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint|eval|valid|test)", re.IGNORECASE
+)
 ROUNDED = re.compile(  # `step:2K`
     r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE
 )
@@ -144,28 +137,15 @@ BLOCK = re.compile(
     re.IGNORECASE,
 )
 STEP_BEFORE = re.compile(r"(?:\b|_)(?:step|batch|iter|iteration)\s*[=:#]?\s*(\d[\d,]*)", re.IGNORECASE)
+KEY_BEFORE = re.compile(r"(\w+):\s*$")
 EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
-FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
-CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
 KERAS_EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
 KERAS_BAR = re.compile(r"^\s*\d+/(?:\d+|Unknown)\s")
 KERAS_END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - ")
 COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$")
-WORD = re.compile(r"[A-Za-z_][\w./-]*")
-HEAD = re.compile(r"\s{2,}|\t")  # between the columns of a table that is printed with blanks
-SHARE_OF = re.compile(r"^(\d+)/\d+$")  # an epoch, as YOLO prints it
-DRAWN = re.compile(r"(\d+)%\|")  # a bar, drawn again and again until it is full
-STEP_ROWS = ("total_timesteps", "step", "steps", "iteration", "num_updates", "total_steps")
+SHARE_OF = re.compile(r"^(\d+)/\d+$")  # a step of all
 SAME = 5e-4  # of a number: three digits of it
 RECENT_STEPS = 3  # a rank that lags this far behind repeats what was read
-
-
-def read_lines(lines: Iterable[str]) -> Iterator[Point]:
-    """Yield the points of printed lines; lines of one step with different channels become one point."""
-    log = PrintedLines()
-    for line in lines:
-        yield from log.feed(line)
-    yield from log.flush()
 
 
 class PrintedLines:
@@ -183,6 +163,7 @@ class PrintedLines:
         self.names: dict[str, None] = {} if names is None else names  # all seen, for the message when none is known
         self._row, self._counted = 0, counted
         self._pending: Point | None = None
+        self._form: Collection[str] = ()  # the names of the line that began it
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._rank: str | None = None
         self._block: int | None = None  # the step of the header whose block is open
@@ -193,9 +174,7 @@ class PrintedLines:
         self._lines_of_epochs: bool | None = None  # whether each epoch is one record of such lines; the second one shows it
         self._first_epoch: Point | None = None
         self._finer, self._since = 0, 0  # lines with a loss and a counter of steps: all, and since an epoch's own line
-        self._columns: list[str] = []  # of the table in blanks that is open
-        self._frame: dict[str, float] | None = None
-        self._folder = ""
+        self._forms = [form() for form in FORMS]
         self._keras, self._inner = 0, False
         self._epochs = EpochSteps()
         self._owners: dict[str, str] = {}
@@ -221,21 +200,39 @@ class PrintedLines:
         self._counted = max(self._counted, step) + 1
 
     def _join(self, found: Point) -> list[Point]:
+        """Add what a line said to the point of its step, or end that point and begin another."""
         self.passed(found.step)
         pending = self._pending
         if pending is not None and pending.step == found.step:
-            if not pending.values.keys() & found.values.keys():
-                self._pending = pending._replace(values={**pending.values, **found.values})
+            if self._is_added(found.values, pending):
                 return []
-            if all(_is_same(found.values[name], pending.values[name]) for name in pending.values.keys() & found.values.keys()):
-                self._pending = pending._replace(values={**found.values, **pending.values})
-                return []  # a bar that was drawn again, or the same numbers in another form
-        elif found.step in self._recent and pending is not None and found.step < pending.step:
-            return []  # a rank that lags behind
+        elif pending is not None and 0 < pending.step - found.step <= RECENT_STEPS:
+            if _is_judged(found.values) and not _is_judged(pending.values):
+                # two counters: what was printed under the number of the next step belongs to this loss
+                self._pending = found._replace(values={**pending.values, **found.values})
+                return []
+            if found.step in self._recent:
+                return []  # a rank that lags behind
         done = self.flush()
         self._recent.append(found.step)
-        self._pending = found
+        self._pending, self._form = found, found.values.keys()
         return done
+
+    def _is_added(self, values: Mapping[str, float], pending: Point) -> bool:
+        """Whether another line of the same step belongs to its point; the same names with other numbers do not.
+
+        A line of another form that uses a name again (a window's median, and then a running mean) says another series.
+        """
+        known = pending.values
+        shared = values.keys() & known.keys()
+        again = all(_is_same(values[name], known[name]) for name in shared)
+        if not again and values.keys() == self._form:
+            return False
+        added = dict(known)
+        for name, value in values.items():
+            added.setdefault(name if again or name not in known else f"{name} (2)", value)
+        self._pending = pending._replace(values=added)
+        return True
 
     def parse(self, line: str) -> Point | None:
         """Return what one line adds: a point, or the part of one."""
@@ -257,10 +254,10 @@ class PrintedLines:
             asked = self._parse_asked(line, cut=cut)
             if asked is not None:
                 return asked
-        if self._frame is not None or FRAME.match(line):
-            framed = self._feed_frame(line)
-            if self._frame is not None:
-                return framed
+        for form in () if cut else self._forms:
+            known = form.feed(line)
+            if known is not None:
+                return Point(0, known.step, _time(line), self._named(known.values)) if _tells(known.values) else None
         if self._block is not None:
             values = self._fields(line, cut=cut) if line[:1] in " \t" else {}
             if values or (line.strip() in ("{", "}") or (line[:1] in " \t" and line.strip())):
@@ -276,15 +273,11 @@ class PrintedLines:
                 self._keras = int(begins["at"])
             return self._begin_epoch(int(begins["at"]))
         plain, line = line, whole
-        if self._columns and not cut and (row := self._row_of(plain)) is not None:
-            return row
         if not any(hint in line for hint in HINTS):
             column = None if cut else COLUMN.match(plain)
             if column is None:
                 self._announce(plain)
             return None if column is None else Point(0, int(column["at"]), None, {"loss": float(column["value"])})
-        if self._is_head(plain):
-            return None
         if self._is_other_rank(line):
             return None
         if self._keras and KERAS_END.match(plain):
@@ -315,7 +308,7 @@ class PrintedLines:
         for name in self._named_by:
             at = re.search(rf"(?<![\w./]){re.escape(name)}\s*[:=]?\s*{VALUE}", line)
             if at is not None and not (cut and at.end() == len(line)):
-                found[name] = _number(at["value"], at["unit"])
+                found[name] = number_of_text(at["value"], at["unit"])
         count = found.pop(self._step, None) if self._step is not None else _find_step(line, self._epochs, cut=cut)
         if not found or count is None or count != int(count):
             return None
@@ -413,40 +406,6 @@ class PrintedLines:
                 return None
         return Point(0, self._announced, None, self._named(values)) if _tells(values) else None
 
-    def _is_head(self, line: str) -> bool:
-        """Whether a line is the head of a table in blanks: names alone, a loss and a counter among them."""
-        names = [name for name in HEAD.split(line.strip()) if name]
-        words = line.removeprefix("#").split()  # `# step loss`, as `numpy.savetxt` writes it
-        single = len(names) < 2 <= len(words) <= 40  # blanks between the names, one at a time
-        if single and words[0].lower() in STEP_NAMES and all(WORD.fullmatch(word) for word in words):
-            names = words if any(role_of(word) is Role.LOSS for word in words) else names
-        if len(names) < 2 or (len(names) < 3 and names != words):
-            return False
-        if any(number_in(name) is not None or ":" in name or "=" in name or "|" in name for name in names):
-            return False
-        lowered = [name.lower() for name in names]
-        counted = lowered[0] in STEP_NAMES or "#" in lowered[:2] or any(name in STEP_NAMES for name in lowered[:3])
-        if not counted or not any(role_of(name) in JUDGED for name in names):
-            return False
-        self._columns = names
-        return True
-
-    def _row_of(self, line: str) -> Point | None:
-        """The point of a row of the open table; None for another line."""
-        cells, names = line.split(), self._columns
-        bar = DRAWN.search(line)
-        if len(cells) < len(names) or (bar is None and len(cells) > len(names)) or (bar is not None and bar[1] != "100"):
-            return None
-        shares = [SHARE_OF.match(cell) for cell in cells]
-        numbers = [number_in(cell if share is None else share[1]) for cell, share in zip(cells, shares, strict=True)]
-        row = {name: number for name, number in zip(names, numbers, strict=False) if number is not None}
-        lowered = {name.lower(): name for name in row}
-        at = lowered.get("#") or next((lowered[name] for name in STEP_NAMES if name in lowered), None)
-        if at is None or row[at] != row[at] or row[at] != int(row[at]):
-            return None
-        values = {name: number for name, number in row.items() if role_of(name) is not Role.IGNORED}
-        return Point(0, int(row[at]), None, self._named(values)) if _tells(values) else None
-
     def _fields(self, line: str, *, cut: bool) -> dict[str, float]:
         values: dict[str, float] = {}
         end = len(line) if cut else -1
@@ -457,7 +416,7 @@ class PrintedLines:
             if len(self.names) < 40:
                 self.names.setdefault(field["name"])
             if name is not None and name not in values:
-                values[name] = _number(field["value"], field["unit"])
+                values[name] = number_of_text(field["value"], field["unit"])
         return values
 
     def _named(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -478,33 +437,6 @@ class PrintedLines:
         if self._rank is None and _find_step(line, EpochSteps(), cut=False) is not None:
             self._rank = rank if _tells(self._fields(line, cut=False)) else None
         return self._rank is not None and rank != self._rank
-
-    def _feed_frame(self, line: str) -> Point | None:
-        """Read a table between two lines of dashes: Stable-Baselines3 and ADM print names and numbers in cells."""
-        if FRAME.match(line):
-            cells, self._frame, self._folder = self._frame, {}, ""
-            if not cells:
-                return None
-            step = next((cells[name] for known in STEP_ROWS for name in cells if name.rpartition("/")[2] == known), None)
-            values = {name: value for name, value in cells.items() if role_of(name) is not Role.IGNORED}
-            return Point(0, int(step), None, self._named(values)) if step is not None and _tells(values) else None
-        cell = CELL.match(line)
-        if cell is None:
-            self._frame = None
-            return None
-        assert self._frame is not None
-        if cell["value"] is None:
-            self._folder = cell["name"] if cell["name"].endswith("/") else self._folder
-        else:
-            self._frame[f"{self._folder}{cell['name']}"] = _number(cell["value"], cell["unit"])
-        return None
-
-
-def parse_log_line(line: str, counted: int = 0) -> Point | None:
-    """Parse one printed line by itself; `counted` is the step of a line that names none (Trainer's dictionaries)."""
-    log = PrintedLines()
-    log._counted = counted
-    return log.parse(line if line.endswith("\n") else f"{line}\n")
 
 
 def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
@@ -557,17 +489,8 @@ def _tells(values: Mapping[str, float]) -> bool:
     return any(role_of(name) in TELLING for name in values)
 
 
-def _number(text: str, unit: str | None) -> float:
-    number = non_finite(text)
-    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0) if number is None else number
-
-
-def non_finite(text: str) -> float | None:
-    """Return NaN or an infinity in any of the ways that programs print them; None for everything else."""
-    found = NON_FINITE_TEXT.fullmatch(text)
-    if found is None:
-        return None
-    return math.nan if found["infinite"] is None else -math.inf if text.startswith("-") else math.inf
+def _is_judged(values: Mapping[str, float]) -> bool:
+    return any(role_of(name) in JUDGED for name in values)
 
 
 def _whole(text: str) -> int:
@@ -590,11 +513,15 @@ def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
         return None
     if "event_type" in record and "key" in record:
         return _parse_mlperf(record)
+    if ":::MLP" in line and (key := KEY_BEFORE.search(line[:start])) is not None:  # the form of before v0.6
+        return _parse_mlperf({"key": key[1], "value": record.get("value"), "metadata": record})
     before = STEP_BEFORE.search(line[:start])
     counted = counted if before is None else _whole(before[1])
     point = point_of_record(record, epochs, counted=counted, texts=True)
     if point is None or (point.values and not _tells(point.values)) or "train_runtime" in record:
         return None
+    if point.counted and before is None and point.values and not _is_judged(dict.fromkeys(map(str, record), 0.0)):
+        return None  # a setting: a line without a step makes one only where it holds a loss
     named = {canonical_name(name): value for name, value in point.values.items()}
     return point._replace(time=_time(line), values=named, counted=point.counted and before is None)
 
@@ -604,10 +531,11 @@ def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
     found = next((meta[name] for name in ("step", "step_num", "iteration", "samples_count", "epoch_num") if name in meta), None)
     value = record.get("value")
     fields = value if isinstance(value, dict) else {str(record["key"]): value}
-    values = {
-        str(name): float(number) for name, number in {**fields, **meta}.items()
-        if isinstance(number, int | float) and role_of(str(name)) is not Role.IGNORED
-    }  # fmt: skip
+    values = {}
+    for name, cell in {**fields, **meta}.items():
+        number = number_in(cell)
+        if number is not None and role_of(str(name)) is not Role.IGNORED:
+            values[str(name)] = float(number)
     if not isinstance(found, int | float) or not _tells(values):
         return None
     stamp = record.get("time_ms")
@@ -674,16 +602,6 @@ class EpochSteps:
         self.begins.setdefault(int(epoch), self.offset)
         self.epoch, self.last = epoch, at
         return self.offset + at
-
-
-def number_in(value: object) -> float | None:
-    """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return value if isinstance(value, int) else float(value)
-    except ValueError:
-        return non_finite(value) if isinstance(value, str) else None
 
 
 def point_of_record(

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, number_in, read_head
+from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, read_head
 from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
+from chronicle.metrics.numbers import number_in
 from chronicle.metrics.records import (
     JsonLines,
     TableLines,
@@ -368,7 +369,11 @@ class Contents:
         told = [f"{role} ← {_some(names)}" for role, names in roles if names]
         ignored = len(self.channels) - sum(self.reading.role_of(name) is not Role.IGNORED for name in self.channels)
         told += [f"{ignored} not watched"] * bool(ignored)
-        return [f"read: {self.form}, {self.points} points, {steps}; {'; '.join(told) if judged or told else 'no channel'}"]
+        with_loss = max((self.channels[name] for name in self.judged), default=0)
+        points = f"{self.points} points"
+        if 0 < with_loss < self.points:
+            points += f" ({with_loss} with a loss)"
+        return [f"read: {self.form}, {points}, {steps}; {'; '.join(told) if judged or told else 'no channel'}"]
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values: `channels` maps each name to its role and number of values."""

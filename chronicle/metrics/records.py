@@ -15,8 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.lines import ANSI, PREFIX, EpochSteps, log_lines, non_finite, number_in, point_of_record
+from chronicle.metrics.lines import ANSI, PREFIX, EpochSteps, log_lines, point_of_record
 from chronicle.metrics.log import Point
+from chronicle.metrics.numbers import non_finite, number_in
 from rollback.channels import EPOCH_NAMES, LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, Role, role_of
 
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from chronicle.metrics.lines import log_lines, number_in, read_head
+from chronicle.metrics.lines import log_lines, read_head
 from chronicle.metrics.log import Point
+from chronicle.metrics.numbers import number_in
 from chronicle.metrics.records import find_header, join_steps
 from rollback.channels import STEP_NAMES, TIME_NAMES
 

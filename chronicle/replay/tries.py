@@ -42,7 +42,7 @@ from chronicle.settings import Settings
 from chronicle.watch.advice import collect_candidates
 from rollback.checkpoint.listing import read_state
 from rollback.detect import Status, Tier
-from rollback.detect.config import ChannelConfig
+from rollback.detect.constants import EQUIVALENT, LEVEL_FLOOR
 from rollback.errors import RollbackError
 from rollback.plan.lr import beta2_of
 from rollback.plan.request import BETA2, RESHUFFLE, SKIP
@@ -113,8 +113,7 @@ class WayTried:
     @property
     def margin(self) -> float:
         """Another loss within it is as good: what the detector calls recovered."""
-        config = ChannelConfig()
-        return max(config.equivalence * (self.noise or 0.0), config.level_fraction * abs(self.loss or 0.0))
+        return max(EQUIVALENT * (self.noise or 0.0), LEVEL_FLOOR * abs(self.loss or 0.0))
 
     def versus(self, better: "WayTried") -> Versus:
         """Whether it is worse than the other, from the differences at the same steps; equivalence by two one-sided tests.

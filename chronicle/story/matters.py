@@ -48,6 +48,9 @@ KINDS = {  # a kind of the detector and of the guard -> words, with the place of
     "plateau": "Plateau of {}",
     "weights-not-finite": "Weights that are no numbers: {}",
     "replicas-differ": "Replicas that differ: {}",
+    "stands-still": "{} stands still",
+    "loss-missing": "{} is missing from its lines",
+    "steps-skipped": "All steps are skipped: {}",
 }
 STANDINGS = {"partial": "recovered in part", "recovered": "recovered by itself"}
 TIERS = {"propose": "a rollback is proposed", "warn": "warning", "notice": "notice"}

@@ -23,11 +23,11 @@ from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import breach_events, collect_candidates, collect_history
-from chronicle.watch.two_processes import fold_in_two, is_long
 from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72  # of a line of text
+LONG_BYTES = 24 << 20  # of a log whose reading is shown as it goes
 BAND_POINTS = 600  # of the picture, at least
 Slice = tuple[int, float, float]  # first row, lowest, highest loss
 JSON_FIELDS = (
@@ -131,26 +131,23 @@ Advise = Callable[[Sequence[Event], int], Proposal | None]
 
 def scan_points(
     points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: (),
-    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN,
+    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN, progress: Callable[[int], None] | None = None,
 ) -> Scan:
     """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one.
 
     `more(events)`: events that stand in no log.
     """
-    detector, trace = Detector(role_of=reading.role_of), Trace(Contents(form, reading))
+    detector, trace = Detector(role_of=reading.role_of), Trace(Contents(form, reading), progress)
     for point in points:
         detector.skip_to(point.row)
         detector.feed(point.step, point.values, time=point.time, launch=point.launch)
         trace.note(point)
     detector.finish()
-    return _scan(detector, trace, source, advise, more(detector.events))
-
-
-def _scan(detector: Detector, trace: Trace, source: str, advise: Advise, more: Sequence[Event] = ()) -> Scan:
-    events = (*detector.events, *more)
+    found = more(detector.events)
+    events = (*detector.events, *found)
     trace.contents.need_loss(source)
     calls = any(event.tier is Tier.PROPOSE for event in events)
-    last_step = max([trace.last_step, *(event.alarm_step for event in more)])
+    last_step = max([trace.last_step, *(event.alarm_step for event in found)])
     return Scan(
         source=source, rows=detector.row, last_step=last_step, events=events,
         proposal=advise(events, last_step) if calls else None, band=tuple(trace.band.slices),
@@ -162,16 +159,14 @@ def scan_file(
     path: Path, *, checkpoints_dir: Path | None = None, progress: Callable[[int], None] | None = None,
     reading: LogReading = PLAIN,
 ) -> Scan:  # fmt: skip
-    """Scan one log that belongs to no run; a long one by two processes. `progress` gets the number of points so far.
+    """Scan one log that belongs to no run. `progress` gets the number of points so far.
 
     Without a directory of checkpoints a proposal names the onset and no target.
     """
 
     advise = advice_on_file(checkpoints_dir)
-    if not is_long(path):
-        return scan_points(read_log(path, reading), str(path), advise, form=form_of(path, reading), reading=reading)
-    trace = Trace(Contents(form_of(path, reading), reading), progress)
-    return _scan(fold_in_two(path, trace.note, reading=reading), trace, str(path), advise)
+    form, points = form_of(path, reading), read_log(path, reading)
+    return scan_points(points, str(path), advise, form=form, reading=reading, progress=progress)
 
 
 def scan_run(
@@ -240,7 +235,7 @@ def _run_points(paths: RunPaths) -> Iterable[Point]:
 @contextmanager
 def progress_bar(path: Path) -> Iterator[Callable[[int], None] | None]:
     """Yield a function that takes the number of points read; None without a terminal or for a short log."""
-    if not (sys.stderr.isatty() and is_long(path)):
+    if not (sys.stderr.isatty() and path.is_file() and path.stat().st_size >= LONG_BYTES):
         yield None
         return
     from rich.console import Console

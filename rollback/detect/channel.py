@@ -1,16 +1,11 @@
-"""Processes one logged series point by point: a local baseline for sudden events, a slow CUSUM for gradual ones.
+"""Processes one logged series point by point: one rule for what is sudden, one for what is slow.
 
-The *local* layer compares a value with a fast level and the quartiles of the last residuals: a robust z whose
-threshold follows the tail of the run's own noise (peaks over threshold, Siffer 2017), so that a micro-batch loss with
-hard batches does not alarm for ever. The tail is learnt from points outside events and from outliers of one point: a
-spike that lasts must not raise the threshold for the next. A young series is judged from its ninth point on, by a
-wider threshold, and by the leaps between its points, which no steep descent widens. The *slow* layer sums winsorised
-residuals against the lower of a slow level and a lagged middle level (Page 1954). Suspicion freezes that reference,
-so that a ramp cannot become its own baseline, and the long-run variance of the series raises the threshold. While an
-event is open, everything it is judged by is frozen (`excursion.py`).
-
-State is a few dozen floats and bounded lists, all plain JSON. `feed` calls four methods a point and no more: on half a
-million points a Python call costs as much as the arithmetic of a small one.
+*Sudden*: a value is compared with a fast level and the quartiles of the last residuals. The threshold follows the tail
+of the run's own noise (peaks over threshold, Siffer 2017), so that hard batches do not alarm for ever; a rise by a fifth
+of the level needs less. The tail is learnt from points outside events and from outliers of one point. *Slow*: clipped
+residuals against the lower of a slow level and a lagged middle one are summed (Page 1954). Suspicion freezes these
+levels, so that a ramp cannot become its own baseline, and the long-run variance of the series raises the threshold.
+While an event is open, everything it is judged by is frozen (`life.py`).
 """
 
 from __future__ import annotations
@@ -18,393 +13,600 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any, Self
 
-from rollback.detect.channel_events import (
-    ChannelState,
-    abandon_events,
-    abandon_provisional,
-    carry_over,
-    close_non_finite,
-    confirm_non_finite,
-    end_provisional,
-    end_returned,
-    feed_drop,
-    feed_non_finite,
-    feed_open,
-    feed_provisional,
-    feed_restarted,
-    non_finite_event,
-    open_event,
+from rollback.detect.constants import (
+    AWAY_POINTS,
+    BLOCK_POINTS,
+    CLIP,
+    CUSUM_HEIGHT,
+    CUSUM_SLACK,
+    DECADES_FLOOR,
+    DOUBT,
+    FAST_GAIN,
+    HIGH_RISE,
+    LAG_POINTS,
+    LEVEL_FLOOR,
+    MAJOR_ODDS,
+    MAJOR_RECORD,
+    MAJOR_RISE,
+    MIDDLE_POINTS,
+    NOISE_POINTS,
+    NON_FINITE_POINTS,
+    OFTEN_CHANCE,
+    OFTEN_POINTS,
+    OFTEN_REACH,
+    OFTEN_SPIKES,
+    PAIR_SHARE,
+    SLOW_POINTS,
+    SUDDEN_LEAST,
+    SUDDEN_MOST,
+    SUSPICION,
+    TAIL_GAIN,
+    TAIL_LEAST,
+    TAIL_ODDS,
+    TAIL_SHARE,
+    USUAL_POINTS,
+    WANDERS,
+    WARM_POINTS,
+    YOUNG_POINTS,
 )
 from rollback.detect.events import Status
-from rollback.detect.excursion import ChannelEvent
-from rollback.detect.noise import IQR_TO_SIGMA, MAD_TO_SIGMA, calibrate_inflation
+from rollback.detect.fold import Fold
+from rollback.detect.grid import Grid
+from rollback.detect.life import ChannelEvent, Life
+from rollback.detect.onset import find_onset
+
+IQR_TO_SIGMA = 0.7413  # of a Gaussian
+BUFFER_POINTS = 512
+LAG_EVERY = 16  # points between two remembered levels
+LEAST_SIGMA = 1e-100  # a loss of exactly zero has no noise: its square must still be a number
+LEAST_VALUE = 1e-12  # below it the logarithm is taken of this
+FAR_BACK = -(10**9)  # a row before every log
+DISTANCE_TO_SIGMA = 1.048  # of a Gaussian: its deviation over the median distance of two draws
 
 Changed = list[ChannelEvent] | None  # the events that a point opened or changed, mostly none
 
 
-class Channel(ChannelState):
-    """The fold of one series; `feed` returns the channel events that a point opened or changed."""
+class Channel(Fold):
+    """The fold of one series; `feed` returns the channel events that a point opened or changed.
 
-    __slots__ = ()
+    With `log` the values are folded in decades, with `falling` a fall is the incident.
+    """
+
+    __slots__ = (
+        "age", "block_1", "block_2", "block_size", "block_sum", "blocks", "buffer", "carried", "cusum", "cusum_row",
+        "drifts", "falling", "far", "grid", "high", "history", "inflation", "lagged", "last_end", "last_hot", "last_step",
+        "level", "life", "log", "lone", "long_run", "middle", "name", "near", "next_id", "non_finite", "not_a_number",
+        "often", "often_row", "often_run", "often_share", "often_top", "order", "ordered", "quantum", "respike",
+        "restart_row", "root", "rows", "said_often", "scale", "settled", "slow", "strayed", "tail_mean", "tail_start",
+        "warm", "widening",
+    )  # fmt: skip
+
+    def __init__(self, name: str = "", *, log: bool = False, falling: bool = False) -> None:
+        self.name, self.log, self.falling = name, log, falling
+        self.rows = self.age = 0  # points seen, and since the present levels began
+        self.last_step: int | None = None
+        self.warm: list[tuple[int, int, float]] = []
+        self.carried = 0.0  # the noise that was known before the log interval changed, until the new one is
+        self.grid, self.quantum = Grid(), 0.0
+        # sudden
+        self.level = self.scale = 0.0  # scale: the noise of one point, slowly
+        self.order: deque[float] = deque()  # the last residuals, and the same sorted
+        self.ordered: list[float] = []
+        self.tail_start, self.tail_mean = 1.645, 0.7  # units of noise; a Gaussian's 95 % point, and a mean excess
+        self.near = 0  # bits: which of the last three points were near the threshold
+        self.lone = 0.0  # z of an outlier that the next point will show to be alone, or the first of several
+        self.high = 0.0  # by how much the last point rose, where that would be a major spike
+        self.far = 0  # points far away in a row: above, or with a minus below
+        self.settled = 0
+        self.often = self.often_share = self.often_top = 0.0
+        self.often_run, self.often_row, self.said_often = 0, FAR_BACK, False
+        # slow
+        self.slow = self.middle = 0.0
+        self.lagged: deque[float] = deque(maxlen=LAG_POINTS // LAG_EVERY)
+        self.cusum, self.cusum_row = 0.0, -1
+        self.inflation = self.root = self.widening = 1.0  # long-run over one point's variance, its square and fourth root
+        self.long_run = 0.0
+        self.blocks, self.block_sum, self.block_size, self.block_1, self.block_2 = 0, 0.0, 0, 0.0, 0.0
+        self.drifts: deque[float] = deque(maxlen=OFTEN_POINTS // BLOCK_POINTS * 4)  # of block means from the slow level
+        self.strayed = 0.0  # the highest slow rise that came back by itself
+        # events
+        self.buffer: deque[tuple[int, int, float, float]] = deque(maxlen=BUFFER_POINTS)  # row, step, value, deviation
+        self.history: deque[tuple[int, float, float, float]] = deque(maxlen=BUFFER_POINTS)  # step, level, middle, slow
+        self.life: Life | None = None
+        self.respike: ChannelEvent | None = None
+        self.not_a_number: ChannelEvent | None = None
+        self.non_finite = 0  # points in a row
+        self.next_id = 0
+        self.last_end = self.last_hot = self.restart_row = FAR_BACK
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Rebuild the fold; the open events are those that the record holds."""
+        channel = super().from_json(record)
+        channel.life = Life.from_json(record["life"]) if record["life"] else None
+        channel.respike = ChannelEvent.from_json(record["respike"]) if record["respike"] else None
+        channel.not_a_number = ChannelEvent.from_json(record["not_a_number"]) if record["not_a_number"] else None
+        return channel
+
+    # --- One point
 
     def feed(self, row: int, step: int, raw: float) -> Changed:
         """Fold one value; rows and steps are the log's own. Returns the events changed by it, or None."""
         if raw - raw != 0.0:  # NaN or infinite
-            return feed_non_finite(self, row, step)
-        config = self.config
-        value = self._in_decades(raw) if config.log else -raw if config.falling else raw
-        changed = close_non_finite(self, row, step) if self.non_finite else None
+            return self._feed_non_finite(row, step)
+        changed = self._end_non_finite(row, step) if self.non_finite else None
+        value = self._in_units(raw) if self.log or self.falling else raw
         self.last_step = step
         self.rows += 1
         self.age += 1
-        if self.rows <= config.grid_points or self.rows % config.grid_every == 0:
+        if self.rows <= OFTEN_POINTS or self.rows % USUAL_POINTS == 0:
             self.grid.feed(raw)
-            self.quantum = 0.0 if config.log else self.grid.quantum(raw)
-        if not self.sorted:
-            self.warm.append((row, step, value))
-            if self.carried:
-                changed = feed_provisional(self, row, step, value, changed)
-            if len(self.warm) >= config.warm_points:
-                ended = self._start()
-                changed = [*(changed or ()), *ended] or None
-            return changed
-        level = self.level
-        sudden, z, sigma = self._feed_local(value)
-        if sudden is None:
-            return changed
-        if self.cold == config.drop_points:
-            changed = feed_drop(self, row, step, value, level, changed)
-        return self._feed_slow(row, step, value, sudden, z, sigma, changed)
-
-    def begin_segment(
-        self, row: int, step: int, *, new_interval: bool, rewound: bool, denser: float = 1.0
-    ) -> list[ChannelEvent]:
-        """A launch begins with the next point, or the log interval changed; the latter starts new baselines.
-
-        `denser` is the old interval over the new one. Until the new baselines are known, the old ones judge
-        (`feed_provisional`). Where the steps go back, an open event ends with them, and the next point is judged by the levels
-        that were known at its step when it was logged before. Returns the events that this closed.
-        """
-        if not new_interval:
-            self.restart_row = row
-            self.before = self._descent()
-            return abandon_events(self, row, step) if rewound else []
-        closed = abandon_events(self, row, step) if self.config.log and self.excursion is not None else []
-        if self.excursion is None:
-            closed += abandon_provisional(self)
-            carry_over(self, denser)
-            self.sorted, self.warm, self.cusum, self.pairs, self.hot, self.age = [], [], 0.0, 0, 0, 0
-            self.order.clear()
-            self.lagged.clear()
-            self.buffer.clear()
-        return closed
-
-    def finish(self) -> list[ChannelEvent]:
-        """Judge the open event by its last points: the log is complete. Not part of the fold."""
-        if self.non_finite and not non_finite_event(self).unresolved:
-            return confirm_non_finite(self)
-        excursion = self.excursion
-        done = [excursion.event] if excursion is not None and excursion.finish() else []
-        for event in self.respikes:
-            event.status = Status.DIVERGING if excursion is not None and excursion.event.unresolved else Status.PARTIAL
-        return [*done, *self.respikes, *abandon_provisional(self)]
-
-    def _in_decades(self, raw: float) -> float:
-        config = self.config
-        value = math.log10(raw if raw > config.least_value else config.least_value)
-        return -value if config.falling else value
-
-    # --- Local layer
-
-    def _feed_local(self, value: float) -> tuple[bool | None, float, float]:
-        """Judge a value against the fast level; returns (sudden, robust z, local noise) and moves the level.
-
-        Sudden is None where points as high as this one come all the time: neither layer folds it.
-        """
-        config, ordered, level = self.config, self.sorted, self.level
-        residual = value - level
+            self.quantum = 0.0 if self.log else self.grid.quantum(raw)
+        if self.age <= WARM_POINTS:
+            return self._warm_up(row, step, value, changed)
+        # the local noise
+        ordered = self.ordered
         size = len(ordered)
         centre = ordered[size >> 1]
         sigma = (ordered[(3 * size) >> 2] - ordered[size >> 2]) * IQR_TO_SIGMA
-        floor = config.floor_fraction if config.log else config.floor_fraction * abs(level)
-        if floor < config.quantum_fraction * self.quantum:
-            floor = config.quantum_fraction * self.quantum
-        if floor < config.least_scale:
-            floor = config.least_scale
-        if sigma < floor:
-            sigma = floor
-        shift = residual - centre
-        usual = sigma if self.scale <= sigma or self.age <= config.sure_points else math.sqrt(sigma * self.scale)
+        if self.log or self.quantum or sigma <= LEVEL_FLOOR * abs(self.level) or sigma < LEAST_SIGMA:
+            sigma = self._floored(sigma)
+        shift = value - self.level - centre
+        usual = sigma
+        if self.scale > sigma and self.age > NOISE_POINTS * 3:
+            usual = math.sqrt(sigma * self.scale)
         z = shift / usual
-        sudden = self._is_sudden(z, size) or (z > 2.0 and self.age <= config.leap_until and self._leaps(value))
-        if (shift > config.high_sigmas * sigma or self.high) and self._is_major(shift, sigma, ordered[-1] - centre):
-            sudden = True
-        if shift < -config.drop_sigmas * sigma:
-            self.cold += 1
-            if self.cold >= config.drop_points:
-                level = value - centre  # an improvement that stays is followed at once
-        else:
-            self.cold = 0
-        if z > config.odd_sigmas and self._is_usual(shift):
-            return None, z, sigma
-        if sudden:
-            self.hot += 1
-            if self.hot >= config.resettle_points:
-                self._resettle()
-                level, shift, centre = self.level, 0.0, 0.0
-        else:
-            self.hot = 0
+        sudden = self._is_sudden(z, size)
+        if shift >= HIGH_RISE * sigma or self.high:
+            sudden = self._is_major(shift, sigma, ordered[-1] - centre) or sudden
+        if z > SUDDEN_LEAST and self._is_often(shift):
+            return changed if self.said_often else self._say_often(row, step, value, sigma, changed)
+        # the fast level
+        far = sudden or shift < -2.0 * HIGH_RISE * sigma
+        self.far = self.far + 1 if far else 0
+        residual = value - self.level
+        limit = HIGH_RISE * sigma
+        if self.far >= AWAY_POINTS:
+            shift /= FAST_GAIN
+        elif shift > limit:
+            shift = limit
+        elif shift < -2.0 * limit:
+            shift = -2.0 * limit
+        self.level += (shift + centre) * FAST_GAIN
+        if not sudden:
             self.settled += 1
             self.order.append(residual)
             insort(ordered, residual)
-            if size >= config.window_points:
+            if size >= NOISE_POINTS:
                 del ordered[bisect_left(ordered, self.order.popleft())]
-        limit = config.step_sigmas * sigma
-        bounded = -2.0 * limit if shift < -2.0 * limit else limit if shift > limit else shift
-        self.level = level + (bounded + centre) * (2.0 / (config.fast_points + 1))
-        return sudden, z, sigma
+        return self._feed_slow(row, step, value, sudden, z, sigma, changed)
+
+    def _in_units(self, raw: float) -> float:
+        value = math.log10(max(raw, LEAST_VALUE)) if self.log else raw
+        return -value if self.falling else value
+
+    def _floored(self, sigma: float) -> float:
+        """The noise, not below what the numbers can show."""
+        floor = DECADES_FLOOR if self.log else LEVEL_FLOOR * abs(self.level)
+        return max(sigma, floor, 0.75 * self.quantum, LEAST_SIGMA)
+
+    # --- Sudden
+
+    def _threshold(self, size: int) -> float:
+        """The z from which a point is sudden: by the tail of the run's own noise, wider while few residuals are known."""
+        threshold = self.tail_start + TAIL_ODDS * self.tail_mean
+        threshold = min(SUDDEN_MOST, max(SUDDEN_LEAST, threshold))
+        return threshold if size >= NOISE_POINTS else threshold * (1.0 + WARM_POINTS / size)
 
     def _is_sudden(self, z: float, size: int) -> bool:
-        """Compare z with the threshold of the run's own tail, alone or with the two points before; learn the tail."""
-        config = self.config
-        threshold = self.tail_u + config.tail_log_odds * self.tail_beta
-        if threshold < config.local_min:
-            threshold = config.local_min
-        elif threshold > config.local_max:
-            threshold = config.local_max
-        if size < config.window_points:
-            threshold *= 1.0 + config.few_points / size
-        near = z >= config.pair_fraction * threshold
-        self.pairs = pairs = ((self.pairs << 1) | near) & 0b111
-        if near:
-            self.lone = z if pairs == 1 and self.excursion is None else 0.0
-            return z >= threshold or (pairs & 0b110) != 0
+        """Compare z with the threshold, alone or with the two points before; learn the tail."""
+        self.near = (self.near << 1) & 0b111
+        if z >= PAIR_SHARE * SUDDEN_LEAST:
+            threshold = self._threshold(size)
+            if z >= PAIR_SHARE * threshold:
+                self.near |= 1
+                self.lone = z if self.near == 1 and self.life is None else 0.0
+                return z >= threshold or self.near != 1
         if self.lone:  # an outlier of one point is noise of the run, and bounded; one that lasts is an event
-            excess, cap = self.lone - self.tail_u, config.tail_cap * self.tail_beta
-            self.tail_beta += config.tail_gain * ((excess if excess < cap else cap) - self.tail_beta)
+            excess = min(self.lone - self.tail_start, HIGH_RISE * self.tail_mean)
+            self.tail_mean += CLIP * TAIL_GAIN * (excess - self.tail_mean)
             self.lone = 0.0
-        elif self.excursion is not None:
+        elif self.life is not None:
             return False
-        if z > self.tail_u:
-            self.tail_u += config.tail_up
-            self.tail_beta += config.tail_gain * (z - self.tail_u - self.tail_beta)
-        elif self.tail_u > config.tail_least:
-            self.tail_u -= config.tail_down
+        if z > self.tail_start:
+            self.tail_start += TAIL_GAIN * (1.0 - TAIL_SHARE)
+            self.tail_mean += CLIP * TAIL_GAIN * (z - self.tail_start - self.tail_mean)
+        elif self.tail_start > TAIL_LEAST:
+            self.tail_start -= TAIL_GAIN * TAIL_SHARE
         return False
 
     def _is_major(self, shift: float, sigma: float, top: float) -> bool:
         """Whether a rise of a fifth of the level is a spike though it is below the threshold: a person calls it major.
 
-        It must be a record, `top` being the highest of the last residuals. Where the second point stays up, two points are
-        told: of batches that are hard by chance there is one. One point is told in a run whose tail is an ordinary one, or
-        whose slow noise is of another time, a steep start: the threshold, in units of both noises, is too high there.
+        It must be a record, `top` being the highest of the last residuals, and its second point must stay up, or it must
+        stand out more.
         """
-        config, level, sigmas = self.config, abs(self.level), shift / sigma
         before, self.high = self.high, 0.0
-        if self.excursion is not None or shift < config.high_record * top or shift < config.high_fraction * level:
-            stays = shift >= config.high_stays * max(before, config.high_fraction * level) and sigmas >= config.high_second
-            return bool(before) and stays and self.excursion is None
-        if sigmas >= max(config.high_sigmas, self.tail_u + config.high_pair_odds * self.tail_beta):
-            self.high = shift
-        ordinary = self.tail_beta < config.high_tail or self.scale > config.high_stale * sigma
-        lone = shift >= config.high_lone * top and sigmas >= self.tail_u + config.high_log_odds * self.tail_beta
-        return bool(before) or (ordinary and lone)
+        if self.log or self.life is not None:
+            return False
+        least = MAJOR_RISE * abs(self.level)
+        if before and shift >= 0.25 * max(before, least) and shift >= 0.5 * HIGH_RISE * sigma:
+            return True
+        odds = self.tail_start + self.tail_mean * (MAJOR_ODDS - 2.0)
+        if shift < least or shift < (MAJOR_RECORD - 1.0) * top or shift < max(HIGH_RISE, odds) * sigma:
+            return False
+        self.high = shift
+        alone = shift >= MAJOR_RECORD * top and shift >= (self.tail_start + MAJOR_ODDS * self.tail_mean) * sigma
+        return alone and (self.tail_mean < 0.8 or self.scale > 2.0 * sigma)
 
-    def _is_usual(self, height: float) -> bool:
-        """Whether a sudden point is noise of this run: others as high began again and again, and the level came back.
+    def _is_often(self, height: float) -> bool:
+        """Whether a high point is noise of this run: others as high began again and again, and the level came back.
 
         Batches of two sorts (with and without mixup) do that for the whole run. A series of spikes does not: it begins
         seldom, or stays, or rises above what was there.
         """
-        config = self.config
-        gap = self.rows - self.odd_row
-        kept = math.exp(-gap / config.odd_span)
-        self.odd_points = self.odd_points * kept + 1.0
-        self.odd = self.odd * kept + (gap > 1)
-        self.odd_run = 1 if gap > 1 else self.odd_run + 1
-        self.odd_row = self.rows
-        top, limit = self.odd_top, config.odd_reach * self.odd_top
-        self.odd_top = max(top * kept, height if top == 0.0 or height < limit else limit)
-        if self.odd < config.odd_entries or height > limit:
+        gap = self.rows - self.often_row
+        kept = math.exp(-gap / OFTEN_POINTS)
+        self.often_share = self.often_share * kept + 1.0
+        self.often = self.often * kept + (gap > 1)
+        self.often_run = 1 if gap > 1 else self.often_run + 1
+        self.often_row = self.rows
+        limit = OFTEN_REACH * self.often_top
+        if self.often_top == 0.0 or height < limit:
+            self.often_top = max(self.often_top * kept, height)
+        else:
+            self.often_top = limit
+        if self.often < OFTEN_SPIKES or height > limit:
             return False
-        share = min(config.odd_most, self.odd_points / config.odd_span)
-        return self.odd_run * math.log(share) > math.log(config.odd_chance)
+        share = min(0.6, self.often_share / OFTEN_POINTS)
+        return self.often_run * math.log(share) > math.log(OFTEN_CHANCE)
 
-    def _leaps(self, value: float) -> bool:
-        """Whether a young series leaps: by far more than its last rises and falls, whose spread no steep descent widens."""
-        config = self.config
-        values = [item[3] for item in list(self.buffer)[-config.leap_points - 1 :]]
-        leaps = sorted(later - earlier for earlier, later in pairwise(values))
-        if len(leaps) < config.leap_points // 2:
-            return False
-        middle = leaps[len(leaps) // 2]
-        spread = sorted(abs(leap - middle) for leap in leaps)[len(leaps) // 2] * MAD_TO_SIGMA
-        least = config.floor_fraction if config.log else config.leap_fraction * abs(values[-1])
-        return value - values[-1] - middle > config.leap_sigmas * max(spread, least, config.least_scale)
+    def _say_often(self, row: int, step: int, value: float, sigma: float, changed: Changed) -> Changed:
+        """Tell once that this run spikes often, and how often."""
+        self.said_often = True
+        event = self._new_event("instant", row, step, self.level, sigma)
+        event.often = round(self.often)
+        event.rise_to(row, step, value)
+        event.end(Status.RECOVERED, row, step)
+        return [*(changed or ()), event]
 
-    def _resettle(self) -> None:
-        """Learn a new local level from the last points: so many above the threshold in a row are no outliers.
+    # --- Slow
 
-        Without it the level climbs by two thirds of a noise unit a point: after a rise of 500 units and more the event
-        closes before the level is there, and the same rise opens another.
-        """
-        values = [item[3] for item in list(self.buffer)[-self.config.resettle_from :]]
-        middle = sorted(values)[len(values) // 2]
-        spread = self.sorted[(3 * len(self.sorted)) >> 2] - self.sorted[len(self.sorted) >> 2]
-        self.level = values[-1]
-        deviations = [value - middle for value in values]
-        self.order = deque([*deviations, -spread / 2, spread / 2])
-        self.sorted = sorted(self.order)
-        self.hot = self.settled = 0
-
-    # --- Slow layer
-
-    def _feed_slow(
-        self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, changed: Changed
-    ) -> Changed:
+    def _feed_slow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, changed: Changed) -> Changed:
         """Sum the excess over the slow reference; open an event, follow an open one, or learn from a healthy point."""
-        config, scale = self.config, self.scale
-        unit = scale * self.widening
-        reference, lagged = self.slow, self.lagged
-        if self.age >= config.lag_from and lagged and lagged[0] < reference:
-            reference = lagged[0]
+        if self.life is not None:
+            self.buffer.append((row, step, value, 0.0))
+            return self._follow(row, step, value, sudden, z, sigma, changed)
+        reference = self.slow
+        if self.lagged and self.lagged[0] < reference and self.age >= 2 * MIDDLE_POINTS:
+            reference = self.lagged[0]
+        unit = self.scale * self.widening
         deviation = (value - reference) / unit
-        self.buffer.append((row, step, deviation, value))
-        if (excursion := self.excursion) is not None:
-            if not excursion.back or excursion.event.lasting:
-                return feed_open(self, row, step, value, sudden, z, sigma, changed)
-            height = self._feed_cusum(row, deviation)
-            if self.cusum < height and not (sudden and row - self.last_hot > config.sudden_points):
-                return feed_open(self, row, step, value, sudden, z, sigma, changed)
-            changed = end_returned(self, row, changed)
-            if excursion.reference < reference:  # the level it came back to, in an early descent below the slow one
-                reference, unit = excursion.reference, excursion.unit
-            return open_event(self, row, step, value, sudden, z, sigma, reference, unit, changed)
-        plain = (value - reference) / scale
-        if self.age > config.sure_points:
-            self.residuals.append(plain)
-        height = self._feed_cusum(row, deviation)
-        if sudden or self.cusum >= height:
-            return open_event(self, row, step, value, sudden, z, sigma, reference, unit, changed)
-        if self.cusum > height * config.suspicion and self.age >= config.suspicion_from:
-            return changed
-        return self._learn(row, step, value, plain, unit, sigma, changed)
-
-    def _feed_cusum(self, row: int, deviation: float) -> float:
-        """Add one deviation to the CUSUM; returns the height at which it alarms."""
-        config, count, clip = self.config, self.age, self.config.cusum_clip
-        cusum = self.cusum + (-clip if deviation < -clip else clip if deviation > clip else deviation) - config.cusum_slack
-        if count < config.doubt_points:
-            cusum -= config.doubt / math.sqrt(count)
+        self.buffer.append((row, step, value, deviation))
+        cusum = self.cusum - CUSUM_SLACK
+        if deviation > CLIP:
+            cusum += CLIP
+        else:
+            cusum += deviation if deviation > -CLIP else -CLIP
+        if self.age < BUFFER_POINTS:
+            cusum -= DOUBT / math.sqrt(self.age)
         if cusum <= 0.0:
             cusum = 0.0
         elif self.cusum == 0.0:
             self.cusum_row = row
         self.cusum = cusum
-        height = self.height * self.root
-        if count < config.young[-1][0]:
-            height *= next(factor for points, factor in config.young if count < points)
-        return height
-
-    def _learn(
-        self, row: int, step: int, value: float, plain: float, unit: float, sigma: float, changed: Changed
-    ) -> Changed:
-        """Move the slow levels and the scale by one healthy point."""
-        config, count = self.config, self.age
-        size = -plain if plain < 0.0 else plain
-        cap = config.marginal_cap * self.marginal
-        self.marginal += ((size if size < cap else cap) * config.marginal_factor - self.marginal) * config.marginal_gain
-        self.scale += (sigma - self.scale) * config.scale_gain
-        limit = config.step_units * unit
-        gain = 1.0 / count  # the plain mean until the span is filled
-        slow_gain, middle_gain = self.gains
-        to_slow = value - self.slow
-        self.slow += (limit if to_slow > limit else to_slow) * (gain if gain > slow_gain else slow_gain)
-        to_middle = value - self.middle
-        if to_middle > limit:
-            to_middle = limit
-        self.middle += to_middle * (gain if gain > middle_gain else middle_gain)
-        self.block_sum += value if -limit < to_middle < limit else self.middle
-        self.block_size += 1
-        if count % config.lag_every == 0:
-            self.lagged.append(self.middle)
-            self.history.append((step, self.level, self.middle, self.slow))
-            if self.block_size >= config.block_points:
-                self._end_block()
-            if row - self.restart_row <= config.too_good_points + config.lag_every:
-                changed = feed_restarted(self, row, step, changed)
+        height = CUSUM_HEIGHT * self.root
+        if self.age < BUFFER_POINTS:
+            height *= 1.0 + YOUNG_POINTS / self.age
+        if sudden or cusum >= height:
+            return self._open(row, step, value, sudden, z, sigma, reference, unit, changed)
+        if cusum <= height * SUSPICION or self.age < MIDDLE_POINTS:
+            self._learn(step, value, unit, sigma)
         return changed
 
-    # --- Start, wander, descent
-
-    def _start(self) -> list[ChannelEvent]:
-        """Leave warm-up: run the fast level through the first points and take its residuals as the window.
-
-        Points that were called high are no part of it, while there are as many others. Returns the event that told them.
-        """
-        config = self.config
-        values = [item[2] for item in self.warm if item[0] not in self.told]
-        if len(values) < len(self.warm) // 2:
-            values = [item[2] for item in self.warm]
-        gain = 2.0 / (config.fast_points + 1)
-        head = sorted(values[:5])
-        self.level = head[len(head) // 2]
-        residuals = []
-        for value in values:
-            residuals.append(value - self.level)
-            self.level += gain * residuals[-1]
-        kept = residuals[len(residuals) // 4 :]
-        self.order = deque(kept)
-        self.sorted = sorted(kept)
-        size = len(kept)
-        sigma = (self.sorted[(3 * size) >> 2] - self.sorted[size >> 2]) * IQR_TO_SIGMA
-        floor = config.floor_fraction * (1.0 if config.log else abs(self.level))
-        self.scale = max(sigma, floor, config.least_scale)
-        tail = values[len(values) // 2 :]
-        self.middle = self.slow = sum(tail) / len(tail)
-        self.set_inflation(config.first_inflation)
-        self.blocks, self.block_sum, self.block_size = 0, 0.0, 0
-        self.buffer.extend((row, step, 0.0, value) for row, step, value in self.warm)
-        told = end_provisional(self)
-        self.warm, self.told = [], []
-        return told
+    def _learn(self, step: int, value: float, unit: float, sigma: float) -> None:
+        """Move the slow levels and the scale by one healthy point."""
+        age = self.age
+        self.scale += (sigma - self.scale) / MIDDLE_POINTS
+        limit = HIGH_RISE * unit
+        to_slow, to_middle = value - self.slow, value - self.middle
+        if to_slow > limit:
+            to_slow = limit
+        if to_middle > limit:
+            to_middle = limit
+        self.slow += to_slow / min(age, SLOW_POINTS // 2)  # the plain mean until the span is filled
+        self.middle += to_middle / min(age, MIDDLE_POINTS // 2)
+        self.block_sum += value if to_middle > -limit else self.middle
+        self.block_size += 1
+        if age % LAG_EVERY:
+            return
+        self.lagged.append(self.middle)
+        self.history.append((step, self.level, self.middle, self.slow))
+        if self.block_size >= BLOCK_POINTS:
+            self._end_block()
 
     def _end_block(self) -> None:
         """Measure the long-run variance by second differences of block means, which do not see a linear trend."""
-        config = self.config
         mean = self.block_sum / self.block_size
+        if self.age >= 2 * MIDDLE_POINTS:
+            self.drifts.append((mean - min(self.slow, self.lagged[0])) / self.scale)
         if self.blocks >= 2:
             bend = mean - 2.0 * self.block_1 + self.block_2
             power = bend * bend * self.block_size / 6.0
-            if self.long_run > 0.0 and power > config.block_cap * self.long_run:
-                power = config.block_cap * self.long_run
-            weight = max(config.block_gain, 1.0 / (self.blocks + 1.0))
-            prior = self.long_run if self.long_run > 0.0 else config.first_inflation * self.scale * self.scale
-            self.long_run = prior + weight * (power - prior)
-            ratio = self.long_run / (self.scale * self.scale)
-            self.set_inflation(max(self.wander, min(config.max_inflation, ratio)))
-            self.healthy += self.block_size
-            if self.healthy >= self.next_calibration:
-                self._calibrate()
+            own = self.scale * self.scale
+            prior = self.long_run if self.long_run > 0.0 else 1.5 * own
+            if self.long_run > 0.0:
+                power = min(power, NOISE_POINTS * self.long_run)
+            self.long_run = prior + max(1.0 / 24.0, 1.0 / (self.blocks + 1.0)) * (power - prior)
+            self._inflate(min(64.0, max(1.0, self.long_run / own)))
         self.block_2, self.block_1 = self.block_1, mean
         self.blocks += 1
         self.block_sum, self.block_size = 0.0, 0
 
-    def _calibrate(self) -> None:
-        """Measure on a geometric schedule how much wander the run's own healthy residuals hold."""
-        config = self.config
-        self.next_calibration = min(2 * self.healthy, self.healthy + config.recalibrate_points)
-        self.wander = calibrate_inflation(
-            self.residuals, self.wander, height=config.cusum_height, slack=config.cusum_slack, limit=config.max_inflation
-        )
-        self.set_inflation(max(self.inflation, self.wander))
+    def _inflate(self, inflation: float) -> None:
+        self.inflation, self.root = inflation, math.sqrt(inflation)
+        self.widening = math.sqrt(self.root)
 
-    def _descent(self) -> tuple[float, float] | None:
-        """The level of the last 64 points and by how much it fell over the 256 before; None with less history."""
-        values = [item[3] for item in list(self.buffer)[-320:]]
-        if len(values) < 320 or self.excursion is not None:
+    def _own_drift(self) -> float:
+        """How far block means have drifted from their median while nothing was wrong, in the channel's unit.
+
+        A rise that is no larger proves nothing. Blocks count from the first that reaches the median: in the early descent
+        all lie far below their slow level.
+        """
+        means = list(self.drifts)
+        if len(means) < 4:
+            return self.strayed
+        middle = sorted(means)[len(means) // 2]
+        settled = next(index for index, mean in enumerate(means) if mean >= middle)
+        return max(self.strayed, *(abs(mean - middle) * self.scale for mean in means[settled:]))
+
+    # --- Start
+
+    def _warm_up(self, row: int, step: int, value: float, changed: Changed) -> Changed:
+        """Collect the first points; where a level was known before the log interval changed, a major rise is told."""
+        self.warm.append((row, step, value))
+        self.buffer.append((row, step, value, 0.0))
+        if self.carried:
+            changed = self._feed_carried(row, step, value, changed)
+        if self.age == WARM_POINTS:
+            changed = self._start(changed)
+        return changed
+
+    def _start(self, changed: Changed) -> Changed:
+        """Run the fast level through the first points and take its residuals as the first noise."""
+        quiet = [item[2] for item in self.warm]
+        if self.life is None:
+            self.last_end = self.warm[-1][0]
+        else:  # points of an event are no part of it, while there are as many others
+            event = self.life.event
+            if event.onset_row > self.warm[0][0]:
+                event.provisional = False
+                changed = [*(changed or ()), event]
+            below = [value for value in quiet if value < self.life.reference + HIGH_RISE * self.life.unit]
+            if len(below) >= WARM_POINTS // 2:
+                quiet = below
+        head = sorted(quiet[:5])
+        self.level = head[len(head) // 2]
+        residuals = []
+        for value in quiet:
+            residuals.append(value - self.level)
+            self.level += FAST_GAIN * residuals[-1]
+        kept = residuals[len(residuals) // 4 :]
+        self.order, self.ordered = deque(kept), sorted(kept)
+        size = len(kept)
+        self.scale = self._floored((self.ordered[(3 * size) >> 2] - self.ordered[size >> 2]) * IQR_TO_SIGMA)
+        tail = quiet[len(quiet) // 2 :]
+        self.middle = self.slow = sum(tail) / len(tail)
+        self._inflate(1.5)
+        self.blocks, self.block_sum, self.block_size, self.cusum, self.carried = 0, 0.0, 0, 0.0, 0.0
+        self.warm = []
+        return changed
+
+    def begin_segment(self, row: int, step: int, *, new_interval: bool, rewound: bool, denser: float = 1.0) -> Changed:
+        """A launch begins with the next point, or the log interval changed; the latter starts new levels.
+
+        `denser` is the old interval over the new one: the mean of n independent steps has the noise of one over the root
+        of n. Where the steps go back, an open event ends with them, and the next point is judged by the levels that were
+        known at its step when it was logged before. Returns the events that this closed.
+        """
+        closed: Changed = None
+        if rewound or (new_interval and self.log):
+            closed = self._abandon(row, step if rewound else None)
+        if not new_interval:
+            self.restart_row = row
+        elif self.life is None:
+            known = 0.0 if self.log or self.falling else max(self.scale, self.carried)
+            self.carried = known * math.sqrt(max(1.0, denser))
+            self.age = self.near = self.far = 0
+            self.warm = []
+            self.lagged.clear()
+            self.buffer.clear()
+        return closed
+
+    def _feed_carried(self, row: int, step: int, value: float, changed: Changed) -> Changed:
+        """Judge one of the first points at another interval by the level and the noise that were known before it."""
+        if self.life is not None:
+            return self._follow(row, step, value, False, 0.0, self.carried, changed)
+        quiet = [item[2] for item in self.warm[:-1]]
+        if len(quiet) >= HIGH_RISE:
+            distances = sorted(abs(later - earlier) for earlier, later in pairwise(quiet))
+            unit = distances[len(distances) // 2] * DISTANCE_TO_SIGMA * (1.0 + WARM_POINTS / len(quiet))
+            self.carried = min(self.carried, max(unit, LEVEL_FLOOR * abs(value)))
+        rise = value - self.level
+        if rise < max(MAJOR_RISE * abs(self.level), self._threshold(NOISE_POINTS) * self.carried):
+            self.level = value
+            return changed
+        level = sorted(quiet)[len(quiet) // 2] if len(quiet) >= HIGH_RISE else self.level
+        event = self._new_event("instant", row, step, level, self.carried)
+        event.provisional, event.wander = True, MAJOR_RISE * abs(level) / WANDERS / self.carried
+        return self._begin(Life(event, self.log), row, step, value, changed)
+
+    # --- Events
+
+    def _new_event(self, shape: str, row: int, step: int, level: float, sigma: float) -> ChannelEvent:
+        self.next_id += 1
+        event = ChannelEvent()
+        event.id, event.channel, event.shape, event.level, event.sigma = self.next_id, self.name, shape, level, sigma
+        event.alarm_row = event.onset_row = event.onset_low_row = row
+        event.alarm_step = event.onset_step = event.onset_low_step = step
+        event.decades = self.log
+        event.after_restart = row - self.restart_row <= 60
+        return event
+
+    def _begin(self, life: Life, row: int, step: int, value: float, changed: Changed) -> Changed:
+        life.feed(row, step, value)
+        self.life, self.last_hot, self.cusum = life, row, 0.0
+        return [*(changed or ()), life.event]
+
+    def _open(
+        self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, reference: float, unit: float,
+        changed: Changed,
+    ) -> Changed:  # fmt: skip
+        """Open the event of an alarm: find its onset and its reference, and decide whether it is sudden."""
+        start = (self.cusum_row if self.cusum > 0.0 else row) - MIDDLE_POINTS
+        tail = [item for item in self.buffer if item[0] >= max(start, self.last_end)] or [self.buffer[-1]]
+        best, earliest = find_onset([item[3] for item in tail], inflation=self.root)
+        onset, low = tail[best], tail[earliest]
+        late = row - onset[0]
+        if late > WARM_POINTS:  # growth by e-folds spends as long again below the noise
+            wanted = max(low[0] - late, self.last_end, self.restart_row)
+            low = next((item for item in self.buffer if item[0] >= wanted), low)
+        wander, local = self._own_drift(), sudden and value - reference < HIGH_RISE * unit
+        inflation = self.inflation
+        if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
+            if self.age >= BUFFER_POINTS:
+                wander = max(wander, (reference + 2.0 * unit - value + z * sigma) / WANDERS)
+            before = sorted(item[2] for item in list(self.buffer)[-USUAL_POINTS - 1 : -1])
+            reference, unit = before[len(before) // 2], sigma
+            if reference >= value:  # it falls so steeply that the level of half a window ago is above the spike
+                reference = value - z * sigma
+            onset = low = tail[-1]
+            inflation = max(1.0, min(64.0, (self.scale * self.root / sigma) ** 4))
+        shape = "instant" if sudden and row - onset[0] <= WARM_POINTS + 2 else "gradual"
+        event = self._new_event(shape, row, step, reference, unit)
+        event.onset_row, event.onset_step, event.onset_low_row, event.onset_low_step = *onset[:2], *low[:2]
+        event.wander, event.inflation, event.local = wander / unit, inflation, local
+        event.young = self.age - late < MIDDLE_POINTS
+        return self._begin(Life(event, self.log), row, step, value, changed)
+
+    def _follow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, changed: Changed) -> Changed:
+        """Fold one point while an event is open: a second spike on top of it, and the recovery test."""
+        life = self.life
+        assert life is not None
+        result = list(changed or ())
+        if self.respike is not None:
+            if self._follow_respike(row, step, value):
+                result.append(self.respike)
+                self.respike = None
+        elif sudden and row - self.last_hot > 6 and self.settled >= NOISE_POINTS // 2:
+            self.respike = self._new_event("instant", row, step, value - z * sigma, sigma)
+            self.respike.respike = True
+            self._follow_respike(row, step, value)
+            result.append(self.respike)
+        if sudden:
+            self.last_hot = row
+            self.settled = 0
+            young = [event for event in (life.event, self.respike) if event and row - event.alarm_row <= WARM_POINTS]
+            if self.far == AWAY_POINTS and young:
+                young[0].persistent = True
+                result.append(young[0])
+        if life.feed(row, step, value):
+            result.append(life.event)
+        if life.event.closed:
+            self._close(row)
+        return result or None
+
+    def _follow_respike(self, row: int, step: int, value: float) -> bool:
+        """Update the spike on top of the open event; True when it is over."""
+        event = self.respike
+        assert event is not None
+        event.rise_to(row, step, value)
+        age = row - event.alarm_row
+        last = [item[2] for item in list(self.buffer)[-WARM_POINTS:]]
+        calm = sum(value - event.level < HIGH_RISE * event.sigma for value in last)
+        if age >= WARM_POINTS and calm >= WARM_POINTS - 1:
+            event.end(Status.RECOVERED, row, step)
+        elif age >= 2 * USUAL_POINTS:
+            event.end(Status.PARTIAL)
+        return event.closed
+
+    def _close(self, row: int) -> None:
+        """Leave the open event: the slow levels start again from the present one."""
+        assert self.life is not None
+        recent = sorted(item[2] for item in list(self.buffer)[-MIDDLE_POINTS:])
+        present = recent[len(recent) // 2]
+        event = self.life.event
+        if event.status is Status.RECOVERED:
+            present = min(present, self.slow)
+            if event.shape == "gradual" and not event.after_restart:  # as far as that this run drifts by itself
+                self.strayed = max(self.strayed, event.crest)
+                self.long_run = 1.6 * self.inflation * self.scale * self.scale
+                self._inflate(min(64.0, 1.6 * self.inflation))
+        if self.age > WARM_POINTS:
+            self.middle = self.slow = present
+        self.life = None
+        self.cusum, self.last_end = 0.0, row
+        self.blocks, self.block_sum, self.block_size = 0, 0.0, 0
+        self.lagged.clear()
+
+    def _abandon(self, row: int, step: int | None) -> Changed:
+        """Close the open events; where the log went back to `step`, restore the levels of then."""
+        closed = []
+        if self.respike is not None:
+            self.respike.end(Status.PARTIAL)
+            closed.append(self.respike)
+        if self.life is not None:
+            event = self.life.event
+            event.closed = True
+            if event.unresolved or event.lasting:
+                event.status = Status.DIVERGING
+            closed.append(event)
+            self.level = self.middle = self.slow = self.life.reference
+        self.life = self.respike = None
+        if step is not None:
+            while self.history and self.history[-1][0] >= step:
+                self.history.pop()
+            if self.history:
+                _, self.level, self.middle, self.slow = self.history[-1]
+        self.lagged.clear()
+        self.cusum, self.last_end, self.near, self.far = 0.0, row, 0, 0
+        return closed or None
+
+    def finish(self) -> list[ChannelEvent]:
+        """Judge the open events by their last points: the log is complete. Not part of the fold."""
+        if self.not_a_number is not None and not self.not_a_number.unresolved:
+            self.not_a_number.unresolved, self.not_a_number.status = True, Status.DIVERGING
+            return [self.not_a_number]
+        done = []
+        if self.life is not None and self.life.finish():
+            done.append(self.life.event)
+        if self.respike is not None:
+            diverges = self.life is not None and self.life.event.unresolved
+            self.respike.end(Status.DIVERGING if diverges else Status.PARTIAL)
+            done.append(self.respike)
+        return done
+
+    # --- Not a number
+
+    def _feed_non_finite(self, row: int, step: int) -> Changed:
+        """Fold a NaN or an infinity: the first opens an event, the third in a row confirms it."""
+        self.non_finite += 1
+        if self.not_a_number is None:
+            self.not_a_number = self._new_event("nan", row, step, self.level, self.scale)
+            self.not_a_number.peak_row, self.not_a_number.peak_step = row, step
+            return [self.not_a_number]
+        if self.non_finite != NON_FINITE_POINTS:
             return None
-        late, early = sorted(values[-64:])[32], sorted(values[:64])[32]
-        return late, max(0.0, early - late)
+        self.not_a_number.unresolved, self.not_a_number.status = True, Status.DIVERGING
+        return [self.not_a_number]
+
+    def _end_non_finite(self, row: int, step: int) -> Changed:
+        """Close the NaN event: this point is a number again."""
+        event, self.not_a_number, self.non_finite = self.not_a_number, None, 0
+        assert event is not None
+        event.end(Status.RECOVERED, row, step)
+        return [event]

@@ -14,7 +14,7 @@ LONE_ROWS = 2  # logged points
 
 
 class Kind(StrEnum):
-    """The kinds of incidents, by the names used in the labelled curves; the last two are seen by the guard, in memory."""
+    """The kinds of incidents, by the names used in the labelled curves; the guard sees `POISONED` and `REPLICAS` in memory."""
 
     INSTANT_SPIKE = "instant-spike"
     GRADUAL_DIVERGENCE = "gradual-divergence"
@@ -34,6 +34,9 @@ class Kind(StrEnum):
     PLATEAU = "plateau"
     POISONED = "weights-not-finite"
     REPLICAS = "replicas-differ"
+    STANDS_STILL = "stands-still"
+    LOSS_MISSING = "loss-missing"
+    STEPS_SKIPPED = "steps-skipped"
 
 
 class Tier(StrEnum):

@@ -1,85 +1,83 @@
-"""Merges events of channels into events of the run: one per incident, with a kind, a tier, a cluster and evidence.
+"""Merges events of channels into events of the run: one per incident, with a kind, a tier and a cluster.
 
 The loss decides. A gradient norm that moves with it gives an earlier onset and joins the event; alone it warns and
 never proposes (a clipped norm is ten times its usual size in many healthy runs). Instant spikes that come back are
-notices: of 216 labelled ones 212 did, of 20 gradual divergences one. Evidence names the data sources that moved.
+notices: of 216 labelled ones 212 did, of 20 gradual divergences one.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from rollback.channels import Role
-from rollback.detect.channel import Channel
-from rollback.detect.events import LONE_ROWS, Event, Kind, Status, Tier
-from rollback.detect.excursion import EXPLODED_DECADES, ChannelEvent
+from rollback.detect.constants import JOIN_ROWS, OFTEN_POINTS, STAY_POINTS, WANDERS, WARM_POINTS
+from rollback.detect.events import Event, Kind, Status, Tier
+from rollback.detect.fold import Fold
+from rollback.detect.life import EXPLODED_DECADES, ChannelEvent
 
-CLOSED_SHAPES = ("drop", "too-good")  # the loss is lower: never part of a series of spikes
-JOIN_ROWS = 200  # channels that alarm this close together belong to one event
-SUDDEN_ROWS = 16  # so long before a sudden rise of the loss another channel's onset is its onset, too
-CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
+OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)
 CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
-ORDER = "the noise grew and the lower values stand: the order of the data changed"
-PROVISIONAL = "provisional: the log interval has just changed, and its noise is not known yet"
-MARKS = (ORDER, PROVISIONAL)  # sentences that come and go with what they say
-AS_HIGH = 1.25  # times the peak of what another order of the data explained
-UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
+SAW_EVENTS = 16  # the last ones, among which the teeth are sought
 FAR_DECADES = 0.5  # a norm three times its usual size
-SLOW_NORM_ROWS = 200
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
-REINIT_SHARE = 0.5  # of the way back to the first loss
+REINIT_SHARE, REINIT_MOST = 0.5, 1.5  # of the way back to the first loss; further up, without a restart, is an explosion
+HIGHER = 2.0  # times the highest spike told of an objective: lower ones are its nature
+EXPLODED_SIGMAS = 30.0  # of a reward or an objective: as far as no policy moves between two points
 CROSSINGS = 4  # changes of sign that show an objective, not a cross-entropy
-BEGUN_SHARE = 20  # a log whose first step is below this part of the alarm's holds the beginning of training
-RISEN_SIGMAS, NOT_FALLEN_SIGMAS = 3.0, 4.0
-UNUSUAL = 2.25  # times its own drift: the third rise in a row is proposed
-SETTLED_ROWS = 150  # a loss that was flat for so long and rises then does not rise by nature
-REINIT_MOST = 1.5  # without a restart: further up is an explosion
+
+ORDER = "the noise grew and the lower values stand: the order of the data changed"
+PROVISIONAL = "provisional: the log interval has just changed, and nothing at the new one was lower before"
+OFTEN = f"the run spikes often, {{}} times in {OFTEN_POINTS} points: only higher spikes are told"
+MARKS = (ORDER, PROVISIONAL, OFTEN[:20])  # beginnings of sentences that come and go with what they say
 
 
-class Group:
-    """The channel events behind one event; `leader` is the loss where there is one."""
+class Group(Fold):
+    """The channel events behind one event, as they were last; `leader` is the place of the loss's where there is one."""
 
     __slots__ = ("cluster", "leader", "members", "number", "role", "row", "step")
 
-    def __init__(self, role: Role, leader: ChannelEvent) -> None:
-        self.role, self.leader = role, leader
-        self.members = [leader]
+    def __init__(self, role: Role = Role.LOSS) -> None:
+        self.role, self.leader = role, 0
+        self.members: list[ChannelEvent] = []
         self.number: int | None = None  # None: held back until something makes it an event
         self.cluster = -1
         self.row = self.step = -1  # where it was published: the alarm
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Rebuild the group with its members."""
+        group = super().from_json(record)
+        group.members = [ChannelEvent.from_json(member) for member in record["members"]]
+        return group
+
+    @property
+    def first(self) -> ChannelEvent:
+        """The channel event that decides."""
+        return self.members[self.leader]
 
     @property
     def is_open(self) -> bool:
         """Whether one of the channel events still is open."""
         return not all(member.closed for member in self.members)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the group as plain JSON values."""
-        return {
-            "number": self.number,
-            "role": self.role.value,
-            "cluster": self.cluster,
-            "row": self.row,
-            "step": self.step,
-            "leader": self.members.index(self.leader),
-            "members": [member.to_json() for member in self.members],
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Self:
-        """Rebuild a group; events that are open in their channel stay shared with it."""
-        members = [_shared(ChannelEvent.from_json(member), channels) for member in record["members"]]
-        group = cls(Role(record["role"]), members[record["leader"]])
-        group.members, group.number, group.cluster = members, record["number"], record["cluster"]
-        group.row, group.step = record["row"], record["step"]
-        return group
+    def take(self, item: ChannelEvent) -> bool:
+        """Take in a member as it is now; False where it belongs to another group."""
+        for place, member in enumerate(self.members):
+            if member.id == item.id and member.channel == item.channel:
+                self.members[place] = item
+                return True
+        return False
 
 
-class Fusion:
+class Fusion(Fold):
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
+
+    __slots__ = (
+        "crossings", "events", "first_loss", "first_row", "first_step", "groups", "loss_events", "lr_wrong", "objective",
+        "sign",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -91,6 +89,18 @@ class Fusion:
         self.sign = 0.0
         self.objective = False  # rewards or objectives are logged: the loss need not fall
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain JSON values."""
+        return super().to_json() | {"events": [event.to_json() for event in self.events]}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Rebuild the fusion with its events and groups."""
+        fusion = super().from_json(record)
+        fusion.events = [Event.from_json(event) for event in record["events"]]
+        fusion.groups = [Group.from_json(group) for group in record["groups"]]
+        return fusion
 
     def note_loss(self, value: float, row: int, step: int) -> None:
         """Remember the first loss, and how often the loss crossed zero."""
@@ -113,24 +123,22 @@ class Fusion:
         self.groups = [group for group in self.groups if group.is_open]
 
     def feed(
-        self, role: Role, item: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
+        self, role: Role, changed: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
     ) -> Event | None:
         """Fold one channel event opened or changed by this point; returns the event it changed, or None."""
-        group = self._group_of(item) or self._place(role, item, interval)
+        item = changed.copy()
+        group = next((known for known in self.groups if known.take(item)), None) or self._place(role, item, interval)
         if group.number is None:
-            if not _is_publishable(group, row, self.events):
+            if not self._is_publishable(group, row):
                 return None
             self._publish(group, row, step, interval)
         number = group.number
         assert number is not None
-        event = self._describe(group, number, interval, launch)
-        marks = (ORDER,) * (event.kind is Kind.DATA_ORDER) + (PROVISIONAL,) * _is_provisional(group.leader)
-        if number == len(self.events):
-            event = replace(event, evidence=marks)
+        known = self.events[number] if number < len(self.events) else None
+        event = self._describe(group, number, interval, launch, known)
+        if known is None:
             self.events.append(event)
             return event
-        known = self.events[number]
-        event = replace(event, evidence=(*(line for line in known.evidence if line not in MARKS), *marks))
         self.events[number] = event
         return event if event != known else None
 
@@ -145,241 +153,186 @@ class Fusion:
         self.events[number] = replace(self.events[number], **changes)
         return self.events[number]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values."""
-        return {
-            "events": [event.to_json() for event in self.events],
-            "loss_events": list(self.loss_events),
-            "first_loss": self.first_loss,
-            "lr_wrong": self.lr_wrong,
-            "objective": self.objective,
-            "first_step": self.first_step,
-            "first_row": self.first_row,
-            "crossings": self.crossings,
-            "sign": self.sign,
-            "groups": [group.to_json() for group in self.groups],
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Self:
-        """Rebuild the fusion over channels that are rebuilt already."""
-        fusion = cls()
-        fusion.events = [Event.from_json(event) for event in record["events"]]
-        fusion.loss_events = list(record["loss_events"])
-        fusion.first_loss, fusion.lr_wrong = record["first_loss"], record["lr_wrong"]
-        fusion.objective = record["objective"]
-        fusion.first_step, fusion.first_row = record["first_step"], record["first_row"]
-        fusion.crossings, fusion.sign = record["crossings"], record["sign"]
-        fusion.groups = [Group.from_json(group, channels) for group in record["groups"]]
-        return fusion
-
-    def _group_of(self, item: ChannelEvent) -> Group | None:
-        for group in self.groups:
-            if any(member.id == item.id and member.channel == item.channel for member in group.members):
-                return group
-        return None
+    # --- Groups and clusters
 
     def _place(self, role: Role, item: ChannelEvent, interval: float) -> Group:
         """Join the group of the same incident, or begin one."""
         row = item.alarm_row
-        self.groups = [g for g in self.groups if g.is_open or row - g.leader.alarm_row <= 4 * JOIN_ROWS]
+        self.groups = [g for g in self.groups if g.is_open or row - g.first.alarm_row <= 4 * JOIN_ROWS]
         for group in reversed(self.groups):
-            if _belongs(group, role, item):
-                group.members.append(item)
-                if role is Role.LOSS:
-                    group.leader, group.role = item, role
-                    if group.number is not None:
-                        group.cluster = self._cluster_for(item, interval, group.number)
-                        self.loss_events.append(group.number)
-                return group
-        self.groups.append(Group(role, item))
+            if not _belongs(group, role, item):
+                continue
+            group.members.append(item)
+            if role is Role.LOSS:
+                group.leader, group.role = len(group.members) - 1, role
+                if group.number is not None:
+                    group.cluster = self._cluster_for(item, interval, group.number)
+                    self.loss_events.append(group.number)
+            return group
+        self.groups.append(Group(role))
+        self.groups[-1].members.append(item)
         return self.groups[-1]
 
     def _publish(self, group: Group, row: int, step: int, interval: float) -> None:
         number = len(self.events)
         group.number, group.row, group.step, group.cluster = number, row, step, number
-        if group.role is Role.LOSS and group.leader.shape not in CLOSED_SHAPES:
-            group.cluster = self._cluster_for(group.leader, interval, number)
+        if group.role is Role.LOSS:
+            group.cluster = self._cluster_for(group.first, interval, number)
             self.loss_events.append(number)
 
     def _cluster_for(self, item: ChannelEvent, interval: float, number: int) -> int:
         """Return the cluster of an event: that of an unresolved one before it, or of one that ended shortly before."""
-        if not self.loss_events:
-            return number
-        reach = min(CLUSTER_MAX_ROWS, max(CLUSTER_STEPS / max(interval, 1e-9), CLUSTER_MIN_ROWS))
-        chain = max(CHAIN_ROWS, CHAIN_ROWS / max(interval, 1e-9))
+        near = min(250.0, max(250.0 / max(interval, 1e-9), 16.0))
         for known in reversed(self.loss_events[-16:]):
             last = self.events[known]
-            end = last.recovered_row
+            end, reach = last.recovered_row, near
             if last.status is not Status.RECOVERED or end is None:
-                if item.onset_row - last.alarm_row <= chain:
-                    return last.cluster
-            elif item.onset_row - end <= reach * (2 if self._size_of(last.cluster) >= 2 else 1):
+                end, reach = last.alarm_row, CHAIN_ROWS
+            if item.onset_row - end <= reach:
                 return last.cluster
         return number
 
-    def _size_of(self, cluster: int, before: int | None = None) -> int:
-        """How many events of a cluster count, of those before a number where one is given."""
-        end = len(self.events) if before is None else min(before, len(self.events))
-        events = (self.events[number] for number in self.loss_events if number < end)
-        return sum(event.cluster == cluster and not event.is_lone and event.kind is not Kind.DATA_ORDER for event in events)
+    def _is_publishable(self, group: Group, row: int) -> bool:
+        """Whether a group is an event of its own: a loss is, other channels when they last, a norm when it is far off."""
+        leader, role = group.first, group.role
+        if role is Role.LOSS:
+            return not self._is_saw_tooth(leader, row)
+        if role in OBJECTIVES:  # they move by nature: a spike higher than before, a level that exploded or collapsed
+            told = [abs(event.excess or 0.0) for event in self.events if event.channels[:1] == (leader.channel,)]
+            higher = leader.shape == "instant" and abs(leader.excess or 0.0) > HIGHER * max(told, default=0.0)
+            return higher or leader.shape == "nan" or _is_exploded(leader)
+        if role is Role.SPEED:  # one slow step is a save or an evaluation
+            return leader.shape != "nan" and leader.unresolved and leader.height >= SLOW_DECADES
+        if leader.shape == "nan" or role is Role.SOURCE:
+            return leader.unresolved
+        if leader.young:  # a norm changes severalfold while a run or a log interval is young: it has no usual size yet
+            return False
+        far = EXPLODED_DECADES if row - leader.onset_row > JOIN_ROWS else FAR_DECADES  # one that grows for the whole run
+        return leader.persistent or (leader.unresolved and leader.height >= far)
 
-    def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
-        """Build the event from its channel events as they are now."""
-        leader = group.leader
-        first = leader
-        reach = SUDDEN_ROWS if leader.shape == "instant" else JOIN_ROWS
-        for member in group.members:
-            if leader.alarm_row - reach <= member.onset_row < first.onset_row:
-                first = member
+    def _is_saw_tooth(self, leader: ChannelEvent, row: int) -> bool:
+        """Whether the loss rises as it rose at the beginning of each epoch: three rises that lasted lie equally far apart.
+
+        A running mean that begins anew does that, and so does data in the order of the epoch before. Spikes do not last,
+        and what lasts for longer than an epoch, or rises far higher, is no tooth.
+        """
+        before = [
+            event for event in self.events[-SAW_EVENTS:]
+            if event.channels[:1] == (leader.channel,) and event.recovered_row is not None and event.onset_row is not None
+            and event.recovered_row - event.onset_row >= WARM_POINTS
+        ][-3:]  # fmt: skip
+        if len(before) < 3 or leader.shape == "nan":
+            return False
+        rows = [event.onset_row or 0 for event in before]
+        period = (rows[2] - rows[0]) / 2.0
+        apart = max(3.0, 0.05 * period)
+        periods = max(1, round((leader.onset_row - rows[2]) / period))
+        regular = abs(rows[1] - rows[0] - period) <= apart and abs(leader.onset_row - rows[2] - periods * period) <= apart
+        highest = max(event.excess or 0.0 for event in before)
+        return regular and row - leader.onset_row < period and (leader.excess or 0.0) <= HIGHER * highest
+
+    # --- What an event is
+
+    def _describe(self, group: Group, number: int, interval: float, launch: int | None, known: Event | None) -> Event:
+        """Build the event from its channel events as they are now; the tier never falls below what was told before."""
+        leader = group.first
+        reach = 2 * WARM_POINTS if leader.shape == "instant" else JOIN_ROWS
+        near = [member for member in group.members if leader.alarm_row - reach <= member.onset_row]
+        first = min(near, key=lambda member: member.onset_row, default=leader)
+        if first.onset_row > leader.onset_row:
+            first = leader
         low = min(group.members, key=lambda member: member.onset_low_row)
         if leader.alarm_row - low.onset_low_row > 2 * JOIN_ROWS:
             low = leader
-        known = self.events[number] if number < len(self.events) else None
+        kind, tier = self._kind(leader, group.role), self._tier(group)
+        evidence = [] if known is None else [line for line in known.evidence if not line.startswith(MARKS)]
+        if kind is Kind.DATA_ORDER:
+            evidence.append(ORDER)
+        if leader.provisional:
+            evidence.append(PROVISIONAL)
+        if leader.often:
+            evidence.append(OFTEN.format(leader.often))
+        if known is not None and known.tier.rank > tier.rank:
+            tier = known.tier
+        channels = (leader.channel, *sorted(member.channel for member in group.members))
         return Event(
-            id=number, kind=self._kind(leader, group.role), tier=self._tier(group, number, known), status=leader.status,
-            onset_step=first.onset_step, onset_low_step=low.onset_low_step, onset_row=first.onset_row,
-            onset_low_row=low.onset_low_row, alarm_step=group.step, alarm_row=group.row,
-            peak_step=leader.peak_step, peak_row=leader.peak_row, recovered_step=leader.recovered_step,
-            recovered_row=leader.recovered_row, channels=_channels_of(group),
-            cluster=group.cluster, launch=known.launch if known else launch, excess=leader.excess,
-            sigmas=leader.sigmas, interval=interval,
+            id=number, kind=kind, tier=tier, status=leader.status, onset_step=first.onset_step,
+            onset_low_step=low.onset_low_step, onset_row=first.onset_row, onset_low_row=low.onset_low_row,
+            alarm_step=group.step, alarm_row=group.row, peak_step=leader.peak_step, peak_row=leader.peak_row,
+            recovered_step=leader.recovered_step, recovered_row=leader.recovered_row, channels=tuple(dict.fromkeys(channels)),
+            cluster=group.cluster, launch=known.launch if known else launch, excess=leader.excess, sigmas=leader.sigmas,
+            interval=interval, evidence=tuple(evidence),
         )  # fmt: skip
 
-    def _kind(self, leader: ChannelEvent, role: Role = Role.LOSS) -> Kind:
+    def _kind(self, leader: ChannelEvent, role: Role) -> Kind:
         if role is Role.SPEED:
             return Kind.LEVEL_SHIFT
         if leader.shape == "nan":
             return Kind.NAN
-        if role in OBJECTIVES:
-            return Kind.INSTANT_SPIKE if leader.shape == "instant" and not leader.unresolved else Kind.LEVEL_SHIFT
-        if leader.shape == "too-good":
-            return Kind.TOO_GOOD
-        if leader.shape == "drop":
-            return Kind.RESUME_DROP if leader.after_restart else Kind.LEVEL_DROP
-        if self._is_reinit(leader):
-            return Kind.REINIT
-        if leader.scattered and not leader.unresolved:
-            return Kind.DATA_ORDER
-        if leader.after_restart and not leader.unresolved:
-            return Kind.RESUME_BUMP
-        if leader.shape == "instant":
-            return Kind.LEVEL_SHIFT if leader.unresolved else Kind.INSTANT_SPIKE
-        return Kind.GRADUAL_DIVERGENCE
+        if role not in OBJECTIVES:
+            if self._is_reinit(leader):
+                return Kind.REINIT
+            if leader.scattered and not leader.unresolved:
+                return Kind.DATA_ORDER
+            if leader.after_restart and not leader.unresolved:
+                return Kind.RESUME_BUMP
+            if leader.shape == "gradual":
+                return Kind.GRADUAL_DIVERGENCE
+        return Kind.INSTANT_SPIKE if leader.shape == "instant" and not leader.unresolved else Kind.LEVEL_SHIFT
 
     def _is_reinit(self, leader: ChannelEvent) -> bool:
         """Whether the loss is back near its first value; without a restart it must also stay there."""
-        if self.first_loss is None or leader.excess is None or leader.shape != "instant" or _is_provisional(leader):
+        if self.first_loss is None or leader.excess is None or leader.shape != "instant" or leader.provisional:
             return False
         descent = self.first_loss - leader.level
         if descent <= 20.0 * leader.sigma or leader.excess <= REINIT_SHARE * descent:
             return False
         if leader.after_restart:
             return True
-        if self._is_of_order(leader):
-            return False
         stays = leader.unresolved or (leader.lasting and leader.status is not Status.RECOVERED)
-        return stays and leader.excess <= REINIT_MOST * descent
+        return stays and not leader.scattered and leader.excess <= REINIT_MOST * descent
 
-    def _tier(self, group: Group, number: int, known: Event | None) -> Tier:
-        """Return the tier; it never falls below what was recorded before."""
-        leader, tier = group.leader, Tier.NOTICE
+    def _tier(self, group: Group) -> Tier:
+        leader = group.first
+        if group.role is Role.SPEED:
+            return Tier.NOTICE
+        if group.role in OBJECTIVES:
+            return _objective_tier(leader)
         if group.role is Role.LOSS:
-            tier = self._loss_tier(group, number)
-            if _is_provisional(leader) and tier is Tier.PROPOSE:
-                tier = Tier.WARN
-        elif group.role in OBJECTIVES:
-            tier = _objective_tier(leader)
-        elif group.role is not Role.SPEED and (leader.unresolved or (leader.persistent and not self._orders())):
-            tier = Tier.WARN
-        if known is not None and known.tier.rank > tier.rank:
-            return known.tier
-        return tier
+            tier = self._loss_tier(group)
+            return Tier.WARN if leader.provisional and tier is Tier.PROPOSE else tier
+        scattered = any(event.kind is Kind.DATA_ORDER for event in self.events[-16:])
+        return Tier.WARN if leader.unresolved or (leader.persistent and not scattered) else Tier.NOTICE
 
-    def _is_unstable(self, group: Group, number: int) -> bool:
-        """Whether this is the third event of a cluster; outliers of a point or two do not count, nor does what came after."""
-        leader = group.leader
-        alone = leader.closed and leader.recovered_row is not None and leader.recovered_row - leader.onset_row <= LONE_ROWS
-        if alone or not (leader.closed or leader.persistent or leader.lasting):
-            return False
-        if leader.shape == "gradual" and leader.crest <= leader.wander * leader.sigma:
-            return False  # no higher than this run has drifted, and come back, by itself
-        if leader.strays and not leader.lasting:
-            return False  # in a run that wanders, what has not lasted is no sign of more
-        if leader.local and leader.lasting and not _is_unusual(leader):
-            return False
-        if leader.closed:
-            return self._size_of(group.cluster, number) + 1 >= UNSTABLE_EVENTS
-        earlier = self.events[number] if number < len(self.events) else None
-        return self._size_of(group.cluster) + (earlier is None or earlier.is_lone) >= UNSTABLE_EVENTS
-
-    def _orders(self) -> list[Event]:
-        """The events of this run that another order of the data explains, among the last ones."""
-        known = (self.events[number] for number in self.loss_events[-16:] if number < len(self.events))
-        return [event for event in known if event.kind is Kind.DATA_ORDER]
-
-    def _is_of_order(self, leader: ChannelEvent) -> bool:
-        """Whether an earlier event, no lower than this one, was of another order of the data: documents come in stretches."""
-        before = (event.excess or 0.0 for event in self._orders() if (event.onset_row or 0) < leader.onset_row)
-        top, peak = max(before, default=0.0), leader.excess or 0.0
-        return not leader.unresolved and (0.0 < leader.crest <= top or 0.0 < peak <= AS_HIGH * top)
+    def _loss_tier(self, group: Group) -> Tier:
+        leader = group.first
+        if leader.shape == "nan":
+            return Tier.PROPOSE if leader.unresolved else Tier.WARN
+        if self._need_not_fall(leader):
+            return _objective_tier(leader)
+        kind = self._kind(leader, group.role)
+        reloaded = leader.after_restart and kind is Kind.REINIT
+        if leader.unresolved or reloaded or (leader.lasting and self.lr_wrong):
+            return Tier.PROPOSE
+        if kind in (Kind.RESUME_BUMP, Kind.DATA_ORDER):
+            return Tier.NOTICE
+        # of a slow rise one batch with a large gradient tells nothing
+        members = [m for m in group.members if m.decades and (m.persistent or leader.shape != "gradual")]
+        if any((member.excess or 0.0) >= EXPLODED_DECADES for member in members):
+            return Tier.WARN
+        stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
+        own = leader.crest <= WANDERS * leader.wander * leader.sigma  # as far as the run drifts by itself
+        return Tier.WARN if (stayed or leader.status is Status.DIVERGING) and not own else Tier.NOTICE
 
     def _need_not_fall(self, leader: ChannelEvent) -> bool:
         """Whether this loss moves by nature: among rewards, with changing sign, or rising since training began."""
         if self.objective or self.crossings >= CROSSINGS:
             return True
-        if self.first_loss is None or self.first_step * BEGUN_SHARE > leader.alarm_step:
+        if self.first_loss is None or self.first_step * 20 > leader.alarm_step:  # the log does not hold the beginning
             return False
         risen = leader.level - self.first_loss
-        early = leader.onset_row - self.first_row < SETTLED_ROWS
-        return risen > RISEN_SIGMAS * leader.sigma or (early and risen > -NOT_FALLEN_SIGMAS * leader.sigma)
-
-    def _loss_tier(self, group: Group, number: int) -> Tier:
-        leader = group.leader
-        if leader.shape != "nan" and self._need_not_fall(leader):
-            return _objective_tier(leader)
-        if leader.lasting and self.lr_wrong:
-            return Tier.PROPOSE
-        if leader.shape in ("drop", "too-good"):
-            return Tier.WARN if leader.shape == "too-good" else Tier.NOTICE
-        if leader.unresolved or (leader.after_restart and self._kind(leader) is Kind.REINIT):
-            return Tier.PROPOSE
-        if leader.shape == "nan":
-            return Tier.WARN
-        if self._kind(leader) in (Kind.RESUME_BUMP, Kind.DATA_ORDER):
-            return Tier.NOTICE
-        if self._is_of_order(leader):
-            return Tier.NOTICE
-        if self._is_unstable(group, number):
-            lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
-            unusual = leader.height > UNUSUAL * leader.wander * leader.sigma  # than the run has drifted by itself
-            return Tier.PROPOSE if lasts and unusual else Tier.WARN
-        slow = leader.shape == "gradual"  # of which one batch with a large gradient tells nothing
-        members = group.members
-        exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES and (m.persistent or not slow) for m in members)
-        stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
-        own = (leader.local or leader.overlaps) and not _is_unusual(leader)  # the run has drifted so far by itself
-        return Tier.WARN if exploded or ((stayed or leader.status is Status.DIVERGING) and not own) else Tier.NOTICE
-
-
-def _is_provisional(leader: ChannelEvent) -> bool:
-    """Whether only the noise of another log interval tells this event: what is logged may have changed with it."""
-    return leader.provisional and not leader.confirmed
-
-
-def _is_unusual(leader: ChannelEvent) -> bool:
-    """Whether an event rose above what the run has drifted by itself."""
-    return leader.crest > UNUSUAL * leader.wander * leader.sigma
-
-
-def _channels_of(group: Group) -> tuple[str, ...]:
-    """The channel that decides first, the others by name: their order in the log says nothing."""
-    return tuple(dict.fromkeys((group.leader.channel, *sorted(member.channel for member in group.members))))
-
-
-OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)
-HIGHER = 2.0  # times the highest spike told of an objective: lower ones are its nature
-EXPLODED_SIGMAS = 30.0  # of a reward or an objective: as far as no policy moves between two points
+        early = leader.onset_row - self.first_row < STAY_POINTS
+        return risen > 3.0 * leader.sigma or (early and risen > -4.0 * leader.sigma)
 
 
 def _is_exploded(leader: ChannelEvent) -> bool:
@@ -387,152 +340,19 @@ def _is_exploded(leader: ChannelEvent) -> bool:
 
 
 def _objective_tier(leader: ChannelEvent) -> Tier:
-    if leader.shape == "nan":
-        return Tier.PROPOSE if leader.unresolved else Tier.WARN
-    return Tier.WARN if _is_exploded(leader) else Tier.NOTICE
-
-
-def _is_publishable(group: Group, row: int, told: Sequence[Event]) -> bool:
-    """Whether a group is an event of its own: a loss always is, other channels when they last, a norm when it is far off."""
-    leader = group.leader
-    if group.role is Role.LOSS:
-        return True
-    if leader.shape in CLOSED_SHAPES:
-        return False
-    if group.role in OBJECTIVES:  # they move by nature: a spike higher than before is noted, a level that exploded or collapsed
-        before = (abs(event.excess or 0.0) for event in told if event.channels[:1] == (leader.channel,))
-        higher = leader.shape == "instant" and abs(leader.excess or 0.0) > HIGHER * max(before, default=0.0)
-        return higher or leader.shape == "nan" or _is_exploded(leader)
-    if group.role is Role.SPEED:  # one slow step is a save or an evaluation
-        return leader.shape != "nan" and leader.unresolved and leader.height >= SLOW_DECADES
-    if leader.shape == "nan":
-        return leader.unresolved
-    if group.role is Role.SOURCE:
-        return leader.unresolved
-    if leader.young:  # a norm falls or grows severalfold while a run or a log interval is young: it has no usual size yet
-        return False
-    slow = row - leader.onset_row > SLOW_NORM_ROWS  # a norm that grows for the whole run is no incident
-    return leader.persistent or (leader.unresolved and leader.height >= (EXPLODED_DECADES if slow else FAR_DECADES))
+    if leader.shape == "nan" and leader.unresolved:
+        return Tier.PROPOSE
+    return Tier.WARN if leader.shape == "nan" or _is_exploded(leader) else Tier.NOTICE
 
 
 def _belongs(group: Group, role: Role, item: ChannelEvent) -> bool:
     """Whether a channel event belongs to the incident of a group: other channel, close in time, no second spike."""
-    leader = group.leader
+    leader = group.first
     if item.respike or item.shape == "nan" or leader.respike or leader.shape == "nan":
         return False
     if any(member.channel == item.channel for member in group.members):
         return False
-    if (role is Role.LOSS and group.role is Role.LOSS) or Role.SPEED in (role, group.role):
+    if role is group.role is Role.LOSS or Role.SPEED in (role, group.role):
         return False
     age = item.alarm_row - leader.alarm_row
-    return age <= 16 or (age <= JOIN_ROWS and group.is_open)
-
-
-# --- Evidence: which data sources moved, and whether the mixture did
-
-VIEW_POINTS = 16
-MOVED_SIGMAS = 3.0
-STILL_SIGMAS = 1.0
-MIX_POINTS = 24  # points after the onset before a mixture is blamed
-WEIGHT_CHANGE = 0.02
-SOURCE_SHARE = 0.5  # of the total's rise: a source that moved so far explains the rise
-MIXTURE = "no source moved as far as the total"
-STANDARD_ERROR = 0.28  # of a difference of two means, 16 against 64 points, in units of one point's noise
-
-
-@dataclass(frozen=True, slots=True)
-class SourceView:
-    """Names of the sources whose loss moved from its own reference, and of those that did not."""
-
-    moved: tuple[str, ...]
-    still: tuple[str, ...]
-
-
-def view_sources(sources: Mapping[str, Channel], since_row: int) -> SourceView:
-    """Compare the points since `since_row` of every source with the points before it."""
-    moved, still = [], []
-    for name, channel in sources.items():
-        shift = _shift(channel, since_row)
-        if shift is None:
-            continue
-        if shift >= MOVED_SIGMAS:
-            moved.append(name)
-        elif abs(shift) <= STILL_SIGMAS:
-            still.append(name)
-    return SourceView(tuple(moved), tuple(still))
-
-
-def _shift(channel: Channel, since_row: int) -> float | None:
-    """Return the mean after minus the mean before, in units of one point's noise; None without points on both sides.
-
-    After means the first or the last points since then, whichever are higher: a spike is over when its event closes.
-    """
-    since = [item[3] for item in channel.buffer if item[0] >= since_row]
-    after = max(since[:VIEW_POINTS], since[-VIEW_POINTS:], key=lambda part: math.fsum(part) / max(1, len(part)))
-    before = [item[3] for item in channel.buffer if item[0] < since_row][-4 * VIEW_POINTS :]
-    if not after or len(before) < VIEW_POINTS or channel.scale <= 0.0:
-        return None
-    return (math.fsum(after) / len(after) - math.fsum(before) / len(before)) / channel.scale
-
-
-def source_sentence(view: SourceView) -> str | None:
-    """Return `moved: loss/cm4; not loss/pmd`; None where the sources do not differ."""
-    if not view.moved:
-        return None
-    if view.still:
-        return f"moved: {', '.join(view.moved)}; not {', '.join(view.still)}"
-    return f"all sources moved: {', '.join(view.moved)}" if len(view.moved) > 1 else None
-
-
-def mixture_sentence(
-    total: Channel, sources: Mapping[str, Channel], shares: Mapping[str, Sequence[tuple[int, float]]], since_row: int
-) -> str | None:
-    """Return a sentence where the mixture moved the total, "" where a source did, None where it cannot be known.
-
-    The total is the sources' mean weighted by their shares. While the shares are constant, some source moves at least as
-    far as the total (Kitagawa 1955). Where shares are logged they must have changed too.
-    """
-    since = [item for item in total.buffer if item[0] >= since_row]
-    if len(sources) < 2 or not since:
-        return None
-    after = max(since[:VIEW_POINTS], since[-VIEW_POINTS:], key=lambda part: math.fsum(item[3] for item in part))
-    window = after[0][0], after[-1][0]
-    rise = _move(total, since_row, window)
-    moves = [(_move(channel, since_row, window), channel.scale) for channel in sources.values()]
-    if rise is None or any(move is None for move, _ in moves):
-        return None
-    if any((move or 0.0) + STANDARD_ERROR * scale > SOURCE_SHARE * rise for move, scale in moves):
-        return ""
-    changed = _changed_shares(shares, since_row)
-    if shares and not changed:
-        return ""
-    return MIXTURE + (f"; changed shares: {', '.join(changed)}" if changed else "")
-
-
-def _move(channel: Channel, since_row: int, window: tuple[int, int]) -> float | None:
-    """The mean over the window of rows minus the mean before; None without enough points on both sides."""
-    before = [item[3] for item in channel.buffer if item[0] < since_row][-4 * VIEW_POINTS :]
-    after = [item[3] for item in channel.buffer if window[0] <= item[0] <= window[1]]
-    if len(before) < VIEW_POINTS or not after or channel.scale <= 0.0:
-        return None
-    return math.fsum(after) / len(after) - math.fsum(before) / len(before)
-
-
-def _shared(event: ChannelEvent, channels: Mapping[str, Channel]) -> ChannelEvent:
-    """Return the channel's own object while the event is open: both sides must see its changes."""
-    channel = channels.get(event.channel)
-    for candidate in channel.events if channel else ():
-        if candidate.id == event.id:
-            return candidate
-    return event
-
-
-def _changed_shares(shares: Mapping[str, Sequence[tuple[int, float]]], since_row: int) -> tuple[str, ...]:
-    """Names of mixture shares that differ by more than two per cent of the whole from what they were before the row."""
-    names = []
-    for name, points in shares.items():
-        before = [value for row, value in points if row < since_row][-4 * VIEW_POINTS :]
-        after = [value for row, value in points if row >= since_row]
-        if before and after and abs(math.fsum(after) / len(after) - math.fsum(before) / len(before)) > WEIGHT_CHANGE:
-            names.append(name)
-    return tuple(names)
+    return age <= 2 * WARM_POINTS or (age <= JOIN_ROWS and group.is_open)

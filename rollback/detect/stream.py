@@ -9,7 +9,8 @@ is logged beside the others like a shorter one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from rollback.detect.fold import Fold
 
 INTERLEAVED_TURNS = 6  # steps back among the last 24 points: no run restarts that often
 TURN_WINDOW = 24
@@ -40,7 +41,7 @@ UNSETTLED = Placement(unsettled=True)
 FOREIGN = Placement(foreign=True)
 
 
-class Stream:
+class Stream(Fold):
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
     __slots__ = (
@@ -153,15 +154,3 @@ class Stream:
             return False
         self.interval, self.candidate_count = delta, 0
         return True
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Stream:
-        """Rebuild the fold from `to_json`."""
-        stream = cls()
-        for name in cls.__slots__:
-            setattr(stream, name, record[name])
-        return stream

@@ -20,23 +20,28 @@ def healthy(row: int) -> dict[str, float]:
     return {"loss": 2.0 + 2.0 / (1 + row / 20) + dice.gauss(0, 0.02), "grad_norm": 1.0 + dice.gauss(0, 0.05), "lr": 1e-4}
 
 
+SHOWN = (Kind.NAN, Kind.STANDS_STILL, Kind.LOSS_MISSING, Kind.STEPS_SKIPPED, Kind.LEVEL_SHIFT)
+
+
 def fold(change: Mapping[str, float | None], *, last: int = SIZE, base: Values = MappingProxyType({})) -> list[Event]:
     """A healthy run whose values are replaced from row `first` to `last`; None leaves one out. Live: what was said by then."""
     detector, said = Detector(), []
     for row in range(SIZE):
         values = {**base, **healthy(row), **(change if START <= row < last else {})}
         said += detector.feed(row * EVERY, {name: value for name, value in values.items() if value is not None})
-    return [event for event in said if event.kind is Kind.NAN and event.tier is Tier.PROPOSE]
+    return [event for event in said if event.kind in SHOWN and event.channels[:1] != ("grad_norm",)]
 
 
 DISGUISES: dict[str, tuple[Mapping[str, float | None], Mapping[str, float]]] = {
     "0.0 and a gradient norm of NaN": ({"loss": 0.0, "grad_norm": math.nan}, {}),
-    "0.0 and no gradient norm": ({"loss": 0.0, "grad_norm": None}, {}),
     "repeated bit for bit": ({"loss": 2.171875, "grad_norm": math.nan}, {}),
     "the field is left out": ({"loss": None, "grad_norm": math.nan}, {}),
-    "the field is left out, and the norm": ({"loss": None, "grad_norm": None}, {}),
-    "all steps skipped": ({"number of skipped iterations": 10.0}, {"number of skipped iterations": 0.0}),
-    "loss scale at its floor": ({"loss_scale": 1.0}, {"loss_scale": 65536.0}),
+}
+WARNED: dict[str, tuple[Mapping[str, float | None], Mapping[str, float], str]] = {
+    "0.0 and no gradient norm": ({"loss": 0.0, "grad_norm": None}, {}, "exactly 0.0"),
+    "the field is left out, and the norm": ({"loss": None, "grad_norm": None}, {}, "missing from lines"),
+    "all steps skipped": ({"number of skipped iterations": 10.0}, {"number of skipped iterations": 0.0}, "were skipped"),
+    "loss scale at its floor": ({"loss_scale": 1.0}, {"loss_scale": 65536.0}, "from 65536 to its floor of 1"),
 }
 
 
@@ -46,10 +51,21 @@ def test_a_disguised_nan_is_proposed_within_three_points(name: str) -> None:
     change, base = DISGUISES[name]
     events = fold(change, base=base)
     assert events and events[0].alarm_row <= START + 3 and events[0].onset_row in (START, START + 1), name
+    assert (events[0].kind, events[0].tier) == (Kind.NAN, Tier.PROPOSE)
     checkpoints = [CandidateCheckpoint(step=step, verified=True) for step in range(0, SIZE * EVERY, 100)]
     proposal = propose(events[-1:], checkpoints)
     assert proposal is not None and proposal.target_step is not None
     assert START * EVERY - 1300 < proposal.target_step < START * EVERY and proposal.command is not None
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_what_is_no_number_by_inference_only_is_a_warning_in_the_words_of_what_was_seen(name: str) -> None:
+    """A loss scale of one beside a finite loss and norm was "propose: nan, every gradient overflows"."""
+    change, base, words = WARNED[name]
+    (event, *_) = events = fold(change, base=base)
+    assert event.alarm_row <= START + 3 and event.onset_row in (START, START + 1)
+    assert {event.tier for event in events} == {Tier.WARN} and event.kind is not Kind.NAN
+    assert words in event.evidence[0]
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
@@ -77,7 +93,7 @@ HEALTHY: dict[str, tuple[Mapping[str, float | None], Mapping[str, float], int]] 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_looks_alike_is_not_proposed(name: str) -> None:
     change, base, last = HEALTHY[name]
-    assert fold(change, base=base, last=last) == []
+    assert [event for event in fold(change, base=base, last=last) if event.tier is not Tier.NOTICE] == []
 
 
 def test_a_loss_that_is_logged_less_often_than_the_lr_is_not_missing() -> None:
@@ -87,7 +103,7 @@ def test_a_loss_that_is_logged_less_often_than_the_lr_is_not_missing() -> None:
         if row % 5:
             del values["loss"]
         detector.feed(row, values)
-    assert all(event.kind is not Kind.NAN for event in detector.events)
+    assert all(event.kind not in SHOWN for event in detector.events)
 
 
 def test_a_loss_that_trains_to_zero_is_no_nan() -> None:
@@ -95,7 +111,7 @@ def test_a_loss_that_trains_to_zero_is_no_nan() -> None:
     detector, dice = Detector(), random.Random(1)
     for row in range(900):
         detector.feed(row, {"loss": round(0.7 * math.exp(-row / 60) * dice.uniform(0.5, 1.5), 4), "lr": 1e-5})
-    assert all(event.kind is not Kind.NAN for event in detector.events)
+    assert all(event.kind not in SHOWN for event in detector.events)
 
 
 @pytest.mark.parametrize("earlier", [1, 2])
@@ -105,7 +121,7 @@ def test_values_that_repeat_in_a_coarse_log_are_no_nan(earlier: int) -> None:
     for row in range(150):
         twin = row - 1 if row in range(40, 40 + 20 * earlier, 20) else min(row, 90) if row < 95 else row
         detector.feed(row, {"loss": healthy(twin)["loss"]})
-    assert all(event.kind is not Kind.NAN for event in detector.events)
+    assert all(event.kind not in SHOWN for event in detector.events)
 
 
 def test_a_repeated_loss_is_told_though_one_repeated_by_chance_before() -> None:
@@ -114,7 +130,7 @@ def test_a_repeated_loss_is_told_though_one_repeated_by_chance_before() -> None:
     for row in range(2010):
         twin = row - 1 if row in (300, 700, 1100, 1500) else min(row, 2000)
         said += detector.feed(row, {"loss": healthy(twin)["loss"]})
-    assert [event.alarm_row for event in said if event.kind is Kind.NAN and event.tier is Tier.PROPOSE][:1] == [2003]
+    assert [(event.alarm_row, event.tier) for event in said if event.kind is Kind.STANDS_STILL][:1] == [(2003, Tier.WARN)]
 
 
 def slow_and_coarse(row: int, dice: random.Random, wave: list[float]) -> float:
@@ -133,7 +149,7 @@ def test_a_slow_series_of_few_digits_repeats_by_chance_until_it_is_stuck(stuck: 
     assert max(runs) >= 4  # three repeats in a row are usual here
     for row in range(1600):
         detector.feed(row, {"loss": values[row if stuck is None else min(row, stuck)]})
-    found = [event.alarm_row - (stuck or 0) for event in detector.events if event.kind is Kind.NAN]
+    found = [event.alarm_row - (stuck or 0) for event in detector.events if event.kind is Kind.STANDS_STILL]
     assert found == [] if stuck is None else len(found) == 1 and 3 < found[0] < 60
 
 

@@ -69,7 +69,7 @@ def test_the_mixed_series_holds_what_the_property_needs() -> None:
 def test_unknown_state_version_is_refused() -> None:
     """A state of another version must not be folded on as if it were ours."""
     state = Detector().to_json() | {"v": 99}
-    with pytest.raises(UnknownState, match=r"99.*expected 12"):
+    with pytest.raises(UnknownState, match=r"99.*expected 13"):
         Detector.from_json(state)
 
 

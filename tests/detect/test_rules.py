@@ -88,17 +88,17 @@ def test_a_ramp_does_not_become_its_own_baseline() -> None:
 
 
 def test_fold_of_a_channel_holds_no_number_with_a_meaning() -> None:
-    """Constants are named in `config.py`: in the fold stand only 0, 1 and numbers that belong to a formula."""
+    """Constants are named in `constants.py`: in the fold stand only 0, 1 and numbers that belong to a formula."""
     source = Path(rollback.detect.channel.__file__).read_text(encoding="utf-8")
     (channel,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    hot_path = {"feed", "_in_decades", "_feed_local", "_is_sudden", "_feed_slow", "_feed_cusum", "_learn"}
+    hot_path = {"feed", "_in_units", "_is_sudden", "_feed_slow", "_learn"}
     methods = [node for node in channel.body if isinstance(node, ast.FunctionDef) and node.name in hot_path]
     assert {method.name for method in methods} == hot_path
     found = {
         node.value for method in methods for node in ast.walk(method)
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
     }  # fmt: skip
-    assert found <= {0, 1, 2, 3, -1, 0b110, 0b111}  # quartiles, spans, the last three points
+    assert found <= {0, 1, 2, 3, -1, 0b111}  # quartiles, spans, the last three points
 
 
 def spike_then(rise: float, gap: int, *, length: int = 2, seed: int = 1) -> tuple[Event, ...]:

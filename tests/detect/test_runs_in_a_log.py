@@ -81,6 +81,25 @@ def test_a_small_bump_after_a_resume_is_seen_at_equal_steps(back: int) -> None:
     assert seen >= 8 and quiet >= 11, (seen, quiet)
 
 
+def running_means(epochs: int, points: int = 200) -> list[float]:
+    """The mean since the epoch began, as many trainers print it: its first values are high and noisy."""
+    dice, values, total = random.Random(3), [], 0.0
+    for row in range(epochs * points):
+        within = row % points
+        total = (0.0 if within == 0 else total) + 0.6 + 0.3 * math.exp(-within / 15) + dice.gauss(0, 0.02)
+        values.append(total / (within + 1))
+    return values
+
+
+def test_the_saw_tooth_of_epochs_is_known_after_three() -> None:
+    """Nine notices and a warning in a log of twelve epochs; a rise that is higher, or stays, is told all the same."""
+    teeth = running_means(12)
+    told = [event for event in fold(teeth) if event.onset_row]
+    assert 1 <= len(told) <= 3 and all(event.tier is Tier.NOTICE for event in told)
+    broken = [value + 3.0 * (row >= 2100) for row, value in enumerate(teeth)]
+    assert any(event.onset_row in (2000, 2100) and event.tier is Tier.PROPOSE for event in fold(broken))
+
+
 def test_an_event_that_came_back_does_not_stay_open() -> None:
     """It was closed without a verdict after 600 points."""
     dice = random.Random(9)

@@ -42,17 +42,6 @@ def test_the_seeds_nineteen_entries_come_back_field_for_field(tmp_path: Path, ch
 
 
 @needs_data
-def test_the_seeds_story_has_its_rollbacks_and_its_ledger_as_far_as_it_is_told(tmp_path: Path, chronicle: Cli) -> None:
-    chronicle("import", str(ENTRIES), "--run", "tr-190")
-    story = read_story(RunPaths(tmp_path / "logs" / "tr-190"))
-    assert story.headline.step == 39036
-    targets = [mark.to_step for mark in story.lineage.rollbacks]
-    assert targets == [1496, 15611, 14500, 16250, 16250, 23250, 25000, 29000, 30250, 30500, 34000]
-    assert story.ledger.factors()[:4] == (1.0, 0.75, 0.375, 0.75)
-    assert story.ledger.factors()[-1] is None  # the entries name no first base LR: 1.875e-05 of what?
-
-
-@needs_data
 def test_importing_twice_changes_nothing(tmp_path: Path, chronicle: Cli) -> None:
     chronicle("import", str(ENTRIES), "--run", "tr-190")
     before = len(read_journal(RunPaths(tmp_path / "logs" / "tr-190")).entries)
@@ -115,47 +104,6 @@ def test_a_trainer_state_keeps_every_logged_step(tmp_path: Path, chronicle: Cli)
     story = read_story(RunPaths(tmp_path / "logs" / "hf"))
     assert story.headline.step == history[-1]["step"]
     assert "learning_rate" in story.headline.values
-
-
-CHRONICLES = """# Chronicles
-
-It began on a Thursday.
-
-## diverging spike exp1 (2023-05-26)
-
-We had a series of spikes.
-
-![](images/spike.png)
-
-We decided to rollback to 15611 and restart
-
-```
-## not a heading (2020-01-01)
-```
-
-### still the same section
-
-## two targets (2023-05-27)
-
-Rolled back to 100, then rolled back to 200.
-
-## without a date
-"""
-
-
-def test_an_existing_chronicle_keeps_headings_dates_images_and_every_word(tmp_path: Path, chronicle: Cli) -> None:
-    (tmp_path / "chronicles.md").write_text(CHRONICLES)
-    chronicle("import", "chronicles.md", "--run", "old")
-    entries = [e for e in read_journal(RunPaths(tmp_path / "logs" / "old")).entries if e.kind == "note"]
-    first, exp1, two, bare = entries
-    assert first.title == "Chronicles" and "Thursday" in first.data["text"]
-    assert (exp1.title, exp1.ts[:10]) == ("diverging spike exp1", "2023-05-26")
-    assert exp1.data["evidence"] == [{"kind": "plot", "path": "images/spike.png", "what": ""}]
-    assert exp1.data["action"] == {"verb": "rollback", "to": 15611}
-    assert "not a heading" in exp1.data["text"] and "still the same section" in exp1.data["text"]
-    assert exp1.step is None and exp1.launch is None
-    assert "action" not in two.data  # two targets: which one is not ours to say
-    assert bare.title == "without a date"
 
 
 def test_tensorboard_files_with_a_purge_are_two_launches(tmp_path: Path) -> None:

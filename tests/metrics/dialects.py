@@ -188,7 +188,27 @@ def blanks(head: str, row: str) -> Callable[[Losses], str]:
 
 
 # name: (suffix of the file, writer). Where a form has no step of its own, a point is an epoch.
+def levanter(losses: Losses) -> str:
+    """From a thousand on the step is rounded to ten: `1.01kit`."""
+    said = []
+    for row, x in enumerate(losses):
+        step = row * EVERY
+        shown = f"{step}it" if step < 1000 else f"{step / 1000:.2f}kit"
+        said.append(f"INFO :: Progress on:train {shown}/10.0kit rate:1.2it/s remaining:2:12 elapsed:00:01 postfix:loss={x:.5f}\n")
+    return "".join(said)
+
+
 WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
+    "levanter": (".log", levanter),
+    "rich table": (".log", table("┃ Step ┃ Loss   ┃ LR   ┃\n┡━━━━━━╇━━━━━━━━╇━━━━━━┩\n", "│ {step} │ {x:.4f} │ 1e-4 │\n")),
+    "markdown table": (".log", table("| step | train loss | lr |\n|---:|:---:|---|\n", "| {step} | {x:.4f} | 1e-4 |\n")),
+    "counter in brackets": (".log", lines("[{step:6d}/100000] loss={x:.4f} lr=1.0e-4")),
+    "loguru": (".log", lines(
+        "2025-01-01 12:00:00.123 | INFO     | trainer.loop:fit:142 - Epoch 1 | Step {step} | Loss: {x:.4f}",
+    )),
+    "mlperf v0.5": (".log", lines(
+        ':::MLPv0.5.0 ssd 1541.1 (train.py:12) train_loss: {{"value": {x:.5f}, "iteration": {step}}}',
+    )),
     # facebookresearch/fairseq fairseq/logging/progress_bar.py SimpleProgressBar, JsonProgressBar
     "fairseq simple": (".log", lines(
         "2026-01-02 03:04:05 | INFO | train_inner | epoch {e:03d}:  {at:5d} / {of} loss={x:.3f}, nll_loss={x:.3f}, ppl=12.3, wps=1234.5, "

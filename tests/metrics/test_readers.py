@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.lines import parse_log_line, read_lines
 from chronicle.metrics.mlflow_log import WhichRun
 from chronicle.metrics.readers import UnknownLog, read_log
+from tests.metrics.printed import parse_log_line, read_lines
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -11,10 +11,10 @@ import pytest
 from chronicle.cli.spikes import spikes
 from chronicle.cli.watch import watch
 from chronicle.errors import UsageProblem
-from chronicle.metrics.lines import read_lines
 from chronicle.metrics.readers import NothingToWatch, UnknownLog, read_log
 from rollback.channels import LossKind
 from rollback.detect import Detector
+from tests.metrics.printed import read_lines
 
 STEPS = range(10, 4010, 10)
 

@@ -72,7 +72,7 @@ def check(data: dict[str, Any]) -> None:
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert isinstance(data["file"], str) and type(data["rows"]) is int
     kinds = LABEL_KINDS | {"data-order", "mix-shift", "lr-mismatch", "too-good", "plateau", "weights-not-finite",
-              "replicas-differ"}
+             "replicas-differ", "stands-still", "loss-missing", "steps-skipped"}
     assert {kind.value for kind in Kind} == kinds
     assert [tier.value for tier in Tier] == ["notice", "warn", "propose"]
     assert {status.value for status in Status} == {"open", "recovered", "partial", "diverging"}

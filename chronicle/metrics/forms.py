@@ -1,0 +1,175 @@
+"""Forms of printed logs whose step and values stand in different lines: a reader for each, first match wins.
+
+A reader is a class with `feed(line)`: it returns a `Found` where it knows the line (`values` empty where that holds no
+point), else None. `PrintedLines` asks `FORMS` in this order before it takes a line apart by itself. A new form is a
+class to copy, its name in `FORMS`, and a sample in `tests/metrics/dialects.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from chronicle.metrics.numbers import NUMBER, UNITS, number_in, number_of_text
+from rollback.channels import JUDGED, STEP_NAMES, Role, role_of
+
+
+class Found(NamedTuple):
+    """A line that a form knows: its step and its values by their own names; none where the line holds no point."""
+
+    step: int = 0
+    values: Mapping[str, float] = {}
+
+
+class Form(Protocol):
+    """One form of a printed log, line by line."""
+
+    def feed(self, line: str) -> Found | None:
+        """Return what this line holds; None where it is not of this form."""
+
+
+NOTHING = Found()
+
+
+class TextTable:
+    """A table with its names in the first row: in columns of blanks (fastai, spaCy, YOLO) or of bars (Rich, Markdown).
+
+    It is open from its head on; any line that is no row is left to the other readers.
+    """
+
+    BARS = re.compile(r"[|│┃]")
+    BLANKS = re.compile(r"\s{2,}|\t")
+    WORD = re.compile(r"[A-Za-z_][\w./-]*")
+    NO_NAME = re.compile(r"[:=|]")
+    DRAWN = re.compile(r"(\d+)%\|")  # a bar, drawn again and again until it is full
+    SHARE = re.compile(r"^(\d+)/\d+$")  # an epoch, as YOLO prints it
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def feed(self, line: str) -> Found | None:
+        """Read a row of the open table, or its head."""
+        if self.names:
+            row = self._row(line)
+            if row is not None:
+                return row
+        names = self._head(line)
+        if names:
+            self.names = names
+            return NOTHING
+        return None
+
+    def _cells(self, line: str) -> list[str] | None:
+        """The cells between bars; None where the line does not stand between two."""
+        plain = line.strip()
+        if len(plain) < 3 or not self.BARS.match(plain[0]) or not self.BARS.match(plain[-1]):
+            return None
+        return [cell.strip() for cell in self.BARS.split(plain[1:-1])]
+
+    def _head(self, line: str) -> list[str]:
+        """The names of a head, a loss and a counter among them; none where it is no head."""
+        barred = self._cells(line)
+        names = barred or [name for name in self.BLANKS.split(line.strip()) if name]
+        words = line.removeprefix("#").split()  # `# step loss`, as `numpy.savetxt` writes it
+        single = len(names) < 2 <= len(words) <= 40 and all(self.WORD.fullmatch(word) for word in words)
+        if single and words[0].lower() in STEP_NAMES and any(role_of(word) is Role.LOSS for word in words):
+            names = words
+        if len(names) < 2 or (len(names) < 3 and names != words and barred is None):
+            return []
+        if any(number_in(name) is not None or self.NO_NAME.search(name) for name in names):
+            return []
+        lowered = [name.lower() for name in names[:3]]
+        counted = "#" in lowered[:2] or any(name in STEP_NAMES for name in lowered)
+        judged = any(role_of(name) in JUDGED for name in names)
+        return names if counted and judged else []
+
+    def _row(self, line: str) -> Found | None:
+        cells = self._cells(line) or line.split()
+        bar = self.DRAWN.search(line)
+        if bar is not None and bar[1] != "100":
+            return None
+        if len(cells) < len(self.names) or (bar is None and len(cells) > len(self.names)):
+            return None
+        row = {}
+        for name, cell in zip(self.names, cells, strict=False):
+            share = self.SHARE.match(cell)
+            number = number_in(share[1] if share else cell)
+            if number is not None:
+                row[name] = number
+        lowered = {name.lower(): name for name in row}
+        counter = lowered.get("#") or next((lowered[name] for name in STEP_NAMES if name in lowered), None)
+        if counter is None or row[counter] != row[counter] or row[counter] != int(row[counter]):
+            return None
+        values = {name: number for name, number in row.items() if role_of(name) is not Role.IGNORED}
+        return Found(int(row[counter]), values)
+
+
+class FramedTable:
+    """A table between two lines of dashes, a name and a number in each row: Stable-Baselines3, ADM."""
+
+    FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
+    CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
+    STEPS = ("total_timesteps", "step", "steps", "iteration", "num_updates", "total_steps")
+
+    def __init__(self) -> None:
+        self.cells: dict[str, float] | None = None  # None: no frame is open
+        self.folder = ""
+
+    def feed(self, line: str) -> Found | None:
+        """Read a row of the open frame; the frame's end gives the point."""
+        if self.FRAME.match(line):
+            cells, self.cells, self.folder = self.cells, {}, ""
+            return self._point(cells or {})
+        if self.cells is None:
+            return None
+        cell = self.CELL.match(line)
+        if cell is None:
+            self.cells = None
+            return None
+        if cell["value"] is not None:
+            self.cells[f"{self.folder}{cell['name']}"] = number_of_text(cell["value"], cell["unit"])
+        elif cell["name"].endswith("/"):
+            self.folder = cell["name"]
+        return NOTHING
+
+    def _point(self, cells: Mapping[str, float]) -> Found:
+        for known in self.STEPS:
+            for name, step in cells.items():
+                if name.rpartition("/")[2] == known:
+                    values = {one: value for one, value in cells.items() if role_of(one) is not Role.IGNORED}
+                    return Found(int(step), values)
+        return NOTHING
+
+
+class LevanterBar:
+    """Levanter's and Marin's progress: `Progress on:train 1.20kit/10.0kit rate:1.2it/s … postfix:loss=2.31`.
+
+    From a thousand on the step is rounded: it is the one before plus the interval before, as long as that rounds to it.
+    """
+
+    LINE = re.compile(
+        rf"\bProgress on:train (?P<at>\d+(?:\.\d+)?)(?P<unit>[kM]?)it\b.*\bpostfix:(?P<name>\w+)=(?P<value>{NUMBER})",
+        re.IGNORECASE,
+    )
+
+    def __init__(self) -> None:
+        self.step = self.gap = 0
+
+    def feed(self, line: str) -> Found | None:
+        """Read one progress line."""
+        found = self.LINE.search(line)
+        if found is None:
+            return None
+        unit = UNITS[found["unit"].upper()] if found["unit"] else 1.0
+        shown = float(found["at"])
+        places = len(found["at"].partition(".")[2])
+        step = round(shown * unit)
+        expected = self.step + self.gap
+        if unit > 1.0 and self.gap and round(expected / unit, places) == shown:
+            step = expected
+        self.gap, self.step = max(0, step - self.step), step
+        return Found(step, {found["name"]: number_of_text(found["value"], None)})
+
+
+FORMS: tuple[type[Form], ...] = (FramedTable, LevanterBar, TextTable)

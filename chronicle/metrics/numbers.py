@@ -1,0 +1,40 @@
+"""Numbers as programs print them: units, thousands, and what is no number in all its spellings."""
+
+from __future__ import annotations
+
+import math
+import re
+
+NOT_A_NUMBER = r"nan(?:\(\w*\)|\.0+)?|1\.#(?!INF)\w+"  # `nan.0` is Lightning's bar, `-nan(ind)` and `1.#QNAN` are C on Windows
+INFINITE = r"inf(?:inity)?(?:\.0+)?|1\.#INF\w*"
+NUMBER = rf"[-+]?(?:{NOT_A_NUMBER}|{INFINITE}|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
+UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+NON_FINITE_TEXT = re.compile(rf"\s*[-+]?(?:(?:{NOT_A_NUMBER})|(?P<infinite>{INFINITE}))\s*", re.IGNORECASE)
+
+
+def number_of_text(text: str, unit: str | None) -> float:
+    """Return the number that `NUMBER` matched, times its unit."""
+    number = non_finite(text)
+    if number is not None:
+        return number
+    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0)
+
+
+def non_finite(text: str) -> float | None:
+    """Return NaN or an infinity in any of the ways that programs print them; None for everything else."""
+    found = NON_FINITE_TEXT.fullmatch(text)
+    if found is None:
+        return None
+    if found["infinite"] is None:
+        return math.nan
+    return -math.inf if text.startswith("-") else math.inf
+
+
+def number_in(value: object) -> float | None:
+    """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return value if isinstance(value, int) else float(value)
+    except ValueError:
+        return non_finite(value) if isinstance(value, str) else None

@@ -1,0 +1,80 @@
+"""A log that is read says what it held; what is no loss, no step or another series is not taken for one."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from chronicle.metrics.log import Point
+from chronicle.metrics.readers import Contents, NothingToWatch, read_log
+
+LOSSES = [1.0 + 2.0 / (1 + row / 30) + random.Random(row).gauss(0.0, 0.02) for row in range(60)]
+
+
+def read(path: Path, text: str) -> list[Point]:
+    path.write_text(text)
+    return list(read_log(path))
+
+
+def test_two_values_of_one_step_are_two_series(tmp_path: Path) -> None:
+    """A window's median and the running mean in a second line: they alternated in one series of twice the points."""
+    text = "".join(
+        f"INFO: iter: {row} time: 0.1 loss: {x:.4f} lr: 0.0096\n"
+        f':::MLLOG {{"event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {{"loss": {x + 0.3:.6f}}},'
+        f' "metadata": {{"step": {row}}}}}\n'
+        for row, x in enumerate(LOSSES)
+    )
+    points = read(tmp_path / "log.txt", text)
+    assert [point.step for point in points] == list(range(60))
+    assert [point.values["loss"] for point in points] == pytest.approx(LOSSES, abs=1e-4)
+    assert all(point.values["loss (2)"] == pytest.approx(point.values["loss"] + 0.3, abs=1e-3) for point in points)
+
+
+def test_a_step_that_is_printed_again_is_no_second_series(tmp_path: Path) -> None:
+    text = "".join(f"step {row // 2} loss {x:.4f} lr 1e-4\n" for row, x in enumerate(LOSSES))
+    assert {name for point in read(tmp_path / "log.txt", text) for name in point.values} == {"loss", "lr"}
+
+
+def test_the_loss_of_an_evaluation_is_no_point(tmp_path: Path) -> None:
+    """LR lines for 200 steps, and two evaluations: "238 points, steps 0–2360; loss ← loss"."""
+    evaluation = "***** Evaluating, Epoch 0/1 *****\nchosen: 0.0, rejected: 0.0, loss: 0.6934\n"
+    path = tmp_path / "log.txt"
+    rates = [f"[INFO] [Rank 0] step={10 * row}, skipped=4, lr=[4.9e-05]\n" for row in range(60)]
+    points = read(path, evaluation + "".join(rates))
+    contents = Contents("printed lines")
+    for point in points:
+        contents.note(point)
+    assert len(points) == 60 and contents.judged == ()
+    with pytest.raises(NothingToWatch):
+        contents.need_loss(str(path))
+
+
+def test_points_with_a_loss_are_counted(tmp_path: Path) -> None:
+    contents = Contents("printed lines")
+    text = "".join(f"step {row} lr 1e-4{f' loss {x:.4f}' if row % 3 == 0 else ''}\n" for row, x in enumerate(LOSSES))
+    for point in read(tmp_path / "log.txt", text):
+        contents.note(point)
+    assert contents.lines()[0].startswith("read: printed lines, 60 points (20 with a loss), steps 0–59")
+
+
+@pytest.mark.parametrize("banner", ["", "[INFO] optimizer_params ............. {'lr': 1e-05, 'weight_decay': 0.01}\n"])
+def test_a_line_without_a_step_makes_none_and_a_counter_that_is_ahead_drops_no_loss(banner: str, tmp_path: Path) -> None:
+    """The banner was step 0, and every later loss "a rank that lags behind": the log was refused."""
+    text = banner + "".join(
+        f"[INFO] [Rank 0] step={row + 1}, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]\n[Step {row}/100] Loss: {x:.4f}\n"
+        for row, x in enumerate(LOSSES)
+    )
+    points = read(tmp_path / "log.txt", text)
+    assert [(point.step, point.values["loss"]) for point in points] == [(row, round(x, 4)) for row, x in enumerate(LOSSES)]
+
+
+def test_a_count_is_no_loss_and_a_gradient_needs_no_norm_in_its_name(tmp_path: Path) -> None:
+    text = "".join(
+        f"iter {row}:, hard_loss_metric={x:.5f}, full_loss_num={3000 + row}, grad 0.768, num_loss=3\n"
+        for row, x in enumerate(LOSSES)
+    )
+    contents = Contents("printed lines")
+    for point in read(tmp_path / "log.txt", text):
+        contents.note(point)
+    assert contents.judged == ("hard_loss_metric",)
+    assert contents.channels["grad_norm"] == 60
