@@ -59,6 +59,7 @@ __all__ = [
     "is_by_stamp",
     "known_states",
     "launch_evidence",
+    "name_twins",
     "record_verdicts",
     "stamp_or_none",
     "stamps_below",
@@ -227,6 +228,11 @@ def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -
                     present[name] = launch
     states = known_states(entries)
     return [_with_launch(checkpoint, present, abandoned, states) for checkpoint in checkpoints]
+
+
+def name_twins(*chosen: Checkpoint) -> tuple[str, ...]:
+    """One line for each abandoned checkpoint of the same step: the step alone meant the one of the present lineage."""
+    return tuple(f"step {one.step} was also abandoned: {twin}" for one in chosen for twin in one.twins)
 
 
 def _with_launch(

@@ -7,15 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import read_journal
@@ -44,21 +41,18 @@ AGAIN_HERE, AGAIN_IN_A_NEW_JOB, DO_NOT = 0, 75, 78  # 75: EX_TEMPFAIL; 78 as eve
 
 def go_on_or_stop(
     restarts: Annotated[
-        int, typer.Option(help="How often the run may start again in this job, requeues included.", metavar="N")
+        int, Option(help="How often the run may start again in this job, requeues included.", metavar="N")
     ] = DEFAULT_RESTARTS,
     crashes: Annotated[
-        int, typer.Option(help="Stop after so many failures in a row without a newer verified checkpoint.", metavar="N")
+        int, Option(help="Stop after so many failures in a row without a newer verified checkpoint.", metavar="N")
     ] = DEFAULT_CRASHES,
     restart_pause: Annotated[
-        float, typer.Option(help="Seconds before the first restart, doubled for each without progress.", metavar="SECONDS")
+        float, Option(help="Seconds before the first restart, doubled for each without progress.", metavar="SECONDS")
     ] = DEFAULT_PAUSE_SECONDS,
     requeue: Annotated[
-        bool, typer.Option("--requeue", help="Put the job back into the queue too, without the nodes that are excluded.")
+        bool, Option("--requeue", help="Put the job back into the queue too, without the nodes that are excluded.")
     ] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Ask whether a SLURM job goes on after its last launch.
 
@@ -68,7 +62,7 @@ def go_on_or_stop(
 
     Example: chronicle again --run demo --restarts 100
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     policy = policy_of(restarts, crashes, restart_pause)
     job = job_of(os.environ)
     if job is None:

@@ -3,9 +3,14 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    ExitCode,
+    InRun,
+)
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import align_columns
 
@@ -17,11 +22,9 @@ __all__ = ["alerts"]
 
 
 def alerts(
-    test: Annotated[bool, typer.Option("--test", help="Send a test message to each; exit 1 if one failed.")] = False,
-    send: Annotated[bool, typer.Option("--send", help="Send what waits now; exit 1 if something still waits.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    test: Annotated[bool, Option("--test", help="Send a test message to each; exit 1 if one failed.")] = False,
+    send: Annotated[bool, Option("--send", help="Send what waits now; exit 1 if something still waits.")] = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Show where alerts go and what waits; try it, or send it.
 
@@ -31,7 +34,7 @@ def alerts(
     """
     from chronicle.alerts.process import destinations_of
 
-    settings = settings_from(run, logs)
+    settings = at.settings()
     destinations = destinations_of(settings)
     if not destinations:
         raise UsageProblem(

@@ -7,21 +7,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, list_unjudged, overall, recheck_claims
 from chronicle.audit.evidence import read_evidence
 from chronicle.audit.forensics import LaunchTrace, scan_directory, write_draft
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    IN_RUN,
+    AtCheckpoints,
     CommandResult,
     ExitCode,
+    InRun,
     JsonOption,
-    LogsOption,
-    RunOption,
-    need_run,
-    settings_from,
-    settings_with_checkpoints,
 )
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
@@ -47,11 +45,8 @@ SKEW_SECONDS = 60
 
 
 def audit(
-    full: Annotated[bool, typer.Option("--full", help="Read also every byte of the checkpoints.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    full: Annotated[bool, Option("--full", help="Read also every byte of the checkpoints.")] = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Check the journal, logs, attachments, manifests and claims.
 
@@ -59,7 +54,7 @@ def audit(
 
     Example: chronicle audit --json
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
+    settings = at.existing()
     settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
     journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
@@ -173,12 +168,12 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
 # --- chronicle claim
 
 LONGEST_SENTENCE = 4000
-NumberOption = Annotated[str | None, typer.Option(metavar="N")]
-WordOption = Annotated[str | None, typer.Option(metavar="NAME")]
+NumberOption = Annotated[str | None, Option(metavar="N")]
+WordOption = Annotated[str | None, Option(metavar="NAME")]
 
 
 def claim(
-    sentence: Annotated[str, typer.Argument(help="The sentence as it will be published.", show_default=False)] = "",
+    sentence: Annotated[str, Argument(help="The sentence as it will be published.", show_default=False)] = "",
     params: NumberOption = None,
     devices: NumberOption = None,
     device_name: WordOption = None,
@@ -190,13 +185,11 @@ def claim(
     steps: NumberOption = None,
     tokens: NumberOption = None,
     samples: NumberOption = None,
-    bytes: Annotated[str | None, typer.Option("--bytes", metavar="N")] = None,
+    bytes: Annotated[str | None, Option("--bytes", metavar="N")] = None,
     final_loss: NumberOption = None,
     best_loss: NumberOption = None,
     hours: NumberOption = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Judge what will be published against recorded facts.
 
@@ -228,7 +221,7 @@ def claim(
         raise UsageProblem("no field to judge", f"chronicle claim --params N --devices N {shlex.quote(sentence or '…')}")
     if len(sentence) > LONGEST_SENTENCE:
         raise UsageProblem(f"the sentence has {len(sentence)} characters: expected at most {LONGEST_SENTENCE}")
-    paths = need_run(settings_from(run, logs)).paths
+    paths = at.existing().paths
     journal = read_journal(paths)
     judgements = judge_claim(fields, read_evidence(paths, journal))
     unjudged = list_unjudged(sentence, fields)
@@ -263,8 +256,8 @@ def _line(one: Judgement) -> str:
 
 
 def forensics(
-    directory: Annotated[Path | None, typer.Argument(help="Directory of the run [here].", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a post-mortem draft to this file.", metavar="FILE")] = None,
+    directory: Annotated[Path | None, Argument(help="Directory of the run [here].", show_default=False)] = None,
+    out: Annotated[Path | None, Option(help="Write a post-mortem draft to this file.", metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.

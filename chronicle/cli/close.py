@@ -3,10 +3,14 @@
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.completion import complete_entries
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    InRun,
+)
 from chronicle.errors import UsageProblem
 from chronicle.journal.events import Close, EntryKind, Words
 from chronicle.journal.events import read as read_event
@@ -43,18 +47,16 @@ NOT_CLOSABLE = frozenset(
 def close(
     entry_id: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Entry to close; `open` for the only one that is open.",
             metavar="ID",
             autocompletion=complete_entries,
         ),
     ],
-    text: Annotated[str | None, typer.Argument(help="The outcome in words.", show_default=False)] = None,
-    outcome: Annotated[CloseOutcome | None, typer.Option(help="The outcome.", show_default=False)] = None,
-    rule: Annotated[str | None, typer.Option(help="Rule learnt from it; the report collects them.")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    text: Annotated[str | None, Argument(help="The outcome in words.", show_default=False)] = None,
+    outcome: Annotated[CloseOutcome | None, Option(help="The outcome.", show_default=False)] = None,
+    rule: Annotated[str | None, Option(help="Rule learnt from it; the report collects them.")] = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Record the outcome of an incident, a rollback or a note.
 
@@ -65,7 +67,7 @@ def close(
             "no outcome given: expected --outcome " + "|".join(o.value for o in CloseOutcome),
             f'chronicle close {entry_id} --outcome worked "…"',
         )
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     from chronicle.story import read_story
 
     journal = read_journal(settings.paths)

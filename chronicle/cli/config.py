@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
+    spread,
 )
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
@@ -23,14 +22,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 
 @app.command("show")
-def show_settings(
-    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
-) -> CommandResult:
+@spread
+def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show each setting and the origin of its value.
 
     Example: chronicle config show
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     values: dict[str, str | None] = {
         "logs": str(settings.logs_dir),
         "run": settings.run,
@@ -52,7 +50,7 @@ def show_settings(
 
 @app.command("completion")
 def completion_script(
-    shell: Annotated[str, typer.Argument(help="`bash`, `zsh` or `fish`.", metavar="SHELL")],
+    shell: Annotated[str, Argument(help="`bash`, `zsh` or `fish`.", metavar="SHELL")],
 ) -> CommandResult:
     """Print the shell completion script.
 

@@ -4,8 +4,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    ExitCode,
+    InRun,
+    JsonOption,
+    spread,
+)
 
 __all__ = ["app"]
 
@@ -15,10 +23,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.command("build")
 def build_shards(
-    out: Annotated[Path, typer.Argument(help="Directory for the built sources.", metavar="DIR")],
-    corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
+    out: Annotated[Path, Argument(help="Directory for the built sources.", metavar="DIR")],
+    corpus: Annotated[list[str], Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
                                               "dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).")],
-    shard_size: Annotated[int, typer.Option("--shard-size", metavar="BYTES", min=16_384,
+    shard_size: Annotated[int, Option("--shard-size", metavar="BYTES", min=16_384,
                                             help="Bytes of text in one tar.")] = 4_000_000,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -45,9 +53,9 @@ def build_shards(
 
 @app.command("index")
 def index_shards(
-    directories: Annotated[list[str], typer.Argument(help="Directories or URLs of shards, each a source.",
+    directories: Annotated[list[str], Argument(help="Directories or URLs of shards, each a source.",
                                                        metavar="[NAME=]DIR...")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the indexes go, one file a source.")] = Path("data"),
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the indexes go, one file a source.")] = Path("data"),
     json: JsonOption = False,
 ) -> CommandResult:
     """Index shards as they are: tar (any member names), JSON lines, text, Parquet, Arrow.
@@ -85,7 +93,7 @@ def index_shards(
 
 @app.command("verify")
 def verify_shards(
-    location: Annotated[str, typer.Argument(help="An index, a built source, or a directory with several.", metavar="PLACE")],
+    location: Annotated[str, Argument(help="An index, a built source, or a directory with several.", metavar="PLACE")],
     json: JsonOption = False,
 ) -> CommandResult:
     """Compare the shards with their index or manifest.
@@ -116,7 +124,8 @@ def verify_shards(
 
 
 @app.command("usage")
-def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
+@spread
+def usage(at: InRun = IN_RUN) -> CommandResult:
     """Show the data that the lineage read.
 
     It shows repeats and skips of each restart, and unseen data. With `chronicle.data.observe` it shows samples, repeats
@@ -127,7 +136,7 @@ def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     from chronicle.data.observe import read_accounts
     from chronicle.data.usage import has_plan, read_readings, restart_lines, source_use
 
-    paths = settings_from(run, logs).paths
+    paths = at.settings().paths
     accounts = read_accounts(paths.observed_dir)
     if accounts and not has_plan(paths):
         return CommandResult(text="\n".join(account.text() for account in accounts), data={

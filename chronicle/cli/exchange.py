@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    InRun,
+    spread,
+)
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.report.markup import write_page
@@ -37,13 +43,11 @@ DIRECTORIES = (Format.TENSORBOARD, Format.WANDB, Format.TRACKIO)
 
 def export(
     format_name: Annotated[
-        Format, typer.Option("--format", "-f", help="json: one array; jsonl: a row a line; the last three: directories.")
+        Format, Option("--format", "-f", help="json: one array; jsonl: a row a line; the last three: directories.")
     ] = Format.CSV,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File, or directory for these three [stdout].")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Export also abandoned steps, marked `kept` 0.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="File, or directory for these three [stdout].")] = None,
+    every: Annotated[bool, Option("--all", help="Export also abandoned steps, marked `kept` 0.")] = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Export the metrics of the lineage, each step once.
 
@@ -52,7 +56,7 @@ def export(
 
     Example: chronicle export --format tensorboard -o tb
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     story = read_story(settings.paths)
     if out is None and format_name in (Format.PARQUET, *DIRECTORIES):
         raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a file or directory with -o")
@@ -111,11 +115,10 @@ def _group() -> None:
 
 
 @app.command()
+@spread
 def sync(
-    uri: Annotated[str | None, typer.Option(help="Tracking store [sqlite:///logs/mlflow.db].")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    uri: Annotated[str | None, Option(help="Tracking store [sqlite:///logs/mlflow.db].")] = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Send to MLflow what it does not have yet.
 
@@ -126,7 +129,7 @@ def sync(
     from chronicle.integrations.mlflow import Projection
     from chronicle.integrations.mlflow_process import MLFLOW_OFF, default_uri, store_of
 
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     store = store_of(uri or settings.mlflow_uri, settings.paths)
     if store == MLFLOW_OFF:
         origin = "--uri" if uri else settings.origin["mlflow_uri"]

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse_kernel_log, parse_nvidia_smi
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.entries import Entry
@@ -31,20 +31,18 @@ QUERY_SECONDS = 20.0
 
 def hardware(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].")
+        list[Path] | None, Argument(help="Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].")
     ] = None,
-    year: Annotated[int | None, typer.Option(help="Year of lines without one [the run's].")] = None,
+    year: Annotated[int | None, Option(help="Year of lines without one [the run's].")] = None,
     exclude: Annotated[
-        str | None, typer.Option("--exclude", help="Exclude this node from later launches.", metavar="NODE")
+        str | None, Option("--exclude", help="Exclude this node from later launches.", metavar="NODE")
     ] = None,
-    readmit: Annotated[str | None, typer.Option("--readmit", help="Use this node again.", metavar="NODE")] = None,
+    readmit: Annotated[str | None, Option("--readmit", help="Use this node again.", metavar="NODE")] = None,
     excluded: Annotated[
-        bool, typer.Option("--excluded", help="List the excluded nodes in the form of SLURM's --exclude.")
+        bool, Option("--excluded", help="List the excluded nodes in the form of SLURM's --exclude.")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why, for the journal.", metavar="TEXT")] = "",
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    reason: Annotated[str, Option(help="Why, for the journal.", metavar="TEXT")] = "",
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Record hardware events; exclude a node, or readmit it.
 
@@ -57,8 +55,8 @@ def hardware(
     if sum([bool(files), exclude is not None, readmit is not None, excluded]) > 1:
         raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
     if exclude is not None or readmit is not None or excluded:
-        return exclude_node(exclude or readmit, reason, readmit is not None, run, logs, json)
-    paths = settings_from(run, logs).paths
+        return exclude_node(exclude or readmit, reason, readmit is not None, at)
+    paths = at.settings().paths
     used_year = year or guess_year(paths, datetime.now(UTC))
     events = _read_files(files, used_year) if files else _read_machine(used_year)
     known = {found.key for _, found in events_of(read_journal(paths).entries, Hardware)}
@@ -120,12 +118,10 @@ def _read_machine(year: int) -> list[HardwareEvent]:
 
 
 def exclude_node(
-    host: Annotated[str | None, typer.Argument(help="The node. Without it, the excluded nodes are listed.")] = None,
-    reason: Annotated[str, typer.Option(help="Reason.")] = "",
-    readmit: Annotated[bool, typer.Option("--readmit", help="Use the node again.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    host: Annotated[str | None, Argument(help="The node. Without it, the excluded nodes are listed.")] = None,
+    reason: Annotated[str, Option(help="Reason.")] = "",
+    readmit: Annotated[bool, Option("--readmit", help="Use the node again.")] = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Exclude a node from later launches, or readmit it.
 
@@ -133,7 +129,7 @@ def exclude_node(
 
     Example: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
     """
-    paths = settings_from(run, logs).paths
+    paths = at.settings().paths
     excluded = find_excluded(read_journal(paths).entries)
     if host is None:
         return CommandResult(text=",".join(excluded), data={"excluded": excluded})

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun, settings_from
 from chronicle.errors import Refusal, UsageProblem
 from chronicle.paths import RunPaths
 
@@ -23,20 +23,18 @@ SHOWN_RUNS = 12
 
 def import_(
     sources: Annotated[
-        list[str], typer.Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
+        list[str], Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
     ],
     format_name: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--as",
             help="wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.",
             metavar="FORMAT",
         ),
     ] = None,
-    uri: Annotated[str | None, typer.Option(help="MLflow tracking server for --as mlflow.")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    uri: Annotated[str | None, Option(help="MLflow tracking server for --as mlflow.")] = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs.
 
@@ -45,16 +43,16 @@ def import_(
 
     Example: chronicle import wandb/ && chronicle runs
     """
-    logs_dir = settings_from(run or "any", logs).logs_dir  # which run it is may stand in the source
+    logs_dir = settings_from(at.run or "any", at.logs).logs_dir  # which run it is may stand in the source
 
     def only_run() -> RunPaths:
-        return settings_from(run, logs).paths
+        return at.settings().paths
 
     lines: list[str] = []
     records: list[dict[str, Any]] = []
     written: dict[str, RunPaths] = {}
     for source in sources:
-        text, found, places = _import(only_run, logs_dir, source, format_name, uri, prefix=run)
+        text, found, places = _import(only_run, logs_dir, source, format_name, uri, prefix=at.run)
         lines += text
         records += found
         written |= {place.run: place for place in places}

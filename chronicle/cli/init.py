@@ -6,10 +6,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from chronicle.checkpoints import known_states
-from chronicle.cli.options import CheckpointsOption, CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import (
+    AT_CHECKPOINTS,
+    AtCheckpoints,
+    CommandResult,
+    settings_from,
+)
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import RunFork, RunInit, RunPlace
@@ -39,17 +44,14 @@ __all__ = ["init"]
 def init(
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Start from this checkpoint of another run.", metavar="CHECKPOINT"),
+        Option("--from", help="Start from this checkpoint of another run.", metavar="CHECKPOINT"),
     ] = None,
-    moved: Annotated[bool, typer.Option("--moved", help="This directory is the run itself, which was moved.")] = False,
+    moved: Annotated[bool, Option("--moved", help="This directory is the run itself, which was moved.")] = False,
     fork_of: Annotated[
         Path | None,
-        typer.Option("--fork-of", help="This directory is a copy of that run and now a run of its own.", metavar="RUN_DIR"),
+        Option("--fork-of", help="This directory is a copy of that run and now a run of its own.", metavar="RUN_DIR"),
     ] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Create the journal of a run and a `chronicle.toml`.
 
@@ -58,7 +60,7 @@ def init(
 
     Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_from(at.run, at.logs, at.checkpoints)
     if sum((source is not None, moved, fork_of is not None)) > 1:
         raise UsageProblem("--from, --moved and --fork-of: expected at most one of them", "drop the others")
     if moved:

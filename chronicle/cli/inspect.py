@@ -4,19 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from chronicle.checkpoints import name_twins
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    checkpoint_named,
-    name_twins,
-    need_run,
-    settings_from,
-    settings_root,
 )
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
@@ -42,20 +36,16 @@ MAX_LINES = 12
 
 
 def inspect(
-    checkpoint: Annotated[str, typer.Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
-    all_files: Annotated[bool, typer.Option("--files", help="List every file with its role.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    checkpoint: Annotated[str, Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
+    all_files: Annotated[bool, Option("--files", help="List every file with its role.")] = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show what a checkpoint holds: LRs, counters, RNG, data.
 
     Example: chronicle inspect checkpoints/opt_step-30500
     """
     checkpoint = str(remote.local_path(checkpoint))
-    root = settings_root(checkpoint, run, logs, checkpoints, stores=True)
-    chosen = checkpoint_named(checkpoint, root, count_steps=False)
+    chosen = at.checkpoint(checkpoint, stores=True, count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
     text = "\n".join(map(one_line, _lines(summary, all_files)))
     return CommandResult(text=text, data=summary, talk=name_twins(chosen))
@@ -188,18 +178,13 @@ def _values(value: Any) -> str:
 
 def diff(
     a: Annotated[
-        str | None, typer.Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A", show_default=False)
+        str | None, Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A", show_default=False)
     ] = None,
-    b: Annotated[str | None, typer.Argument(help="The second checkpoint.", metavar="B", show_default=False)] = None,
+    b: Annotated[str | None, Argument(help="The second checkpoint.", metavar="B", show_default=False)] = None,
     launch: Annotated[
-        tuple[int, int] | None, typer.Option(help="Two launches instead: settings that changed between them.", metavar="M N")
+        tuple[int, int] | None, Option(help="Two launches instead: settings that changed between them.", metavar="M N")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Name of the run; with a second name after it, two runs.", metavar="NAME")
-    ] = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show the numbers that differ between two checkpoints.
 
@@ -210,22 +195,17 @@ def diff(
 
     What one run has otherwise than another: chronicle diff --run tr-190 tr-191
     """
-    if run is not None and a is not None and b is None:
-        return _diff_runs(run, a, launch, logs)
+    if at.run is not None and a is not None and b is None:
+        return _diff_runs(at.run, a, launch, at.logs)
     if launch is not None:
         if a is not None:
             raise UsageProblem("a checkpoint and --launch are both given: expected two checkpoints, or --launch M N")
-        paths = need_run(settings_from(run, logs)).paths
+        paths = at.existing().paths
         return _diff_launches(_launch_of(paths, launch[0]), _launch_of(paths, launch[1]))
     if a is None or b is None:
         raise UsageProblem("expected two checkpoints, --launch M N, or --run A B", "as in `chronicle diff 30250 30500`")
-    one, other = (
-        read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
-        for named, root in (
-            (named, settings_root(named, run, logs, checkpoints, stores=True))
-            for named in (str(remote.local_path(a)), str(remote.local_path(b)))
-        )
-    )
+    found = [at.checkpoint(str(remote.local_path(named)), stores=True, count_steps=False) for named in (a, b)]
+    one, other = (read_state(checkpoint, allow_strays=True) for checkpoint in found)
     differences = compare_states(one, other)
     names = [state.checkpoint.path.name for state in (one, other)]
     return CommandResult(
@@ -310,12 +290,9 @@ def _value(value: object) -> str:
 # --- chronicle manifest
 
 def manifest(
-    checkpoint: Annotated[str, typer.Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
-    digests: Annotated[bool, typer.Option(help="Read every byte and record digests, or only names and sizes.")] = True,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    checkpoint: Annotated[str, Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
+    digests: Annotated[bool, Option(help="Read every byte and record digests, or only names and sizes.")] = True,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Write the manifest of a checkpoint: names, sizes, digests.
 
@@ -323,7 +300,7 @@ def manifest(
 
     Example: chronicle manifest checkpoints/opt_step-30500
     """
-    chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))
+    chosen = at.checkpoint(checkpoint)
     if chosen.single_file:
         raise ChronicleError(f"`{chosen.path}` is a single file: expected a directory, which holds the manifest")
     refuse_strays(chosen)
@@ -332,7 +309,7 @@ def manifest(
         chosen.path,
         step=old.step if old and old.step is not None else chosen.step,
         memory=old.memory if old else None,
-        run=old.run if old else run,
+        run=old.run if old else at.run,
         launch=old.launch if old else None,
         digests=digests,
         more={**(old.more if old else {}), "made": BY_HAND},

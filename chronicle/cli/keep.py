@@ -12,21 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from chronicle.checkpoints import CheckpointVerdict, find_verdict
 from chronicle.cli.options import (
-    CheckpointsOption,
+    CHANGING,
+    Changing,
     CommandResult,
-    ForceOption,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    YesOption,
-    settings_with_checkpoints,
 )
-from chronicle.cli.transaction import OpenedRun, agree, find_undoable, move_back, open_run, uninterrupted
+from chronicle.cli.transaction import agree, move_back
 from chronicle.errors import Refusal, UsageProblem
+from chronicle.goback import OpenedRun, find_undoable, open_run
+from chronicle.goback.applying import uninterrupted
 from chronicle.journal import Entry, Journal
 from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, events_of
 from chronicle.journal.lineage import compute_lineage
@@ -64,20 +61,15 @@ SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
 def keep(
     budget: Annotated[
         str | None,
-        typer.Option("--budget", help="Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.", metavar="SIZE"),
+        Option("--budget", help="Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.", metavar="SIZE"),
     ] = None,
     restore_id: Annotated[
-        str | None, typer.Option("--restore", help="Move back what an earlier `keep` set aside.", metavar="ID")
+        str | None, Option("--restore", help="Move back what an earlier `keep` set aside.", metavar="ID")
     ] = None,
     prune_: Annotated[
-        bool, typer.Option("--prune", help="Delete what rollbacks and `keep` moved aside and no undo needs.")
+        bool, Option("--prune", help="Delete what rollbacks and `keep` moved aside and no undo needs.")
     ] = False,
-    force: ForceOption = None,
-    yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: Changing = CHANGING,
 ) -> CommandResult:
     """Keep within a budget the checkpoints a rollback may need.
 
@@ -89,13 +81,13 @@ def keep(
     if prune_ and (budget is not None or restore_id is not None):
         raise UsageProblem("--prune with --budget or --restore: one of them at a time")
     if prune_:
-        return prune(force, yes, run, logs, checkpoints, json)
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+        return prune(at)
+    settings = at.settings()
     settings.refuse_stores()
     if restore_id is not None:
-        with open_run(settings, force=force, while_running=True) as opened:
-            return move_back(opened, SetAside, restore_id, yes=yes)
-    with open_run(settings, force=force, while_running=True) as opened:
+        with open_run(settings, force=at.force, while_running=True) as opened:
+            return move_back(opened, SetAside, restore_id, yes=at.yes)
+    with open_run(settings, force=at.force, while_running=True) as opened:
         root = settings.need_checkpoints()
         listed = [one for one in list_checkpoints(root, include_abandoned=False) if one.abandoned is None]
         found = [one for one in listed if not one.path.is_symlink()]  # a link to a checkpoint is a pointer
@@ -116,7 +108,7 @@ def keep(
             return CommandResult(text=f"nothing to set aside: {format_size(plan.kept_bytes)}, {fits}", data=data)
         refuse_mount_points(root)
         text = "\n".join(_keep_lines(plan, limit))
-        agree("Move them out of the checkpoints directory?", text, yes=yes)
+        agree("Move them out of the checkpoints directory?", text, yes=at.yes)
         by_name = {str(one.path): one for one in found}
         gone = {save.name for save in plan.remove}
         moves = plan_set_aside(root, [by_name[name] for name in gone], [c for name, c in by_name.items() if name not in gone])
@@ -129,8 +121,8 @@ def keep(
                 bytes=plan.removed_bytes,
                 expected_loss=round(plan.expected_loss, 1),
                 worst_loss=plan.worst_loss,
-                force=force,
-                overrode=opened.overrode if force is not None else (),
+                force=at.force,
+                overrode=opened.overrode,
             )
             entry = opened.writer.write(event, title=f"{len(gone)} checkpoints set aside, {format_size(plan.removed_bytes)}")
             where = set_aside_dir(root, entry.id)
@@ -278,12 +270,7 @@ def _keep_data(plan: Retention, limit: int, root: str, *, done: bool) -> dict[st
 
 
 def prune(
-    force: ForceOption = None,
-    yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: Changing = CHANGING,
 ) -> CommandResult:
     """Delete abandoned checkpoints that no undo needs.
 
@@ -292,9 +279,9 @@ def prune(
 
     Example: chronicle keep --prune
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     settings.refuse_stores()
-    with open_run(settings, force=force) as opened:
+    with open_run(settings, force=at.force) as opened:
         root = settings.need_checkpoints()
         found = list_checkpoints(root)
         undoable = find_undoable(opened.journal.entries)
@@ -307,9 +294,9 @@ def prune(
                 text=f"nothing to prune{kept}", data=_data(plan, objects, str(opened.root), done=False)
             )
         text = _text(plan, objects)
-        agree("Delete them permanently?", text, yes=yes)
+        agree("Delete them permanently?", text, yes=at.yes)
         with uninterrupted():
-            forced = {} if force is None else {"force": force, "overrode": list(opened.overrode)}
+            forced = {} if at.force is None else {"force": at.force, "overrode": list(opened.overrode)}
             data = _data(plan, objects, str(opened.root), done=True) | forced
             entry = opened.writer.write(
                 Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"

@@ -5,15 +5,12 @@ Which one that is, `chronicle.latest` says; restarts and `bit_transformer` ask t
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
 )
 from chronicle.errors import ChronicleError
 from chronicle.journal import read_journal
@@ -26,13 +23,10 @@ __all__ = ["latest"]
 
 def latest(
     verified: Annotated[
-        bool, typer.Option("--verified", help="Only one of which every byte was read; reads it if needed.")
+        bool, Option("--verified", help="Only one of which every byte was read; reads it if needed.")
     ] = False,
-    print_path: Annotated[bool, typer.Option("--print-path", help="Print the path alone, for scripts.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    print_path: Annotated[bool, Option("--print-path", help="Print the path alone, for scripts.")] = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show the newest whole checkpoint (exit 1 if there is none).
 
@@ -40,7 +34,7 @@ def latest(
 
     Example: python train.py --resume "$(chronicle latest --verified --print-path)"
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints, stores=True)
+    settings = at.settings(stores=True)
     root = settings.need_checkpoints()
     entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
     found = find_latest(root, entries, full=verified, settings=settings)

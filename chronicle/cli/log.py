@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.completion import complete_entries
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    InRun,
+)
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, Journal, read_journal
 from chronicle.journal.events import CheckpointSaved, EntryKind, FirstBatchSeen, GuardVerdict
@@ -41,25 +45,23 @@ COLOURS = {
 
 
 def log(
-    graph: Annotated[bool, typer.Option("--graph", help="Draw launches and rollbacks as a graph.")] = False,
-    kind: Annotated[list[str] | None, typer.Option(help="List only entries of this kind (repeatable).")] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="Print at most this many lines; 0 for all.")] = 200,
-    reverse: Annotated[bool, typer.Option("--reverse", help="List the oldest entry first.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List also every checkpoint, intents and batches.")] = False,
-    only_open: Annotated[bool, typer.Option("--open", help="List only entries without an outcome.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    graph: Annotated[bool, Option("--graph", help="Draw launches and rollbacks as a graph.")] = False,
+    kind: Annotated[list[str] | None, Option(help="List only entries of this kind (repeatable).")] = None,
+    limit: Annotated[int, Option("-n", "--limit", min=0, help="Print at most this many lines; 0 for all.")] = 200,
+    reverse: Annotated[bool, Option("--reverse", help="List the oldest entry first.")] = False,
+    every: Annotated[bool, Option("--all", help="List also every checkpoint, intents and batches.")] = False,
+    only_open: Annotated[bool, Option("--open", help="List only entries without an outcome.")] = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """List the journal, newest entry first, or draw it as a graph.
 
     Example: chronicle log --graph
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     paths = settings.paths
-    if graph and not json:
+    if graph and not at.json:
         return _graph(paths, limit)
-    wanted = _Wanted(kinds=tuple(kind or ()), every=every or json, limit=limit)
+    wanted = _Wanted(kinds=tuple(kind or ()), every=every or at.json, limit=limit)
     entries = _open_entries(paths) if only_open else _newest(paths, wanted)
     shown = entries if not limit else entries[-limit:]
     talk = []
@@ -190,15 +192,13 @@ BATCH = "batch"  # no id: ids are 26 characters, and a shorter one must be the s
 def show(
     entry_id: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Id of the entry, or its unambiguous start or end; `batch`: the first batch of the newest launch.",
             metavar="ID",
             autocompletion=complete_entries,
         ),
     ],
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Show one journal entry and the entries it is linked to.
 
@@ -206,7 +206,7 @@ def show(
 
     Example: chronicle show 7Q2K9XAB
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     journal = read_journal(settings.paths)
     if entry_id == BATCH:
         return _show_batch(journal, settings.paths)

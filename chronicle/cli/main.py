@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from chronicle.cli.options import CommandResult, ExitCode
+from chronicle.cli.options import CommandResult, ExitCode, spread
 from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
@@ -172,7 +172,7 @@ class VerbGroup(TyperGroup):
 def _single(function: Callable[..., Any], verb: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     context = getattr(function, "context_settings", None)
-    app.command(name=verb, context_settings=context)(function)
+    app.command(name=verb, context_settings=context)(spread(function))
     return app
 
 

@@ -12,9 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    InRun,
+    need_run,
+)
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal.events import Amendment, Incident, Note
 from chronicle.journal.writer import JournalWriter, store_file
@@ -34,25 +39,23 @@ VERDICTS = ("open", "supported", "refuted")
 def note(
     text: Annotated[
         str | None,
-        typer.Argument(help="Text of the note; `-` reads standard input. Without it, $EDITOR opens.", show_default=False),
+        Argument(help="Text of the note; `-` reads standard input. Without it, $EDITOR opens.", show_default=False),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Optimizer step of the note.")] = None,
-    launch: Annotated[int | None, typer.Option(help="Launch of the note.")] = None,
-    incident: Annotated[bool, typer.Option("--incident", help="Record an incident, which is open until it is closed.")] = False,
-    seen: Annotated[str | None, typer.Option(help="What was seen.")] = None,
+    step: Annotated[int | None, Option(help="Optimizer step of the note.")] = None,
+    launch: Annotated[int | None, Option(help="Launch of the note.")] = None,
+    incident: Annotated[bool, Option("--incident", help="Record an incident, which is open until it is closed.")] = False,
+    seen: Annotated[str | None, Option(help="What was seen.")] = None,
     suspect: Annotated[
-        list[str] | None, typer.Option(help="Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).")
+        list[str] | None, Option(help="Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).")
     ] = None,
-    did: Annotated[list[str] | None, typer.Option(help="Change, as `field: before -> after` (repeatable).")] = None,
-    expect: Annotated[str | None, typer.Option(help="What you expect now, before the outcome is known.")] = None,
-    rule: Annotated[str | None, typer.Option(help="Rule learnt; the report collects them.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="Host of the note (repeatable).")] = None,
-    attach: Annotated[list[Path] | None, typer.Option(help="File to keep with the note (repeatable).")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Tag (repeatable).")] = None,
-    amend: Annotated[str | None, typer.Option(help="Entry id that this note corrects.", metavar="ID")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    did: Annotated[list[str] | None, Option(help="Change, as `field: before -> after` (repeatable).")] = None,
+    expect: Annotated[str | None, Option(help="What you expect now, before the outcome is known.")] = None,
+    rule: Annotated[str | None, Option(help="Rule learnt; the report collects them.")] = None,
+    host: Annotated[list[str] | None, Option(help="Host of the note (repeatable).")] = None,
+    attach: Annotated[list[Path] | None, Option(help="File to keep with the note (repeatable).")] = None,
+    tag: Annotated[list[str] | None, Option(help="Tag (repeatable).")] = None,
+    amend: Annotated[str | None, Option(help="Entry id that this note corrects.", metavar="ID")] = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write a note into the journal.
 
@@ -60,7 +63,7 @@ def note(
     """
     if amend and incident:
         raise UsageProblem("--amend and --incident are both given: expected one of them")
-    settings = settings_from(run, logs)
+    settings = at.settings()
     paths = settings.paths
     fresh = not paths.journal_dir.is_dir()
     refs = (_find_entry(need_run(settings).paths, amend),) if amend else ()

@@ -7,17 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from chronicle.audit.claims import read_quantity
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
     ExitCode,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
@@ -34,21 +31,18 @@ DEFAULT_GRACE_SECONDS = 90.0
 
 
 def preflight(
-    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher after `--`; required for --full.")] = None,
+    launcher: Annotated[list[str] | None, Argument(help="The launcher after `--`; required for --full.")] = None,
     facts: Annotated[
-        Path | None, typer.Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
+        Path | None, Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
     ] = None,
     params: Annotated[
-        str | None, typer.Option(help="Parameters that the model must have, within 1 %.", metavar="N")
+        str | None, Option(help="Parameters that the model must have, within 1 %.", metavar="N")
     ] = None,
-    devices: Annotated[int | None, typer.Option(help="Devices that the launch must use.", metavar="N")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Start the launcher to test saving, memory and parts.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed before.")] = False,
-    skip: Annotated[list[str] | None, typer.Option(help="Skip a check (repeatable).", metavar="PFnn")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    devices: Annotated[int | None, Option(help="Devices that the launch must use.", metavar="N")] = None,
+    full: Annotated[bool, Option("--full", help="Start the launcher to test saving, memory and parts.")] = False,
+    again: Annotated[bool, Option("--again", help="Repeat experiments of --full that passed before.")] = False,
+    skip: Annotated[list[str] | None, Option(help="Skip a check (repeatable).", metavar="PFnn")] = None,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Check a launch before it spends GPU hours.
 
@@ -57,7 +51,7 @@ def preflight(
 
     Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     command = tuple(launcher or ())
     skipped = require_known(skip or ())
     talk = (_make_experiments(settings, command, again),) if full else ()

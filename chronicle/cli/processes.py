@@ -4,9 +4,15 @@ import sys
 import time
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    ExitCode,
+    InRun,
+    YesOption,
+)
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Swept
@@ -31,11 +37,9 @@ __all__ = [
 ]
 
 def ps(
-    sweep_: Annotated[bool, typer.Option("--sweep", help="End the orphans of earlier launches.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
+    sweep_: Annotated[bool, Option("--sweep", help="End the orphans of earlier launches.")] = False,
     yes: YesOption = False,
-    json: JsonOption = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """List the living processes of a run, or end its orphans.
 
@@ -45,8 +49,8 @@ def ps(
     Example: chronicle ps --sweep --yes
     """
     if sweep_:
-        return sweep(run, logs, yes, json)
-    paths = settings_from(run, logs).paths
+        return sweep(yes, at)
+    paths = at.settings().paths
     launches = list_launches(read_journal(paths).entries)
     alive = find_alive(paths, launches)
     elsewhere = describe_elsewhere(paths, launches, time.time())
@@ -83,14 +87,14 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
 # --- chronicle ps --sweep
 
 
-def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False, json: JsonOption = False) -> CommandResult:
+def sweep(yes: YesOption = False, at: InRun = IN_RUN) -> CommandResult:
     """End orphaned processes of earlier launches.
 
     It ends only processes of this run, user and boot, identified by token or record, never by name.
 
     Example: chronicle ps --sweep --run demo --yes
     """
-    paths = settings_from(run, logs).paths
+    paths = at.settings().paths
     journal = read_journal(paths)
     launches = list_launches(journal.entries)
     alive = find_alive(paths, launches)

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
     ExitCode,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
 
@@ -30,26 +27,23 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": True}
 
 
 def replay_step(
-    step: Annotated[int, typer.Argument(help="The step to take again: optimizer steps completed when it was over.")],
+    step: Annotated[int, Argument(help="The step to take again: optimizer steps completed when it was over.")],
     command: Annotated[
-        list[str] | None, typer.Argument(help="After `--`: another command than the recorded one.", metavar="[-- COMMAND]")
+        list[str] | None, Argument(help="After `--`: another command than the recorded one.", metavar="[-- COMMAND]")
     ] = None,
-    launch: Annotated[int | None, typer.Option(help="The launch that took it [of the lineage].", metavar="N")] = None,
-    until: Annotated[int | None, typer.Option(help="Go on to this step [STEP].", metavar="STEP")] = None,
+    launch: Annotated[int | None, Option(help="The launch that took it [of the lineage].", metavar="N")] = None,
+    until: Annotated[int | None, Option(help="Go on to this step [STEP].", metavar="STEP")] = None,
     recorded_code: Annotated[
-        bool, typer.Option("--recorded-code", help="With the commit and the uncommitted changes of that launch.")
+        bool, Option("--recorded-code", help="With the commit and the uncommitted changes of that launch.")
     ] = False,
     ops: Annotated[
-        bool, typer.Option("--ops", help="Where two replays disagree, name the first module or gradient that does.")
+        bool, Option("--ops", help="Where two replays disagree, name the first module or gradient that does.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Never play it a second time.")] = False,
+    once: Annotated[bool, Option("--once", help="Never play it a second time.")] = False,
     sandbox: Annotated[
-        Path | None, typer.Option(help="Where the replay writes; removed afterwards [the temporary directory].", metavar="DIR")
+        Path | None, Option(help="Where the replay writes; removed afterwards [the temporary directory].", metavar="DIR")
     ] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Take a recorded step again, and name what differs.
 
@@ -64,7 +58,7 @@ def replay_step(
     from chronicle.replay.replay import plan_replay, record_replay, replay
     from chronicle.replay.verdict import ReplayVerdict
 
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code)
     found = replay(plan, sandbox=sandbox, once=once, ops=ops, say=_say)
     entry = record_replay(found)
@@ -77,38 +71,35 @@ def replay_step(
 def bisect(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="After `--`: another command than the recorded one; {} is the value.", metavar="[-- COMMAND]"),
+        Argument(help="After `--`: another command than the recorded one; {} is the value.", metavar="[-- COMMAND]"),
     ] = None,
-    commits: Annotated[str | None, typer.Option(help="Which commit of the run's repository.", metavar="GOOD..BAD")] = None,
-    steps: Annotated[str | None, typer.Option(help="From which checkpoint on.", metavar="GOOD..BAD")] = None,
-    lr_scale: Annotated[str | None, typer.Option("--lr-scale", help="At which factor of the LR.", metavar="GOOD..BAD")] = None,
-    data: Annotated[str | None, typer.Option(help="The batch of which step.", metavar="FIRST..LAST")] = None,
-    values: Annotated[str | None, typer.Option(help="Which value of {} is the first bad one.", metavar="A,B,…")] = None,
-    among: Annotated[str | None, typer.Option(help="Which member makes it bad; {} is some of them.", metavar="A,B,…")] = None,
+    commits: Annotated[str | None, Option(help="Which commit of the run's repository.", metavar="GOOD..BAD")] = None,
+    steps: Annotated[str | None, Option(help="From which checkpoint on.", metavar="GOOD..BAD")] = None,
+    lr_scale: Annotated[str | None, Option("--lr-scale", help="At which factor of the LR.", metavar="GOOD..BAD")] = None,
+    data: Annotated[str | None, Option(help="The batch of which step.", metavar="FIRST..LAST")] = None,
+    values: Annotated[str | None, Option(help="Which value of {} is the first bad one.", metavar="A,B,…")] = None,
+    among: Annotated[str | None, Option(help="Which member makes it bad; {} is some of them.", metavar="A,B,…")] = None,
     begin: Annotated[
-        int | None, typer.Option("--from", help="Begin at this checkpoint [the nearest verified one].", metavar="STEP")
+        int | None, Option("--from", help="Begin at this checkpoint [the nearest verified one].", metavar="STEP")
     ] = None,
     until: Annotated[
-        int | None, typer.Option(help="A trial ends at this step [the alarm of the open incident].", metavar="STEP")
+        int | None, Option(help="A trial ends at this step [the alarm of the open incident].", metavar="STEP")
     ] = None,
-    launch: Annotated[int | None, typer.Option(help="The launch to start again [of the lineage].", metavar="N")] = None,
+    launch: Annotated[int | None, Option(help="The launch to start again [of the lineage].", metavar="N")] = None,
     bad_if: Annotated[
-        str, typer.Option("--bad-if", help="`incident`, `differs` (from the step prints), or as 'loss > 3.2'.", metavar="WHAT")
+        str, Option("--bad-if", help="`incident`, `differs` (from the step prints), or as 'loss > 3.2'.", metavar="WHAT")
     ] = "incident",
     judge: Annotated[
-        str, typer.Option(help="Shell command that judges a trial: 0 good, 125 cannot tell, else bad.", metavar="COMMAND")
+        str, Option(help="Shell command that judges a trial: 0 good, 125 cannot tell, else bad.", metavar="COMMAND")
     ] = "",
     accept_unproved: Annotated[
-        str, typer.Option("--accept-unproved", help="With --lr-scale: edit an LR whose place is not proved.", metavar="REASON")
+        str, Option("--accept-unproved", help="With --lr-scale: edit an LR whose place is not proved.", metavar="REASON")
     ] = "",
-    ends_known: Annotated[bool, typer.Option("--ends-known", help="Do not try the two ends first.")] = False,
+    ends_known: Annotated[bool, Option("--ends-known", help="Do not try the two ends first.")] = False,
     sandbox: Annotated[
-        Path | None, typer.Option(help="Where trials write; removed afterwards [the temporary directory].", metavar="DIR")
+        Path | None, Option(help="Where trials write; removed afterwards [the temporary directory].", metavar="DIR")
     ] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Find the change that made a run go bad, by halving.
 
@@ -130,7 +121,7 @@ def bisect(
         raise UsageProblem(f"{len(given)} axes are named: expected one of " + ", ".join(f"--{axis}" for axis in Axis))
     axis, text = given[0]
     plan = plan_bisect(
-        settings_with_checkpoints(run, logs, checkpoints), axis, text,
+        at.settings(), axis, text,
         until=until, begin=begin, launch=launch, bad_if=bad_if, judge=judge, accept_unproved=accept_unproved,
         command=tuple(command or ()),
     )  # fmt: skip

@@ -6,9 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    ExitCode,
+    InRun,
+    LogsOption,
+    RunOption,
+    need_run,
+    settings_from,
+)
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.report.html import render_html, render_state
@@ -32,19 +41,17 @@ OURS = 'name="generator" content="chronicle"'  # in the head of every page that 
 
 
 def write_report(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="File to write [report.html of the run].")] = None,
     public: Annotated[
         Path | None,
-        typer.Option("--public", help="Write a site of all runs of the logs directory into DIR instead.", metavar="DIR"),
+        Option("--public", help="Write a site of all runs of the logs directory into DIR instead.", metavar="DIR"),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write the story as CHRONICLE.md with one picture instead.")
+        bool, Option("--markdown", help="Write the story as CHRONICLE.md with one picture instead.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Of the Markdown: write nothing; exit 5 when it is outdated.")] = False,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the Markdown's picture (needs matplotlib).")] = True,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    check: Annotated[bool, Option("--check", help="Of the Markdown: write nothing; exit 5 when it is outdated.")] = False,
+    plots: Annotated[bool, Option("--plots/--no-plots", help="Draw the Markdown's picture (needs matplotlib).")] = True,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write the run as one HTML page, or its story as Markdown.
 
@@ -54,15 +61,15 @@ def write_report(
 
     An index of all runs with a page of each: chronicle report --public site
     """
-    if public is not None and (out is not None or markdown or check or run is not None):
+    if public is not None and (out is not None or markdown or check or at.run is not None):
         raise UsageProblem("--public with --out, --markdown, --check or --run: the site has all runs of the logs directory")
     if public is not None:
-        return _write_site(logs, public)
+        return _write_site(at.logs, public)
     if markdown and out is not None:
         raise UsageProblem("--markdown with --out: CHRONICLE.md is written into the run's own directory")
     if markdown or check:
-        return render(check, plots, run, logs, json)
-    settings = need_run(settings_from(run, logs))
+        return render(check, plots, at)
+    settings = at.existing()
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
     series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
@@ -104,17 +111,15 @@ def _public_page(paths: RunPaths) -> str:
 
 
 def render(
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 5 when the file is outdated.")] = False,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    check: Annotated[bool, Option("--check", help="Write nothing; exit 5 when the file is outdated.")] = False,
+    plots: Annotated[bool, Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write the story of the run as Markdown, with one picture.
 
     Example: chronicle report --markdown --check
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
     picture = any(launch.span.has_steps for launch in story.launches)
@@ -154,16 +159,16 @@ def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
 
 
 def serve(
-    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
-    host: Annotated[str, typer.Option(help="Address to serve on; any but 127.0.0.1 needs --token.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
+    host: Annotated[str, Option(help="Address to serve on; any but 127.0.0.1 needs --token.")] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="Where the token stands that a reader needs: env:NAME or file:PATH.", metavar="WHERE")
+        str | None, Option(help="Where the token stands that a reader needs: env:NAME or file:PATH.", metavar="WHERE")
     ] = None,
     socket: Annotated[
-        Path | None, typer.Option("--socket", help="Serve on this Unix socket: for its owner and group.", metavar="FILE")
+        Path | None, Option("--socket", help="Serve on this Unix socket: for its owner and group.", metavar="FILE")
     ] = None,
     otlp: Annotated[
-        str | None, typer.Option(help="Also send what /metrics says to this OTLP/HTTP address each 15 s.", metavar="URL")
+        str | None, Option(help="Also send what /metrics says to this OTLP/HTTP address each 15 s.", metavar="URL")
     ] = None,
     run: RunOption = None,
     logs: LogsOption = None,

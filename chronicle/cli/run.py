@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -39,49 +39,49 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 
 def run_launcher(
-    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher and its arguments, after `--`.")] = None,
+    launcher: Annotated[list[str] | None, Argument(help="The launcher and its arguments, after `--`.")] = None,
     on_propose: Annotated[
-        str, typer.Option(help="What to do when the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
+        str, Option(help="What to do when the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
     ] = "continue",
     grace: Annotated[
         float | None,
-        typer.Option(help="Seconds from a forwarded signal to KILL [90, or twice the longest save].", metavar="SECONDS"),
+        Option(help="Seconds from a forwarded signal to KILL [90, or twice the longest save].", metavar="SECONDS"),
     ] = None,
     accept_change: Annotated[
         str | None,
-        typer.Option(help="Accept that model, data, topology or precision differ from the plan.", metavar="REASON"),
+        Option(help="Accept that model, data, topology or precision differ from the plan.", metavar="REASON"),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option(help="Skip a preflight check (repeatable; recorded).", metavar="PFnn")
+        list[str] | None, Option(help="Skip a preflight check (repeatable; recorded).", metavar="PFnn")
     ] = None,
     autopilot: Annotated[
-        bool, typer.Option("--autopilot", help="Apply proposed rollbacks and launch again, within budgets.")
+        bool, Option("--autopilot", help="Apply proposed rollbacks and launch again, within budgets.")
     ] = False,
     node: Annotated[
-        bool, typer.Option("--node", help="This is one of several nodes of one launch (`srun`, or pods of one Job).")
+        bool, Option("--node", help="This is one of several nodes of one launch (`srun`, or pods of one Job).")
     ] = False,
     sbatch: Annotated[
-        int | None, typer.Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
+        int | None, Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
     ] = None,
     force: Annotated[
         str | None,
-        typer.Option(help="Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why."),
+        Option(help="Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why."),
     ] = None,
     restarts: Annotated[
-        int | None, typer.Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
+        int | None, Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
     ] = None,
     crashes: Annotated[
-        int | None, typer.Option(help="Stop after N failures in a row without a newer verified checkpoint [3].", metavar="N")
+        int | None, Option(help="Stop after N failures in a row without a newer verified checkpoint [3].", metavar="N")
     ] = None,
     restart_pause: Annotated[
-        float | None, typer.Option(help="Seconds before a restart without progress, doubled each time [10].", metavar="SECONDS")
+        float | None, Option(help="Seconds before a restart without progress, doubled each time [10].", metavar="SECONDS")
     ] = None,
     on_stall: Annotated[
-        str, typer.Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")
+        str, Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")
     ] = "report",
     self_test: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--self-test", help="First take N steps twice in a sandbox, and say whether they are equal.", metavar="N"
         ),
     ] = None,

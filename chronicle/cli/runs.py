@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption
 from chronicle.errors import ChronicleError, UsageProblem
@@ -39,22 +39,22 @@ EXAMPLE = 'lr > 1e-3 and status != "finished"'
 
 def runs(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.",
+        list[str] | None, Argument(help="Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.",
                                          metavar="[RUN…]")
     ] = None,
     where: Annotated[
-        str | None, typer.Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
+        str | None, Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
     ] = None,
-    sort: Annotated[str, typer.Option(help="Order by this column or setting; `-NAME` for the highest first.")] = "name",
-    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag (repeatable).")] = None,
-    tree: Annotated[bool, typer.Option("--tree", help="Show forks below the run that they began from.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List also archived runs.")] = False,
-    add_tag: Annotated[list[str] | None, typer.Option("--add-tag", help="Give the named runs this tag (repeatable).")] = None,
-    remove_tag: Annotated[list[str] | None, typer.Option("--remove-tag", help="Take this tag off them (repeatable).")] = None,
+    sort: Annotated[str, Option(help="Order by this column or setting; `-NAME` for the highest first.")] = "name",
+    tag: Annotated[list[str] | None, Option(help="Only runs with this tag (repeatable).")] = None,
+    tree: Annotated[bool, Option("--tree", help="Show forks below the run that they began from.")] = False,
+    every: Annotated[bool, Option("--all", help="List also archived runs.")] = False,
+    add_tag: Annotated[list[str] | None, Option("--add-tag", help="Give the named runs this tag (repeatable).")] = None,
+    remove_tag: Annotated[list[str] | None, Option("--remove-tag", help="Take this tag off them (repeatable).")] = None,
     archive: Annotated[
-        str | None, typer.Option("--archive", help="Leave the named runs out of lists; no file is moved.", metavar="REASON")
+        str | None, Option("--archive", help="Leave the named runs out of lists; no file is moved.", metavar="REASON")
     ] = None,
-    restore: Annotated[bool, typer.Option("--restore", help="Show archived runs in lists again.")] = False,
+    restore: Annotated[bool, Option("--restore", help="Show archived runs in lists again.")] = False,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -311,18 +311,18 @@ def _sortable(value: Any) -> tuple[int, Any]:
 def show_comparison(
     names: Annotated[
         list[str],
-        typer.Argument(help="Runs: names, directories, or RUN@LAUNCH for the settings of a launch.", metavar="RUN…"),
+        Argument(help="Runs: names, directories, or RUN@LAUNCH for the settings of a launch.", metavar="RUN…"),
     ],
-    channel: Annotated[str, typer.Option(help="The channel that is compared.")] = "loss",
+    channel: Annotated[str, Option(help="The channel that is compared.")] = "loss",
     by: Annotated[
-        str, typer.Option(help="Align by `step`, `tokens`, training `time`, or from the common `ancestor`.", metavar="AXIS")
+        str, Option(help="Align by `step`, `tokens`, training `time`, or from the common `ancestor`.", metavar="AXIS")
     ] = "step",
     margin: Annotated[
         float | None,
-        typer.Option(help="Of two arms with several seeds: what counts as equal; chosen before looking.", metavar="VALUE"),
+        Option(help="Of two arms with several seeds: what counts as equal; chosen before looking.", metavar="VALUE"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
+        Path | None, Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
     ] = None,
     logs: LogsOption = None,
     json: JsonOption = False,

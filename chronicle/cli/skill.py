@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.options import CommandResult, JsonOption
 from chronicle.errors import ChronicleError, UsageProblem
@@ -13,9 +13,9 @@ __all__ = ["skill"]
 
 def skill(
     directory: Annotated[
-        Path | None, typer.Argument(help="Where it looks for skills [.agents/skills].", metavar="[DIR]", show_default=False)
+        Path | None, Argument(help="Where it looks for skills [.agents/skills].", metavar="[DIR]", show_default=False)
     ] = None,
-    install: Annotated[bool, typer.Option("--install", help="Write DIR/chronicle/SKILL.md.")] = False,
+    install: Annotated[bool, Option("--install", help="Write DIR/chronicle/SKILL.md.")] = False,
     json: JsonOption = False,
 ) -> CommandResult:
     """Print the skill for agents that watch runs, or install it.

@@ -16,13 +16,9 @@ from typing import Any
 
 from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    AtCheckpoints,
     CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    need_run,
-    settings_with_checkpoints,
 )
 from chronicle.journal import Journal
 from chronicle.journal.events import (
@@ -77,16 +73,14 @@ class _Row:
             yield line.replace("\u2007", " ")
 
 
-def show_status(
-    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
-) -> CommandResult:
+def show_status(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show where the run is, what is open and what to do next.
 
     Prints step, loss and LR of the lineage, the last checkpoint, open entries, and the next command.
 
     Example: chronicle status --run tr-190
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=True))
+    settings = at.existing(stores=True)
     story = read_story(settings.paths)
     lr = check_lr(story, settings.paths)
     verdict = _verdict(story.last_checkpoint, story)

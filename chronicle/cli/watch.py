@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -17,16 +17,7 @@ from chronicle.cli.options import (
     settings_from,
     settings_with_checkpoints,
 )
-from chronicle.cli.spikes import (
-    FormatOption,
-    IgnoreOption,
-    KindOption,
-    LossOption,
-    LrOption,
-    StepOption,
-    describe_proposal,
-    reading_of,
-)
+from chronicle.cli.spikes import NO_WORDS, LogWords, describe_proposal
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import LogReading
@@ -47,21 +38,16 @@ PATIENT_LOOKS = 5  # at a growing log without a point, before it is said that no
 def watch(
     target: Annotated[
         str | None,
-        typer.Argument(help="A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
+        Argument(help="A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Read the log once and stop.")] = False,
-    on_notice: Annotated[str | None, typer.Option(help="Command to run on a notice.", metavar="COMMAND")] = None,
-    on_warn: Annotated[str | None, typer.Option(help="Command to run on a warning.", metavar="COMMAND")] = None,
-    on_propose: Annotated[str | None, typer.Option(help="Command to run on a proposal.", metavar="COMMAND")] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two reads.")] = 2.0,
+    once: Annotated[bool, Option("--once", help="Read the log once and stop.")] = False,
+    on_notice: Annotated[str | None, Option(help="Command to run on a notice.", metavar="COMMAND")] = None,
+    on_warn: Annotated[str | None, Option(help="Command to run on a warning.", metavar="COMMAND")] = None,
+    on_propose: Annotated[str | None, Option(help="Command to run on a proposal.", metavar="COMMAND")] = None,
+    interval: Annotated[float, Option(help="Seconds between two reads.")] = 2.0,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
-    loss: LossOption = None,
-    step: StepOption = None,
-    lr: LrOption = None,
-    ignore: IgnoreOption = None,
-    kind: KindOption = None,
-    form: FormatOption = None,
+    words: LogWords = NO_WORDS,
     json: JsonOption = False,
 ) -> CommandResult:
     """Follow a run or a log file and report what the detector finds.
@@ -73,7 +59,7 @@ def watch(
 
     Example: chronicle watch tr-190-80b
     """
-    reading = reading_of(loss, step, lr, ignore, kind, form)
+    reading = words.reading()
     follower, commands, advise = _follower(target, logs, checkpoints, once=once, reading=reading)
     given = {"on_notice": on_notice, "on_warn": on_warn, "on_propose": on_propose}
     hooks = Hooks({**commands, **{name: command for name, command in given.items() if command}}, say_on_stderr)
