@@ -5,9 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
-
-from typer import Option
 
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
@@ -40,18 +37,10 @@ AGAIN_HERE, AGAIN_IN_A_NEW_JOB, DO_NOT = 0, 75, 78  # 75: EX_TEMPFAIL; 78 as eve
 
 
 def go_on_or_stop(
-    restarts: Annotated[
-        int, Option(help="How often the run may start again in this job, requeues included.", metavar="N")
-    ] = DEFAULT_RESTARTS,
-    crashes: Annotated[
-        int, Option(help="Stop after so many failures in a row without a newer verified checkpoint.", metavar="N")
-    ] = DEFAULT_CRASHES,
-    restart_pause: Annotated[
-        float, Option(help="Seconds before the first restart, doubled for each without progress.", metavar="SECONDS")
-    ] = DEFAULT_PAUSE_SECONDS,
-    requeue: Annotated[
-        bool, Option("--requeue", help="Put the job back into the queue too, without the nodes that are excluded.")
-    ] = False,
+    restarts: int = DEFAULT_RESTARTS,
+    crashes: int = DEFAULT_CRASHES,
+    restart_pause: float = DEFAULT_PAUSE_SECONDS,
+    requeue: bool = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Ask whether a SLURM job goes on after its last launch.
@@ -61,6 +50,12 @@ def go_on_or_stop(
     finished, or a person has to look.
 
     Example: chronicle again --run demo --restarts 100
+
+    Options:
+      --restarts N: How often the run may start again in this job, requeues included.
+      --crashes N: Stop after so many failures in a row without a newer verified checkpoint.
+      --restart-pause SECONDS: Seconds before the first restart, doubled for each without progress.
+      --requeue: Put the job back into the queue too, without the nodes that are excluded.
     """
     settings = at.settings()
     policy = policy_of(restarts, crashes, restart_pause)

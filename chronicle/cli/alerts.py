@@ -1,9 +1,7 @@
 """`chronicle alerts`: where alerts go, what waits, a message to try them, and sending what is left."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from chronicle.cli.options import (
     IN_RUN,
@@ -22,8 +20,8 @@ __all__ = ["alerts"]
 
 
 def alerts(
-    test: Annotated[bool, Option("--test", help="Send a test message to each; exit 1 if one failed.")] = False,
-    send: Annotated[bool, Option("--send", help="Send what waits now; exit 1 if something still waits.")] = False,
+    test: bool = False,
+    send: bool = False,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Show where alerts go and what waits; try it, or send it.
@@ -31,6 +29,10 @@ def alerts(
     Destinations are `[alerts.NAME]` of chronicle.toml. `chronicle run` sends by itself.
 
     Example: chronicle alerts --test
+
+    Options:
+      --test: Send a test message to each; exit 1 if one failed.
+      --send: Send what waits now; exit 1 if something still waits.
     """
     from chronicle.alerts.process import destinations_of
 

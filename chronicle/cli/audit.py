@@ -45,7 +45,7 @@ SKEW_SECONDS = 60
 
 
 def audit(
-    full: Annotated[bool, Option("--full", help="Read also every byte of the checkpoints.")] = False,
+    full: bool = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Check the journal, logs, attachments, manifests and claims.
@@ -53,6 +53,9 @@ def audit(
     It checks journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
 
     Example: chronicle audit --json
+
+    Options:
+      --full: Read also every byte of the checkpoints.
     """
     settings = at.existing()
     settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
@@ -256,8 +259,8 @@ def _line(one: Judgement) -> str:
 
 
 def forensics(
-    directory: Annotated[Path | None, Argument(help="Directory of the run [here].", show_default=False)] = None,
-    out: Annotated[Path | None, Option(help="Write a post-mortem draft to this file.", metavar="FILE")] = None,
+    directory: Path | None = None,
+    out: Path | None = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
@@ -266,6 +269,10 @@ def forensics(
     first; what people wrote is no event.
 
     Example: chronicle forensics /data/run7 --out POSTMORTEM.md
+
+    Options:
+      DIRECTORY: Directory of the run [here].
+      --out FILE: Write a post-mortem draft to this file.
     """
     place = directory or Path.cwd()
     if not place.is_dir():

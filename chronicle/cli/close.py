@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import (
@@ -53,14 +53,19 @@ def close(
             autocompletion=complete_entries,
         ),
     ],
-    text: Annotated[str | None, Argument(help="The outcome in words.", show_default=False)] = None,
-    outcome: Annotated[CloseOutcome | None, Option(help="The outcome.", show_default=False)] = None,
-    rule: Annotated[str | None, Option(help="Rule learnt from it; the report collects them.")] = None,
+    text: str | None = None,
+    outcome: CloseOutcome | None = None,
+    rule: str | None = None,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Record the outcome of an incident, a rollback or a note.
 
     Example: chronicle close 7Q2K9XAB --outcome worked "no spike for 3000 steps"
+
+    Options:
+      TEXT: The outcome in words.
+      --outcome: The outcome.
+      --rule: Rule learnt from it; the report collects them.
     """
     if outcome is None:
         raise UsageProblem(

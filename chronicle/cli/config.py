@@ -1,10 +1,8 @@
 """`chronicle config` shows the settings of a run and prints the completion script."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from typer import Argument
 
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
@@ -49,12 +47,16 @@ def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
 
 
 @app.command("completion")
+@spread
 def completion_script(
-    shell: Annotated[str, Argument(help="`bash`, `zsh` or `fish`.", metavar="SHELL")],
+    shell: str,
 ) -> CommandResult:
     """Print the shell completion script.
 
     Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
+
+    Options:
+      SHELL: `bash`, `zsh` or `fish`.
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 

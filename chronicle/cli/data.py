@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from chronicle.cli.options import (
     IN_RUN,
@@ -22,10 +22,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 
 @app.command("build")
+@spread
 def build_shards(
-    out: Annotated[Path, Argument(help="Directory for the built sources.", metavar="DIR")],
-    corpus: Annotated[list[str], Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
-                                              "dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).")],
+    out: Path,
+    corpus: list[str],
     shard_size: Annotated[int, Option("--shard-size", metavar="BYTES", min=16_384,
                                             help="Bytes of text in one tar.")] = 4_000_000,
     json: JsonOption = False,
@@ -35,6 +35,10 @@ def build_shards(
     Each source gets an offset index and a manifest.
 
     Example: chronicle data build data --corpus code --corpus notes=~/notes
+
+    Options:
+      DIR: Directory for the built sources.
+      --corpus [NAME=]CORPUS: code, reference, dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).
     """
     from chronicle.data.corpora import read_text
     from chronicle.data.shards import build_source
@@ -52,10 +56,10 @@ def build_shards(
 
 
 @app.command("index")
+@spread
 def index_shards(
-    directories: Annotated[list[str], Argument(help="Directories or URLs of shards, each a source.",
-                                                       metavar="[NAME=]DIR...")],
-    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the indexes go, one file a source.")] = Path("data"),
+    directories: list[str],
+    out: Path = Path("data"),
     json: JsonOption = False,
 ) -> CommandResult:
     """Index shards as they are: tar (any member names), JSON lines, text, Parquet, Arrow.
@@ -64,6 +68,10 @@ def index_shards(
     `chronicle.data.PlanDataset` reads samples through the index in a planned order.
 
     Example: chronicle data index web=/shards/web code=/shards/code --out data
+
+    Options:
+      [NAME=]DIR...: Directories or URLs of shards, each a source.
+      --out DIR: Where the indexes go, one file a source.
     """
     from chronicle.data.shard_index import (
         SUFFIX,
@@ -92,8 +100,9 @@ def index_shards(
 
 
 @app.command("verify")
+@spread
 def verify_shards(
-    location: Annotated[str, Argument(help="An index, a built source, or a directory with several.", metavar="PLACE")],
+    location: str,
     json: JsonOption = False,
 ) -> CommandResult:
     """Compare the shards with their index or manifest.
@@ -101,6 +110,9 @@ def verify_shards(
     It reports missing, truncated, changed and unlisted shards.
 
     Example: chronicle data verify data
+
+    Options:
+      PLACE: An index, a built source, or a directory with several.
     """
     from chronicle.data.shard_index import SUFFIX, read_source_index, verify_index
     from chronicle.data.shards import MANIFEST, verify_source

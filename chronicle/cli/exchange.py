@@ -4,10 +4,8 @@ import io
 import shutil
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from typer import Option
 
 from chronicle.cli.options import (
     IN_RUN,
@@ -42,11 +40,9 @@ DIRECTORIES = (Format.TENSORBOARD, Format.WANDB, Format.TRACKIO)
 
 
 def export(
-    format_name: Annotated[
-        Format, Option("--format", "-f", help="json: one array; jsonl: a row a line; the last three: directories.")
-    ] = Format.CSV,
-    out: Annotated[Path | None, Option("--out", "-o", help="File, or directory for these three [stdout].")] = None,
-    every: Annotated[bool, Option("--all", help="Export also abandoned steps, marked `kept` 0.")] = False,
+    format_name: Format = Format.CSV,
+    out: Path | None = None,
+    every: bool = False,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Export the metrics of the lineage, each step once.
@@ -55,6 +51,11 @@ def export(
     packages, get one run a launch, in one group; abandoned steps are there as `abandoned/NAME`.
 
     Example: chronicle export --format tensorboard -o tb
+
+    Options:
+      --format, -f: json: one array; jsonl: a row a line; the last three: directories.
+      --out, -o: File, or directory for these three [stdout].
+      --all: Export also abandoned steps, marked `kept` 0.
     """
     settings = at.existing()
     story = read_story(settings.paths)
@@ -117,7 +118,7 @@ def _group() -> None:
 @app.command()
 @spread
 def sync(
-    uri: Annotated[str | None, Option(help="Tracking store [sqlite:///logs/mlflow.db].")] = None,
+    uri: str | None = None,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Send to MLflow what it does not have yet.
@@ -125,6 +126,9 @@ def sync(
     MLflow gets one parent run, a nested run per launch, and the tag `abandoned_after`.
 
     Example: chronicle mlflow sync --uri http://127.0.0.1:5000
+
+    Options:
+      --uri: Tracking store [sqlite:///logs/mlflow.db].
     """
     from chronicle.integrations.mlflow import Projection
     from chronicle.integrations.mlflow_process import MLFLOW_OFF, default_uri, store_of

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Argument, Option
+from typing import Any
 
 from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse_kernel_log, parse_nvidia_smi
 from chronicle.cli.options import IN_RUN, CommandResult, InRun
@@ -30,18 +28,12 @@ QUERY_SECONDS = 20.0
 
 
 def hardware(
-    files: Annotated[
-        list[Path] | None, Argument(help="Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].")
-    ] = None,
-    year: Annotated[int | None, Option(help="Year of lines without one [the run's].")] = None,
-    exclude: Annotated[
-        str | None, Option("--exclude", help="Exclude this node from later launches.", metavar="NODE")
-    ] = None,
-    readmit: Annotated[str | None, Option("--readmit", help="Use this node again.", metavar="NODE")] = None,
-    excluded: Annotated[
-        bool, Option("--excluded", help="List the excluded nodes in the form of SLURM's --exclude.")
-    ] = False,
-    reason: Annotated[str, Option(help="Why, for the journal.", metavar="TEXT")] = "",
+    files: list[Path] | None = None,
+    year: int | None = None,
+    exclude: str | None = None,
+    readmit: str | None = None,
+    excluded: bool = False,
+    reason: str = "",
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Record hardware events; exclude a node, or readmit it.
@@ -51,6 +43,14 @@ def hardware(
     Example: chronicle hardware /var/log/kern.log
 
     A node that later launches leave out: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
+
+    Options:
+      FILES: Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].
+      --year: Year of lines without one [the run's].
+      --exclude NODE: Exclude this node from later launches.
+      --readmit NODE: Use this node again.
+      --excluded: List the excluded nodes in the form of SLURM's --exclude.
+      --reason TEXT: Why, for the journal.
     """
     if sum([bool(files), exclude is not None, readmit is not None, excluded]) > 1:
         raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
@@ -118,9 +118,9 @@ def _read_machine(year: int) -> list[HardwareEvent]:
 
 
 def exclude_node(
-    host: Annotated[str | None, Argument(help="The node. Without it, the excluded nodes are listed.")] = None,
-    reason: Annotated[str, Option(help="Reason.")] = "",
-    readmit: Annotated[bool, Option("--readmit", help="Use the node again.")] = False,
+    host: str | None = None,
+    reason: str = "",
+    readmit: bool = False,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Exclude a node from later launches, or readmit it.
@@ -128,6 +128,11 @@ def exclude_node(
     Without a node, the excluded nodes are printed in the form of SLURM's --exclude.
 
     Example: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
+
+    Options:
+      HOST: The node. Without it, the excluded nodes are listed.
+      --reason: Reason.
+      --readmit: Use the node again.
     """
     paths = at.settings().paths
     excluded = find_excluded(read_journal(paths).entries)

@@ -3,9 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any
 
 from chronicle.cli.options import IN_RUN, CommandResult, InRun, settings_from
 from chronicle.errors import Refusal, UsageProblem
@@ -22,18 +20,9 @@ SHOWN_RUNS = 12
 
 
 def import_(
-    sources: Annotated[
-        list[str], Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
-    ],
-    format_name: Annotated[
-        str | None,
-        Option(
-            "--as",
-            help="wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.",
-            metavar="FORMAT",
-        ),
-    ] = None,
-    uri: Annotated[str | None, Option(help="MLflow tracking server for --as mlflow.")] = None,
+    sources: list[str],
+    format_name: str | None = None,
+    uri: str | None = None,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs.
@@ -42,6 +31,11 @@ def import_(
     STORE#RUN is one run of it. Also read: trainer_state.json, journal entries, a chronicles.md.
 
     Example: chronicle import wandb/ && chronicle runs
+
+    Options:
+      SOURCE…: Files or directories in order of time, or an MLflow run id.
+      --as FORMAT: wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.
+      --uri: MLflow tracking server for --as mlflow.
     """
     logs_dir = settings_from(at.run or "any", at.logs).logs_dir  # which run it is may stand in the source
 

@@ -4,9 +4,7 @@ import json as json_module
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import known_states
 from chronicle.cli.options import (
@@ -42,15 +40,9 @@ __all__ = ["init"]
 
 
 def init(
-    source: Annotated[
-        Path | None,
-        Option("--from", help="Start from this checkpoint of another run.", metavar="CHECKPOINT"),
-    ] = None,
-    moved: Annotated[bool, Option("--moved", help="This directory is the run itself, which was moved.")] = False,
-    fork_of: Annotated[
-        Path | None,
-        Option("--fork-of", help="This directory is a copy of that run and now a run of its own.", metavar="RUN_DIR"),
-    ] = None,
+    source: Path | None = None,
+    moved: bool = False,
+    fork_of: Path | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Create the journal of a run and a `chronicle.toml`.
@@ -59,6 +51,11 @@ def init(
     run directory until --moved or --fork-of is given once.
 
     Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
+
+    Options:
+      --from CHECKPOINT: Start from this checkpoint of another run.
+      --moved: This directory is the run itself, which was moved.
+      --fork-of RUN_DIR: This directory is a copy of that run and now a run of its own.
     """
     settings = settings_from(at.run, at.logs, at.checkpoints)
     if sum((source is not None, moved, fork_of is not None)) > 1:

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
 from chronicle.cli.options import (
@@ -36,13 +34,17 @@ MAX_LINES = 12
 
 
 def inspect(
-    checkpoint: Annotated[str, Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
-    all_files: Annotated[bool, Option("--files", help="List every file with its role.")] = False,
+    checkpoint: str,
+    all_files: bool = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show what a checkpoint holds: LRs, counters, RNG, data.
 
     Example: chronicle inspect checkpoints/opt_step-30500
+
+    Options:
+      CKPT: A path, a step or STEP@LAUNCH.
+      --files: List every file with its role.
     """
     checkpoint = str(remote.local_path(checkpoint))
     chosen = at.checkpoint(checkpoint, stores=True, count_steps=False)
@@ -177,13 +179,9 @@ def _values(value: Any) -> str:
 
 
 def diff(
-    a: Annotated[
-        str | None, Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A", show_default=False)
-    ] = None,
-    b: Annotated[str | None, Argument(help="The second checkpoint.", metavar="B", show_default=False)] = None,
-    launch: Annotated[
-        tuple[int, int] | None, Option(help="Two launches instead: settings that changed between them.", metavar="M N")
-    ] = None,
+    a: str | None = None,
+    b: str | None = None,
+    launch: tuple[int, int] | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show the numbers that differ between two checkpoints.
@@ -194,6 +192,11 @@ def diff(
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
 
     What one run has otherwise than another: chronicle diff --run tr-190 tr-191
+
+    Options:
+      A: The first checkpoint: a path, a step or STEP@LAUNCH.
+      B: The second checkpoint.
+      --launch M N: Two launches instead: settings that changed between them.
     """
     if at.run is not None and a is not None and b is None:
         return _diff_runs(at.run, a, launch, at.logs)
@@ -290,8 +293,8 @@ def _value(value: object) -> str:
 # --- chronicle manifest
 
 def manifest(
-    checkpoint: Annotated[str, Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
-    digests: Annotated[bool, Option(help="Read every byte and record digests, or only names and sizes.")] = True,
+    checkpoint: str,
+    digests: bool = True,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Write the manifest of a checkpoint: names, sizes, digests.
@@ -299,6 +302,10 @@ def manifest(
     If the checkpoint has a manifest already, what the run recorded in it is kept.
 
     Example: chronicle manifest checkpoints/opt_step-30500
+
+    Options:
+      CKPT: A path, a step or STEP@LAUNCH.
+      --digests/--no-digests: Read every byte and record digests, or only names and sizes.
     """
     chosen = at.checkpoint(checkpoint)
     if chosen.single_file:

@@ -10,9 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Annotated
-
-from typer import Option
 
 from chronicle.checkpoints import CheckpointVerdict, find_verdict
 from chronicle.cli.options import (
@@ -49,7 +46,7 @@ from rollback.transaction.cleanup import (
     set_aside_dir,
 )
 
-__all__ = ["keep", "prune"]
+__all__ = ["keep"]
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
@@ -59,16 +56,9 @@ SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
 
 
 def keep(
-    budget: Annotated[
-        str | None,
-        Option("--budget", help="Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.", metavar="SIZE"),
-    ] = None,
-    restore_id: Annotated[
-        str | None, Option("--restore", help="Move back what an earlier `keep` set aside.", metavar="ID")
-    ] = None,
-    prune_: Annotated[
-        bool, Option("--prune", help="Delete what rollbacks and `keep` moved aside and no undo needs.")
-    ] = False,
+    budget: str | None = None,
+    restore_id: str | None = None,
+    prune_: bool = False,
     at: Changing = CHANGING,
 ) -> CommandResult:
     """Keep within a budget the checkpoints a rollback may need.
@@ -77,11 +67,16 @@ def keep(
     checkpoints directory; `keep --restore` moves them back, `keep --prune` deletes them. The run may be running.
 
     Example: chronicle keep --budget 2TB
+
+    Options:
+      --budget SIZE: Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.
+      --restore ID: Move back what an earlier `keep` set aside.
+      --prune: Delete what rollbacks and `keep` moved aside and no undo needs.
     """
     if prune_ and (budget is not None or restore_id is not None):
         raise UsageProblem("--prune with --budget or --restore: one of them at a time")
     if prune_:
-        return prune(at)
+        return _prune(at)
     settings = at.settings()
     settings.refuse_stores()
     if restore_id is not None:
@@ -269,16 +264,8 @@ def _keep_data(plan: Retention, limit: int, root: str, *, done: bool) -> dict[st
 # --- prune
 
 
-def prune(
-    at: Changing = CHANGING,
-) -> CommandResult:
-    """Delete abandoned checkpoints that no undo needs.
-
-    It keeps the checkpoints that the undo of the last rollback needs, and enough others
-    that two verified ones remain.
-
-    Example: chronicle keep --prune
-    """
+def _prune(at: Changing) -> CommandResult:
+    """Delete abandoned checkpoints that no undo needs, and leave two verified ones at least."""
     settings = at.settings()
     settings.refuse_stores()
     with open_run(settings, force=at.force) as opened:

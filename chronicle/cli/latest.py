@@ -3,9 +3,7 @@
 Which one that is, `chronicle.latest` says; restarts and `bit_transformer` ask the same function.
 """
 
-from typing import Annotated
 
-from typer import Option
 
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
@@ -22,10 +20,8 @@ __all__ = ["latest"]
 
 
 def latest(
-    verified: Annotated[
-        bool, Option("--verified", help="Only one of which every byte was read; reads it if needed.")
-    ] = False,
-    print_path: Annotated[bool, Option("--print-path", help="Print the path alone, for scripts.")] = False,
+    verified: bool = False,
+    print_path: bool = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show the newest whole checkpoint (exit 1 if there is none).
@@ -33,6 +29,10 @@ def latest(
     A checkpoint that is incomplete, damaged, spoilt or of a side try is passed over, with the reason.
 
     Example: python train.py --resume "$(chronicle latest --verified --print-path)"
+
+    Options:
+      --verified: Only one of which every byte was read; reads it if needed.
+      --print-path: Print the path alone, for scripts.
     """
     settings = at.settings(stores=True)
     root = settings.need_checkpoints()

@@ -45,17 +45,24 @@ COLOURS = {
 
 
 def log(
-    graph: Annotated[bool, Option("--graph", help="Draw launches and rollbacks as a graph.")] = False,
-    kind: Annotated[list[str] | None, Option(help="List only entries of this kind (repeatable).")] = None,
+    graph: bool = False,
+    kind: list[str] | None = None,
     limit: Annotated[int, Option("-n", "--limit", min=0, help="Print at most this many lines; 0 for all.")] = 200,
-    reverse: Annotated[bool, Option("--reverse", help="List the oldest entry first.")] = False,
-    every: Annotated[bool, Option("--all", help="List also every checkpoint, intents and batches.")] = False,
-    only_open: Annotated[bool, Option("--open", help="List only entries without an outcome.")] = False,
+    reverse: bool = False,
+    every: bool = False,
+    only_open: bool = False,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """List the journal, newest entry first, or draw it as a graph.
 
     Example: chronicle log --graph
+
+    Options:
+      --graph: Draw launches and rollbacks as a graph.
+      --kind: List only entries of this kind (repeatable).
+      --reverse: List the oldest entry first.
+      --all: List also every checkpoint, intents and batches.
+      --open: List only entries without an outcome.
     """
     settings = at.existing()
     paths = settings.paths

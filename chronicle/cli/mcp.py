@@ -28,9 +28,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
-
-from typer import Option
+from typing import Any, NamedTuple
 
 from chronicle.cli.options import CommandResult, LogsOption, spread
 from chronicle.credentials import redact, redact_command
@@ -60,14 +58,7 @@ known, or was not recorded: say so."""
 
 
 def mcp(
-    budget: Annotated[
-        str | None,
-        Option(
-            help="What the agent may apply in 24 hours without being confirmed: `rollback=1,steps=500,stop=1`. "
-            "Without it, nothing.",
-            metavar="LIMITS",
-        ),
-    ] = None,
+    budget: str | None = None,
     logs: LogsOption = None,
 ) -> CommandResult:
     """Serve runs to an agent over MCP: it reads, notes and proposes.
@@ -76,6 +67,10 @@ def mcp(
     a person types, or that the stated budget covers; each request is written into the journal with who asked.
 
     Example: chronicle mcp --logs logs
+
+    Options:
+      --budget LIMITS: What the agent may apply in 24 hours without being confirmed: `rollback=1,steps=500,stop=1`.
+          Without it, nothing.
     """
     seat = Seat(_logs_directory(logs), Allowance.parse(budget))
     try:

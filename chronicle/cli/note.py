@@ -10,9 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Argument, Option
+from typing import Any
 
 from chronicle.cli.options import (
     IN_RUN,
@@ -37,29 +35,39 @@ VERDICTS = ("open", "supported", "refuted")
 
 
 def note(
-    text: Annotated[
-        str | None,
-        Argument(help="Text of the note; `-` reads standard input. Without it, $EDITOR opens.", show_default=False),
-    ] = None,
-    step: Annotated[int | None, Option(help="Optimizer step of the note.")] = None,
-    launch: Annotated[int | None, Option(help="Launch of the note.")] = None,
-    incident: Annotated[bool, Option("--incident", help="Record an incident, which is open until it is closed.")] = False,
-    seen: Annotated[str | None, Option(help="What was seen.")] = None,
-    suspect: Annotated[
-        list[str] | None, Option(help="Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).")
-    ] = None,
-    did: Annotated[list[str] | None, Option(help="Change, as `field: before -> after` (repeatable).")] = None,
-    expect: Annotated[str | None, Option(help="What you expect now, before the outcome is known.")] = None,
-    rule: Annotated[str | None, Option(help="Rule learnt; the report collects them.")] = None,
-    host: Annotated[list[str] | None, Option(help="Host of the note (repeatable).")] = None,
-    attach: Annotated[list[Path] | None, Option(help="File to keep with the note (repeatable).")] = None,
-    tag: Annotated[list[str] | None, Option(help="Tag (repeatable).")] = None,
-    amend: Annotated[str | None, Option(help="Entry id that this note corrects.", metavar="ID")] = None,
+    text: str | None = None,
+    step: int | None = None,
+    launch: int | None = None,
+    incident: bool = False,
+    seen: str | None = None,
+    suspect: list[str] | None = None,
+    did: list[str] | None = None,
+    expect: str | None = None,
+    rule: str | None = None,
+    host: list[str] | None = None,
+    attach: list[Path] | None = None,
+    tag: list[str] | None = None,
+    amend: str | None = None,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write a note into the journal.
 
     Example: chronicle note "Xid 64 on ip-26-0-147-135, node drained" --step 16430 --tag hardware
+
+    Options:
+      TEXT: Text of the note; `-` reads standard input. Without it, $EDITOR opens.
+      --step: Optimizer step of the note.
+      --launch: Launch of the note.
+      --incident: Record an incident, which is open until it is closed.
+      --seen: What was seen.
+      --suspect: Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).
+      --did: Change, as `field: before -> after` (repeatable).
+      --expect: What you expect now, before the outcome is known.
+      --rule: Rule learnt; the report collects them.
+      --host: Host of the note (repeatable).
+      --attach: File to keep with the note (repeatable).
+      --tag: Tag (repeatable).
+      --amend ID: Entry id that this note corrects.
     """
     if amend and incident:
         raise UsageProblem("--amend and --incident are both given: expected one of them")

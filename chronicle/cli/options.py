@@ -6,14 +6,15 @@ a parameter one by one. `main.py` renders results for people or as JSON.
 
 import inspect
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_origin, get_type_hints
 
-from typer import Option
+from typer import Argument, Option
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
@@ -146,20 +147,26 @@ ORDER = ("force", "yes", "run", "logs", "checkpoints", "json")  # in which `--he
 
 
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as typer reads it: a parameter that is a `Given` becomes the options that it holds."""
+    """The function of a verb as typer reads it.
+
+    A parameter that is a `Given` becomes the options that it holds. The others are described in the docstring below
+    `Options:`, one row each in their order: what is typed, a colon, the help. One with an annotation of typer has no row.
+    """
     hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Given)}
+    told, _, table = inspect.cleandoc(function.__doc__ or "").partition("\nOptions:\n")
+    rows = re.findall(r"^  (\S.*?): ((?:.|\n {4,})*)", table, re.MULTILINE)
+    plain = [name for name in signature.parameters if name not in groups]
+    plain = [name for name in plain if get_origin(hints[name]) is not Annotated]
+    described = {name: _typed(name, *row) for name, row in zip(plain, rows, strict=True)}
     parameters = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            parameters += _options_of(groups[name], parameter.kind)
             continue
-        of = get_type_hints(groups[name], include_extras=True)
-        listed = [field for field in fields(groups[name]) if field.name not in ORDER]
-        shared = {field.name: field for field in fields(groups[name]) if field.name in ORDER}
-        for field in (*listed, *(shared[name] for name in ORDER if name in shared)):
-            option = inspect.Parameter(field.name, parameter.kind, default=field.default, annotation=of[field.name])
-            parameters.append(option)
+        hint = Annotated[hints[name], described[name]] if name in described else hints[name]
+        parameters.append(parameter.replace(annotation=hint))
 
     def called(*words: Any, **given: Any) -> Any:
         for name, group in groups.items():
@@ -167,11 +174,28 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = group(**{option: given.pop(option) for option in named})
         return function(*words, **given)
 
-    called.__doc__, called.__name__ = function.__doc__, function.__name__
+    called.__doc__, called.__name__ = told.strip(), function.__name__
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in parameters}
-    called.context_settings = getattr(function, "context_settings", None)  # type: ignore[attr-defined]
     return called
+
+
+def _typed(name: str, what: str, text: str) -> Any:
+    """An option or an argument of typer, from its row: `--to N`, `-o, --out FILE`, `[FILE]`."""
+    found = " ".join(text.split())
+    if not what.startswith("-"):
+        return Argument(help=found, metavar=None if what == name.upper() else what)
+    words = what.split(" ")
+    names = [word.rstrip(",") for word in words if word.startswith("-")]
+    metavar = " ".join(word for word in words if not word.startswith("-"))
+    return Option(*names, help=found, metavar=metavar or None)
+
+
+def _options_of(group: type[Given], kind: Any) -> list[inspect.Parameter]:
+    """The options that a group holds: its own in their order, then the shared ones in that of `ORDER`."""
+    hints = get_type_hints(group, include_extras=True)
+    listed = sorted(fields(group), key=lambda field: ORDER.index(field.name) if field.name in ORDER else -1)
+    return [inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name]) for one in listed]
 
 
 def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:

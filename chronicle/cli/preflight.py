@@ -5,9 +5,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-from typer import Argument, Option
 
 from chronicle.audit.claims import read_quantity
 from chronicle.cli.options import (
@@ -31,17 +28,13 @@ DEFAULT_GRACE_SECONDS = 90.0
 
 
 def preflight(
-    launcher: Annotated[list[str] | None, Argument(help="The launcher after `--`; required for --full.")] = None,
-    facts: Annotated[
-        Path | None, Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
-    ] = None,
-    params: Annotated[
-        str | None, Option(help="Parameters that the model must have, within 1 %.", metavar="N")
-    ] = None,
-    devices: Annotated[int | None, Option(help="Devices that the launch must use.", metavar="N")] = None,
-    full: Annotated[bool, Option("--full", help="Start the launcher to test saving, memory and parts.")] = False,
-    again: Annotated[bool, Option("--again", help="Repeat experiments of --full that passed before.")] = False,
-    skip: Annotated[list[str] | None, Option(help="Skip a check (repeatable).", metavar="PFnn")] = None,
+    launcher: list[str] | None = None,
+    facts: Path | None = None,
+    params: str | None = None,
+    devices: int | None = None,
+    full: bool = False,
+    again: bool = False,
+    skip: list[str] | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Check a launch before it spends GPU hours.
@@ -50,6 +43,15 @@ def preflight(
     checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
     Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
+
+    Options:
+      LAUNCHER: The launcher after `--`; required for --full.
+      --facts FILE: JSON file with the trainer's facts [those of its last launch].
+      --params N: Parameters that the model must have, within 1 %.
+      --devices N: Devices that the launch must use.
+      --full: Start the launcher to test saving, memory and parts.
+      --again: Repeat experiments of --full that passed before.
+      --skip PFnn: Skip a check (repeatable).
     """
     settings = at.settings()
     command = tuple(launcher or ())

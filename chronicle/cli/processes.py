@@ -2,9 +2,7 @@
 
 import sys
 import time
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from chronicle.cli.options import (
     IN_RUN,
@@ -33,11 +31,10 @@ __all__ = [
     "describe_elsewhere",
     "format_found",
     "ps",
-    "sweep",
 ]
 
 def ps(
-    sweep_: Annotated[bool, Option("--sweep", help="End the orphans of earlier launches.")] = False,
+    sweep_: bool = False,
     yes: YesOption = False,
     at: InRun = IN_RUN,
 ) -> CommandResult:
@@ -47,10 +44,13 @@ def ps(
     of this run, user and boot, identified by token or record, never by name.
 
     Example: chronicle ps --sweep --yes
+
+    Options:
+      --sweep: End the orphans of earlier launches.
     """
-    if sweep_:
-        return sweep(yes, at)
     paths = at.settings().paths
+    if sweep_:
+        return _sweep(paths, yes=yes)
     launches = list_launches(read_journal(paths).entries)
     alive = find_alive(paths, launches)
     elsewhere = describe_elsewhere(paths, launches, time.time())
@@ -87,14 +87,8 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
 # --- chronicle ps --sweep
 
 
-def sweep(yes: YesOption = False, at: InRun = IN_RUN) -> CommandResult:
-    """End orphaned processes of earlier launches.
-
-    It ends only processes of this run, user and boot, identified by token or record, never by name.
-
-    Example: chronicle ps --sweep --run demo --yes
-    """
-    paths = at.settings().paths
+def _sweep(paths: RunPaths, *, yes: bool) -> CommandResult:
+    """End orphaned processes of earlier launches: of this run, user and boot, identified by token or record, never by name."""
     journal = read_journal(paths)
     launches = list_launches(journal.entries)
     alive = find_alive(paths, launches)

@@ -3,9 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any
 
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
@@ -27,22 +25,14 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": True}
 
 
 def replay_step(
-    step: Annotated[int, Argument(help="The step to take again: optimizer steps completed when it was over.")],
-    command: Annotated[
-        list[str] | None, Argument(help="After `--`: another command than the recorded one.", metavar="[-- COMMAND]")
-    ] = None,
-    launch: Annotated[int | None, Option(help="The launch that took it [of the lineage].", metavar="N")] = None,
-    until: Annotated[int | None, Option(help="Go on to this step [STEP].", metavar="STEP")] = None,
-    recorded_code: Annotated[
-        bool, Option("--recorded-code", help="With the commit and the uncommitted changes of that launch.")
-    ] = False,
-    ops: Annotated[
-        bool, Option("--ops", help="Where two replays disagree, name the first module or gradient that does.")
-    ] = False,
-    once: Annotated[bool, Option("--once", help="Never play it a second time.")] = False,
-    sandbox: Annotated[
-        Path | None, Option(help="Where the replay writes; removed afterwards [the temporary directory].", metavar="DIR")
-    ] = None,
+    step: int,
+    command: list[str] | None = None,
+    launch: int | None = None,
+    until: int | None = None,
+    recorded_code: bool = False,
+    ops: bool = False,
+    once: bool = False,
+    sandbox: Path | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Take a recorded step again, and name what differs.
@@ -54,6 +44,16 @@ def replay_step(
     Example: chronicle replay 30512 --until 30520
 
     Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared.
+
+    Options:
+      STEP: The step to take again: optimizer steps completed when it was over.
+      [-- COMMAND]: After `--`: another command than the recorded one.
+      --launch N: The launch that took it [of the lineage].
+      --until STEP: Go on to this step [STEP].
+      --recorded-code: With the commit and the uncommitted changes of that launch.
+      --ops: Where two replays disagree, name the first module or gradient that does.
+      --once: Never play it a second time.
+      --sandbox DIR: Where the replay writes; removed afterwards [the temporary directory].
     """
     from chronicle.replay.replay import plan_replay, record_replay, replay
     from chronicle.replay.verdict import ReplayVerdict
@@ -69,36 +69,21 @@ def replay_step(
 
 
 def bisect(
-    command: Annotated[
-        list[str] | None,
-        Argument(help="After `--`: another command than the recorded one; {} is the value.", metavar="[-- COMMAND]"),
-    ] = None,
-    commits: Annotated[str | None, Option(help="Which commit of the run's repository.", metavar="GOOD..BAD")] = None,
-    steps: Annotated[str | None, Option(help="From which checkpoint on.", metavar="GOOD..BAD")] = None,
-    lr_scale: Annotated[str | None, Option("--lr-scale", help="At which factor of the LR.", metavar="GOOD..BAD")] = None,
-    data: Annotated[str | None, Option(help="The batch of which step.", metavar="FIRST..LAST")] = None,
-    values: Annotated[str | None, Option(help="Which value of {} is the first bad one.", metavar="A,B,…")] = None,
-    among: Annotated[str | None, Option(help="Which member makes it bad; {} is some of them.", metavar="A,B,…")] = None,
-    begin: Annotated[
-        int | None, Option("--from", help="Begin at this checkpoint [the nearest verified one].", metavar="STEP")
-    ] = None,
-    until: Annotated[
-        int | None, Option(help="A trial ends at this step [the alarm of the open incident].", metavar="STEP")
-    ] = None,
-    launch: Annotated[int | None, Option(help="The launch to start again [of the lineage].", metavar="N")] = None,
-    bad_if: Annotated[
-        str, Option("--bad-if", help="`incident`, `differs` (from the step prints), or as 'loss > 3.2'.", metavar="WHAT")
-    ] = "incident",
-    judge: Annotated[
-        str, Option(help="Shell command that judges a trial: 0 good, 125 cannot tell, else bad.", metavar="COMMAND")
-    ] = "",
-    accept_unproved: Annotated[
-        str, Option("--accept-unproved", help="With --lr-scale: edit an LR whose place is not proved.", metavar="REASON")
-    ] = "",
-    ends_known: Annotated[bool, Option("--ends-known", help="Do not try the two ends first.")] = False,
-    sandbox: Annotated[
-        Path | None, Option(help="Where trials write; removed afterwards [the temporary directory].", metavar="DIR")
-    ] = None,
+    command: list[str] | None = None,
+    commits: str | None = None,
+    steps: str | None = None,
+    lr_scale: str | None = None,
+    data: str | None = None,
+    values: str | None = None,
+    among: str | None = None,
+    begin: int | None = None,
+    until: int | None = None,
+    launch: int | None = None,
+    bad_if: str = "incident",
+    judge: str = "",
+    accept_unproved: str = "",
+    ends_known: bool = False,
+    sandbox: Path | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Find the change that made a run go bad, by halving.
@@ -112,6 +97,23 @@ def bisect(
     A node of several: chronicle bisect --among n1,n2,n3,n4 --until 900 -- srun -w {} python train.py
 
     Returns 0 when the change was found, 1 when it could not be told.
+
+    Options:
+      [-- COMMAND]: After `--`: another command than the recorded one; {} is the value.
+      --commits GOOD..BAD: Which commit of the run's repository.
+      --steps GOOD..BAD: From which checkpoint on.
+      --lr-scale GOOD..BAD: At which factor of the LR.
+      --data FIRST..LAST: The batch of which step.
+      --values A,B,…: Which value of {} is the first bad one.
+      --among A,B,…: Which member makes it bad; {} is some of them.
+      --from STEP: Begin at this checkpoint [the nearest verified one].
+      --until STEP: A trial ends at this step [the alarm of the open incident].
+      --launch N: The launch to start again [of the lineage].
+      --bad-if WHAT: `incident`, `differs` (from the step prints), or as 'loss > 3.2'.
+      --judge COMMAND: Shell command that judges a trial: 0 good, 125 cannot tell, else bad.
+      --accept-unproved REASON: With --lr-scale: edit an LR whose place is not proved.
+      --ends-known: Do not try the two ends first.
+      --sandbox DIR: Where trials write; removed afterwards [the temporary directory].
     """
     from chronicle.replay.bisect import Axis, plan_bisect, run_bisect
 

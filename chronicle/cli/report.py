@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from chronicle.report.index import ServedIndex
 
 __all__ = [
-    "render",
     "serve",
     "write_report",
 ]
@@ -41,16 +40,11 @@ OURS = 'name="generator" content="chronicle"'  # in the head of every page that 
 
 
 def write_report(
-    out: Annotated[Path | None, Option("--out", "-o", help="File to write [report.html of the run].")] = None,
-    public: Annotated[
-        Path | None,
-        Option("--public", help="Write a site of all runs of the logs directory into DIR instead.", metavar="DIR"),
-    ] = None,
-    markdown: Annotated[
-        bool, Option("--markdown", help="Write the story as CHRONICLE.md with one picture instead.")
-    ] = False,
-    check: Annotated[bool, Option("--check", help="Of the Markdown: write nothing; exit 5 when it is outdated.")] = False,
-    plots: Annotated[bool, Option("--plots/--no-plots", help="Draw the Markdown's picture (needs matplotlib).")] = True,
+    out: Path | None = None,
+    public: Path | None = None,
+    markdown: bool = False,
+    check: bool = False,
+    plots: bool = True,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write the run as one HTML page, or its story as Markdown.
@@ -60,6 +54,13 @@ def write_report(
     Example: chronicle report -o tr-190.html
 
     An index of all runs with a page of each: chronicle report --public site
+
+    Options:
+      --out, -o: File to write [report.html of the run].
+      --public DIR: Write a site of all runs of the logs directory into DIR instead.
+      --markdown: Write the story as CHRONICLE.md with one picture instead.
+      --check: Of the Markdown: write nothing; exit 5 when it is outdated.
+      --plots/--no-plots: Draw the Markdown's picture (needs matplotlib).
     """
     if public is not None and (out is not None or markdown or check or at.run is not None):
         raise UsageProblem("--public with --out, --markdown, --check or --run: the site has all runs of the logs directory")
@@ -68,7 +69,7 @@ def write_report(
     if markdown and out is not None:
         raise UsageProblem("--markdown with --out: CHRONICLE.md is written into the run's own directory")
     if markdown or check:
-        return render(check, plots, at)
+        return _write_markdown(at, check=check, plots=plots)
     settings = at.existing()
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
@@ -110,15 +111,8 @@ def _public_page(paths: RunPaths) -> str:
 # --- chronicle report --markdown
 
 
-def render(
-    check: Annotated[bool, Option("--check", help="Write nothing; exit 5 when the file is outdated.")] = False,
-    plots: Annotated[bool, Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
-    at: InRun = IN_RUN,
-) -> CommandResult:
-    """Write the story of the run as Markdown, with one picture.
-
-    Example: chronicle report --markdown --check
-    """
+def _write_markdown(at: InRun, *, check: bool, plots: bool) -> CommandResult:
+    """Write the story of the run as Markdown, with one picture."""
     settings = at.existing()
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
@@ -160,16 +154,10 @@ def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
 
 def serve(
     port: Annotated[int, Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
-    host: Annotated[str, Option(help="Address to serve on; any but 127.0.0.1 needs --token.")] = "127.0.0.1",
-    token: Annotated[
-        str | None, Option(help="Where the token stands that a reader needs: env:NAME or file:PATH.", metavar="WHERE")
-    ] = None,
-    socket: Annotated[
-        Path | None, Option("--socket", help="Serve on this Unix socket: for its owner and group.", metavar="FILE")
-    ] = None,
-    otlp: Annotated[
-        str | None, Option(help="Also send what /metrics says to this OTLP/HTTP address each 15 s.", metavar="URL")
-    ] = None,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    socket: Path | None = None,
+    otlp: str | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -184,6 +172,12 @@ def serve(
     For a team on this machine: chronicle serve --socket /run/chronicle/tr.sock
 
     Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token
+
+    Options:
+      --host: Address to serve on; any but 127.0.0.1 needs --token.
+      --token WHERE: Where the token stands that a reader needs: env:NAME or file:PATH.
+      --socket FILE: Serve on this Unix socket: for its owner and group.
+      --otlp URL: Also send what /metrics says to this OTLP/HTTP address each 15 s.
     """
     from chronicle.credentials import secret_of
     from chronicle.integrations.otlp import OtlpSender, otlp_target

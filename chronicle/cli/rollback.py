@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from chronicle import goback
 from chronicle.cli.completion import complete_steps
@@ -34,70 +34,23 @@ def rollback(
             autocompletion=complete_steps,
         ),
     ] = None,
-    lr_scale: Annotated[
-        float | None, Option("--lr-scale", help="Multiply every LR by this factor.", metavar="F")
-    ] = None,
-    lr: Annotated[float | None, Option("--lr", help="Set the LR to this value.", metavar="X")] = None,
-    set_: Annotated[
-        list[str] | None,
-        Option("--set", help="Set one field, such as last_epoch or beta2 (repeatable).", metavar="FIELD=VALUE"),
-    ] = None,
-    keep_later: Annotated[bool, Option("--keep-later", help="Do not move later checkpoints.")] = False,
-    warmup: Annotated[int, Option("--warmup", help="Warm up the LR again over N steps.", metavar="N")] = 0,
-    skip_batches: Annotated[int, Option("--skip-batches", help="Skip the data of N steps.", metavar="N")] = 0,
-    reshuffle: Annotated[bool, Option("--reshuffle", help="Read the data in another order.")] = False,
-    accept_change: Annotated[
-        list[str] | None,
-        Option("--accept-change", help="Difference that the guard accepts, as `name: reason` (repeatable)."),
-    ] = None,
-    accept_unproved: Annotated[
-        str,
-        Option(
-            "--accept-unproved",
-            help="Edit the LR although something else may set it in the next launch; the reason is recorded.",
-            metavar="REASON",
-        ),
-    ] = "",
-    verify: Annotated[
-        str,
-        Option(
-            "--verify",
-            help="`full` reads every byte, `quick` does not; `auto` skips what `chronicle verify` read since the last change.",
-            metavar="HOW",
-        ),
-    ] = "auto",
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan, change nothing.")] = False,
-    plan_out: Annotated[Path | None, Option("--plan-out", help="Write the plan into a file.")] = None,
-    plan_in: Annotated[
-        Path | None,
-        Option(
-            "--plan",
-            help="Apply the plan that --plan-out wrote; refused when what it was made from has changed.", metavar="FILE",
-        ),
-    ] = None,
-    deepspeed_config: Annotated[
-        Path | None,
-        Option(
-            "--deepspeed-config", help="DeepSpeed config of the next launch; its LRs are edited too.", metavar="FILE"
-        ),
-    ] = None,
-    lr_in: Annotated[
-        list[str] | None,
-        Option(
-            "--lr-in", help="Number in a config from which the next launch takes its LR; it is edited too (repeatable).",
-            metavar="FILE:KEY",
-        ),
-    ] = None,
-    try_: Annotated[
-        int | None,
-        Option(
-            "--try", metavar="N",
-            help="Try N ways first, as short launches in a sandbox, and rank them; nothing is changed [--to: as proposed].",
-        ),
-    ] = None,
-    try_steps: Annotated[
-        int, Option("--try-steps", help="How many steps each goes on beyond where the run came.", metavar="N")
-    ] = 100,
+    lr_scale: float | None = None,
+    lr: float | None = None,
+    set_: list[str] | None = None,
+    keep_later: bool = False,
+    warmup: int = 0,
+    skip_batches: int = 0,
+    reshuffle: bool = False,
+    accept_change: list[str] | None = None,
+    accept_unproved: str = "",
+    verify: str = "auto",
+    dry_run: bool = False,
+    plan_out: Path | None = None,
+    plan_in: Path | None = None,
+    deepspeed_config: Path | None = None,
+    lr_in: list[str] | None = None,
+    try_: int | None = None,
+    try_steps: int = 100,
     at: Changing = CHANGING,
 ) -> CommandResult:
     """Go back to a checkpoint, and change its LR if asked.
@@ -110,6 +63,26 @@ def rollback(
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
 
     Before a proposal is taken: chronicle rollback --try 3
+
+    Options:
+      --lr-scale F: Multiply every LR by this factor.
+      --lr X: Set the LR to this value.
+      --set FIELD=VALUE: Set one field, such as last_epoch or beta2 (repeatable).
+      --keep-later: Do not move later checkpoints.
+      --warmup N: Warm up the LR again over N steps.
+      --skip-batches N: Skip the data of N steps.
+      --reshuffle: Read the data in another order.
+      --accept-change: Difference that the guard accepts, as `name: reason` (repeatable).
+      --accept-unproved REASON: Edit the LR although something else may set it in the next launch; the reason is recorded.
+      --verify HOW: `full` reads every byte, `quick` does not; `auto` skips what `chronicle verify` read since the last
+          change.
+      --dry-run: Show the plan, change nothing.
+      --plan-out: Write the plan into a file.
+      --plan FILE: Apply the plan that --plan-out wrote; refused when what it was made from has changed.
+      --deepspeed-config FILE: DeepSpeed config of the next launch; its LRs are edited too.
+      --lr-in FILE:KEY: Number in a config from which the next launch takes its LR; it is edited too (repeatable).
+      --try N: Try N ways first, as short launches in a sandbox, and rank them; nothing is changed [--to: as proposed].
+      --try-steps N: How many steps each goes on beyond where the run came.
     """
     if plan_in is not None:
         asked = [to, lr_scale, lr, set_, plan_out, deepspeed_config, lr_in, accept_change]
@@ -167,7 +140,7 @@ def rollback(
 
 
 def apply_written_plan(
-    file: Annotated[Path, Argument(help="File with the plan.", metavar="FILE")], at: Changing = CHANGING
+    file: Path, at: Changing = CHANGING
 ) -> CommandResult:
     """Apply a plan that `chronicle rollback --plan-out` wrote.
 
@@ -175,6 +148,9 @@ def apply_written_plan(
     applied again. Today: `chronicle rollback --plan FILE`.
 
     Example: chronicle apply plan.json --yes
+
+    Options:
+      FILE: File with the plan.
     """
     from chronicle.goback import written  # only where a plan is read from a file
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any
 
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -39,52 +37,20 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 
 def run_launcher(
-    launcher: Annotated[list[str] | None, Argument(help="The launcher and its arguments, after `--`.")] = None,
-    on_propose: Annotated[
-        str, Option(help="What to do when the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
-    ] = "continue",
-    grace: Annotated[
-        float | None,
-        Option(help="Seconds from a forwarded signal to KILL [90, or twice the longest save].", metavar="SECONDS"),
-    ] = None,
-    accept_change: Annotated[
-        str | None,
-        Option(help="Accept that model, data, topology or precision differ from the plan.", metavar="REASON"),
-    ] = None,
-    skip: Annotated[
-        list[str] | None, Option(help="Skip a preflight check (repeatable; recorded).", metavar="PFnn")
-    ] = None,
-    autopilot: Annotated[
-        bool, Option("--autopilot", help="Apply proposed rollbacks and launch again, within budgets.")
-    ] = False,
-    node: Annotated[
-        bool, Option("--node", help="This is one of several nodes of one launch (`srun`, or pods of one Job).")
-    ] = False,
-    sbatch: Annotated[
-        int | None, Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
-    ] = None,
-    force: Annotated[
-        str | None,
-        Option(help="Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why."),
-    ] = None,
-    restarts: Annotated[
-        int | None, Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
-    ] = None,
-    crashes: Annotated[
-        int | None, Option(help="Stop after N failures in a row without a newer verified checkpoint [3].", metavar="N")
-    ] = None,
-    restart_pause: Annotated[
-        float | None, Option(help="Seconds before a restart without progress, doubled each time [10].", metavar="SECONDS")
-    ] = None,
-    on_stall: Annotated[
-        str, Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")
-    ] = "report",
-    self_test: Annotated[
-        int | None,
-        Option(
-            "--self-test", help="First take N steps twice in a sandbox, and say whether they are equal.", metavar="N"
-        ),
-    ] = None,
+    launcher: list[str] | None = None,
+    on_propose: str = "continue",
+    grace: float | None = None,
+    accept_change: str | None = None,
+    skip: list[str] | None = None,
+    autopilot: bool = False,
+    node: bool = False,
+    sbatch: int | None = None,
+    force: str | None = None,
+    restarts: int | None = None,
+    crashes: int | None = None,
+    restart_pause: float | None = None,
+    on_stall: str = "report",
+    self_test: int | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -101,6 +67,22 @@ def run_launcher(
 
     Returns the launcher's exit code, 128+n for a signal, 125 when it could not be started, 3 when the run directory is a
     copy or its journal is damaged.
+
+    Options:
+      LAUNCHER: The launcher and its arguments, after `--`.
+      --on-propose ACTION: What to do when the detector proposes a rollback: `stop` or `continue`.
+      --grace SECONDS: Seconds from a forwarded signal to KILL [90, or twice the longest save].
+      --accept-change REASON: Accept that model, data, topology or precision differ from the plan.
+      --skip PFnn: Skip a preflight check (repeatable; recorded).
+      --autopilot: Apply proposed rollbacks and launch again, within budgets.
+      --node: This is one of several nodes of one launch (`srun`, or pods of one Job).
+      --sbatch N: Print a batch script for N nodes; start nothing.
+      --force: Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why.
+      --restarts N: Start again by itself, at most N times (policy: docs/launching.md).
+      --crashes N: Stop after N failures in a row without a newer verified checkpoint [3].
+      --restart-pause SECONDS: Seconds before a restart without progress, doubled each time [10].
+      --on-stall ACTION: What to do when the launch stands still: `report`, or `stop` it as a hang.
+      --self-test N: First take N steps twice in a sandbox, and say whether they are equal.
     """
     from chronicle.launch.launching import LaunchRequest, launch
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption
 from chronicle.errors import ChronicleError, UsageProblem
@@ -38,23 +38,18 @@ EXAMPLE = 'lr > 1e-3 and status != "finished"'
 
 
 def runs(
-    names: Annotated[
-        list[str] | None, Argument(help="Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.",
-                                         metavar="[RUN…]")
-    ] = None,
+    names: list[str] | None = None,
     where: Annotated[
         str | None, Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
     ] = None,
-    sort: Annotated[str, Option(help="Order by this column or setting; `-NAME` for the highest first.")] = "name",
-    tag: Annotated[list[str] | None, Option(help="Only runs with this tag (repeatable).")] = None,
-    tree: Annotated[bool, Option("--tree", help="Show forks below the run that they began from.")] = False,
-    every: Annotated[bool, Option("--all", help="List also archived runs.")] = False,
-    add_tag: Annotated[list[str] | None, Option("--add-tag", help="Give the named runs this tag (repeatable).")] = None,
-    remove_tag: Annotated[list[str] | None, Option("--remove-tag", help="Take this tag off them (repeatable).")] = None,
-    archive: Annotated[
-        str | None, Option("--archive", help="Leave the named runs out of lists; no file is moved.", metavar="REASON")
-    ] = None,
-    restore: Annotated[bool, Option("--restore", help="Show archived runs in lists again.")] = False,
+    sort: str = "name",
+    tag: list[str] | None = None,
+    tree: bool = False,
+    every: bool = False,
+    add_tag: list[str] | None = None,
+    remove_tag: list[str] | None = None,
+    archive: str | None = None,
+    restore: bool = False,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -65,6 +60,17 @@ def runs(
     Example: chronicle runs --where 'loss < 2.1 and "baseline" in tags' --sort loss
 
     Set aside what is superseded: chronicle runs tr-180 tr-181 --archive "wrong tokenizer"
+
+    Options:
+      [RUN…]: Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.
+      --sort: Order by this column or setting; `-NAME` for the highest first.
+      --tag: Only runs with this tag (repeatable).
+      --tree: Show forks below the run that they began from.
+      --all: List also archived runs.
+      --add-tag: Give the named runs this tag (repeatable).
+      --remove-tag: Take this tag off them (repeatable).
+      --archive REASON: Leave the named runs out of lists; no file is moved.
+      --restore: Show archived runs in lists again.
     """
     from chronicle.runs import rows_of
 
@@ -309,21 +315,11 @@ def _sortable(value: Any) -> tuple[int, Any]:
 
 
 def show_comparison(
-    names: Annotated[
-        list[str],
-        Argument(help="Runs: names, directories, or RUN@LAUNCH for the settings of a launch.", metavar="RUN…"),
-    ],
-    channel: Annotated[str, Option(help="The channel that is compared.")] = "loss",
-    by: Annotated[
-        str, Option(help="Align by `step`, `tokens`, training `time`, or from the common `ancestor`.", metavar="AXIS")
-    ] = "step",
-    margin: Annotated[
-        float | None,
-        Option(help="Of two arms with several seeds: what counts as equal; chosen before looking.", metavar="VALUE"),
-    ] = None,
-    out: Annotated[
-        Path | None, Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
-    ] = None,
+    names: list[str],
+    channel: str = "loss",
+    by: str = "step",
+    margin: float | None = None,
+    out: Path | None = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -334,6 +330,13 @@ def show_comparison(
     Forks from where they parted: chronicle compare tr-190 tr-190-low --by ancestor
 
     Two arms at several seeds, by the studies' statistics: chronicle compare low-1 low-2 … high-1 high-2 … --margin 0.02
+
+    Options:
+      RUN…: Runs: names, directories, or RUN@LAUNCH for the settings of a launch.
+      --channel: The channel that is compared.
+      --by AXIS: Align by `step`, `tokens`, training `time`, or from the common `ancestor`.
+      --margin VALUE: Of two arms with several seeds: what counts as equal; chosen before looking.
+      --out FILE: Draw the curves into this file (.png, .svg or .pdf).
     """
     from chronicle.report.comparison import Alignment, arms_of, compare_runs, draw_comparison, tell
 

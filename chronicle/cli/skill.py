@@ -1,9 +1,6 @@
 """`chronicle skill`: the skill for agents that watch runs, printed or put where they look for skills."""
 
 from pathlib import Path
-from typing import Annotated
-
-from typer import Argument, Option
 
 from chronicle.cli.options import CommandResult, JsonOption
 from chronicle.errors import ChronicleError, UsageProblem
@@ -12,10 +9,8 @@ __all__ = ["skill"]
 
 
 def skill(
-    directory: Annotated[
-        Path | None, Argument(help="Where it looks for skills [.agents/skills].", metavar="[DIR]", show_default=False)
-    ] = None,
-    install: Annotated[bool, Option("--install", help="Write DIR/chronicle/SKILL.md.")] = False,
+    directory: Path | None = None,
+    install: bool = False,
     json: JsonOption = False,
 ) -> CommandResult:
     """Print the skill for agents that watch runs, or install it.
@@ -25,6 +20,10 @@ def skill(
     Example: chronicle skill --install
 
     For another agent: chronicle skill --install ~/.config/my-agent/skills
+
+    Options:
+      [DIR]: Where it looks for skills [.agents/skills].
+      --install: Write DIR/chronicle/SKILL.md.
     """
     from chronicle.skill import install_skill, skill_text
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
@@ -62,9 +62,9 @@ NO_WORDS = LogWords()
 
 
 def spikes(
-    files: Annotated[list[str] | None, Argument(help="Log files, or the name of a run.", metavar="[FILE…|RUN]")] = None,
-    fail: Annotated[bool, Option("--fail", help="Exit 5 when an event has tier warn or propose.")] = False,
-    plot: Annotated[Path | None, Option(help="Draw the loss and the events into this file.", metavar="PNG")] = None,
+    files: list[str] | None = None,
+    fail: bool = False,
+    plot: Path | None = None,
     words: LogWords = NO_WORDS,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
@@ -74,6 +74,11 @@ def spikes(
     that is known ends with 2; name the loss with --loss.
 
     Example: chronicle spikes train.log --fail
+
+    Options:
+      [FILE…|RUN]: Log files, or the name of a run.
+      --fail: Exit 5 when an event has tier warn or propose.
+      --plot PNG: Draw the loss and the events into this file.
     """
     scans = _scan(files or [], at, words.reading())
     if plot is not None:

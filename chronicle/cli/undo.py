@@ -5,9 +5,7 @@ The journal is the log of operations: `undo --list` reads it, and the undo of ea
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from typer import Argument, Option
+from typing import NamedTuple
 
 from chronicle import goback
 from chronicle.cli.options import CHANGING, FORCING, Changing, CommandResult, Forcing, InRun
@@ -47,11 +45,8 @@ class Operation(NamedTuple):
 
 
 def undo_rollback(
-    operation: Annotated[
-        str | None,
-        Argument(help="Id of the operation. Without it, the last rollback.", metavar="[ID]", show_default=False),
-    ] = None,
-    listed: Annotated[bool, Option("--list", help="List what was done, and whether it can be undone.")] = False,
+    operation: str | None = None,
+    listed: bool = False,
     at: Changing = CHANGING,
 ) -> CommandResult:
     """Undo the last rollback, or what `undo --list` names.
@@ -63,6 +58,10 @@ def undo_rollback(
     Example: chronicle undo
 
     What was done to this run: chronicle undo --list
+
+    Options:
+      [ID]: Id of the operation. Without it, the last rollback.
+      --list: List what was done, and whether it can be undone.
     """
     settings = at.settings()
     if listed:

@@ -7,9 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Argument, Option
+from typing import Any
 
 from chronicle.checkpoints import name_twins, record_verdicts, stamp_or_none
 from chronicle.cli.options import (
@@ -53,22 +51,11 @@ Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
 
 def verify_checkpoints(
-    checkpoint: Annotated[
-        str | None,
-        Argument(
-            help="A path, a step or STEP@LAUNCH. Without it, all checkpoints.", metavar="[CKPT]", show_default=False
-        ),
-    ] = None,
-    all_: Annotated[
-        bool, Option("--all", help="Verify all checkpoints of the run, also abandoned ones.")
-    ] = False,
-    full: Annotated[bool, Option("--full/--quick", help="Read every byte, or only names and structure.")] = True,
-    quarantine: Annotated[
-        bool, Option("--quarantine", help="Move strays to a directory that no loader reads.")
-    ] = False,
-    restore: Annotated[
-        str | None, Option("--restore", help="Move the strays of a quarantine back.", metavar="ID")
-    ] = None,
+    checkpoint: str | None = None,
+    all_: bool = False,
+    full: bool = True,
+    quarantine: bool = False,
+    restore: str | None = None,
     yes: YesOption = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
@@ -79,6 +66,13 @@ def verify_checkpoints(
     is valid until one of their files changes.
 
     Example: chronicle verify --all
+
+    Options:
+      [CKPT]: A path, a step or STEP@LAUNCH. Without it, all checkpoints.
+      --all: Verify all checkpoints of the run, also abandoned ones.
+      --full/--quick: Read every byte, or only names and structure.
+      --quarantine: Move strays to a directory that no loader reads.
+      --restore ID: Move the strays of a quarantine back.
     """
     if restore is not None:
         with open_run(at.settings()) as opened:

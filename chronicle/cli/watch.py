@@ -4,9 +4,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
-
-from typer import Argument, Option
 
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -36,15 +33,12 @@ PATIENT_LOOKS = 5  # at a growing log without a point, before it is said that no
 
 
 def watch(
-    target: Annotated[
-        str | None,
-        Argument(help="A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
-    ] = None,
-    once: Annotated[bool, Option("--once", help="Read the log once and stop.")] = False,
-    on_notice: Annotated[str | None, Option(help="Command to run on a notice.", metavar="COMMAND")] = None,
-    on_warn: Annotated[str | None, Option(help="Command to run on a warning.", metavar="COMMAND")] = None,
-    on_propose: Annotated[str | None, Option(help="Command to run on a proposal.", metavar="COMMAND")] = None,
-    interval: Annotated[float, Option(help="Seconds between two reads.")] = 2.0,
+    target: str | None = None,
+    once: bool = False,
+    on_notice: str | None = None,
+    on_warn: str | None = None,
+    on_propose: str | None = None,
+    interval: float = 2.0,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     words: LogWords = NO_WORDS,
@@ -58,6 +52,14 @@ def watch(
     variables. Ctrl-C ends it with a summary.
 
     Example: chronicle watch tr-190-80b
+
+    Options:
+      [RUN|FILE]: A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.
+      --once: Read the log once and stop.
+      --on-notice COMMAND: Command to run on a notice.
+      --on-warn COMMAND: Command to run on a warning.
+      --on-propose COMMAND: Command to run on a proposal.
+      --interval: Seconds between two reads.
     """
     reading = words.reading()
     follower, commands, advise = _follower(target, logs, checkpoints, once=once, reading=reading)
