@@ -124,9 +124,9 @@ def open_run(
     changed; `force` (a reason, which is journalled) goes on with a run that seems alive and with a damaged journal.
     With `writing` False, no lock is taken and nothing is created. `while_running`: the run may be alive.
     """
-    paths = settings.paths
+    paths, store = settings.paths, _store_of(settings)
     if not writing:
-        yield _opened(settings, _settled_journal(paths, force, recovering=False), force)
+        yield _opened(settings, store, _settled_journal(paths, force, recovering=False), force)
         return
     is_new = not paths.journal_dir.is_dir()
     place, standing = look(paths)
@@ -138,7 +138,7 @@ def open_run(
         journal = _settled_journal(paths, force, recovering=recovering)
         if force is None and not while_running and not recovering:
             _refuse_alive(paths, journal)
-        opened = _opened(settings, journal, force, is_new=is_new)
+        opened = _opened(settings, store, journal, force, is_new=is_new)
         try:
             if find_open_transaction(journal.entries) is None:
                 _remove_leftovers(opened, place)
@@ -176,13 +176,20 @@ def read_sound_journal(paths: RunPaths, force: str | None) -> Journal:
     return journal
 
 
-def _opened(settings: Settings, journal: Journal, force: str | None, *, is_new: bool = False) -> OpenedRun:
-    root, bucket = _root_of(settings), None
-    if settings.checkpoints_url is not None:
-        from rollback.disk.remote import local_path, open_bucket  # only where the checkpoints are in a store
+def _store_of(settings: Settings) -> tuple[Path, Any] | None:
+    """The view of the run's object store and the store itself; None where the checkpoints are on a disk."""
+    if settings.checkpoints_url is None:
+        return None
+    from rollback.disk.remote import local_path, open_bucket
 
-        url = str(settings.checkpoints_url)
-        root, bucket = local_path(url), open_bucket(url)
+    bucket = open_bucket(settings.checkpoints_url)  # refuses a kind of store in which nothing can be changed
+    return local_path(settings.checkpoints_url), bucket
+
+
+def _opened(
+    settings: Settings, store: tuple[Path, Any] | None, journal: Journal, force: str | None, *, is_new: bool = False
+) -> OpenedRun:
+    root, bucket = store or (_root_of(settings), None)
     return OpenedRun(
         settings=settings,
         paths=settings.paths,
