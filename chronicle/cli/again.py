@@ -31,8 +31,6 @@ from chronicle.launch.restarts import (
 from chronicle.launch.slurm import expand_nodes, job_of, requeue_job
 from chronicle.settings import Settings
 
-__all__ = ["go_on_or_stop"]
-
 AGAIN_HERE, AGAIN_IN_A_NEW_JOB, DO_NOT = 0, 75, 78  # 75: EX_TEMPFAIL; 78 as everywhere: do not requeue
 
 

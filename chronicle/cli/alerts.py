@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from chronicle.alerts.destinations import Destination
     from chronicle.paths import RunPaths
 
-__all__ = ["alerts"]
-
 
 def alerts(
     test: bool = False,

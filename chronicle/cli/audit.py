@@ -35,12 +35,6 @@ from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import compare_manifest
 from rollback.errors import Finding, Severity, UnreadableFile
 
-__all__ = [
-    "audit",
-    "claim",
-    "forensics",
-]
-
 SKEW_SECONDS = 60
 
 

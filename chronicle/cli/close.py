@@ -21,8 +21,6 @@ from chronicle.story.plain import plain
 if TYPE_CHECKING:
     from chronicle.story import Story
 
-__all__ = ["CloseOutcome", "close"]
-
 
 class CloseOutcome(StrEnum):
     """The outcome of an intervention."""

@@ -8,8 +8,6 @@ from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 
-__all__ = ["complete_entries", "complete_runs", "complete_steps", "enable"]
-
 MOST = 50
 VARIABLE = "_CHRONICLE_COMPLETE"
 

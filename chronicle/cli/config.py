@@ -13,8 +13,6 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
 
-__all__ = ["app"]
-
 HELP = "Show the settings, or print the shell completion script."
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=HELP)
 

@@ -16,8 +16,6 @@ from chronicle.journal.events import EntryKind
 from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
 
-__all__ = ["costs"]
-
 
 def costs(at: InRun = IN_RUN) -> CommandResult:
     """Show goodput, lost steps and lost hours by cause.

@@ -15,8 +15,6 @@ from chronicle.cli.options import (
     spread,
 )
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True,
                   help="Build, verify and account for training data.")
 

@@ -18,11 +18,6 @@ from chronicle.paths import RunPaths
 from chronicle.report.markup import write_page
 from chronicle.story import Story, read_story
 
-__all__ = [
-    "Format",
-    "app",
-    "export",
-]
 
 class Format(StrEnum):
     """The formats of an export. The last three are directories."""

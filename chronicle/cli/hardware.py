@@ -19,11 +19,6 @@ from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import exclude_from_job, start_of
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "exclude_node",
-    "hardware",
-]
-
 QUERY_SECONDS = 20.0
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from chronicle.integrations.trackers import Tracked
     from rollback.detect import Event
 
-__all__ = ["import_"]
-
 SHOWN_RUNS = 12
 
 

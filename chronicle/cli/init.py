@@ -36,8 +36,6 @@ from rollback.disk.durable import REAL_DISK, Attributes
 if TYPE_CHECKING:
     from rollback.checkpoint.layout import Checkpoint
 
-__all__ = ["init"]
-
 
 def init(
     source: Path | None = None,

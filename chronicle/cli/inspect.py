@@ -23,12 +23,6 @@ from rollback.errors import UnreadableFile, one_line, visible
 if TYPE_CHECKING:
     from chronicle.story.launch_settings import Told
 
-__all__ = [
-    "diff",
-    "inspect",
-    "manifest",
-]
-
 LABEL_WIDTH = 12
 MAX_LINES = 12
 
@@ -291,6 +285,7 @@ def _value(value: object) -> str:
 
 
 # --- chronicle manifest
+
 
 def manifest(
     checkpoint: str,

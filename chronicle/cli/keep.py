@@ -46,8 +46,6 @@ from rollback.transaction.cleanup import (
     set_aside_dir,
 )
 
-__all__ = ["keep"]
-
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
 

@@ -16,8 +16,6 @@ from chronicle.latest import Latest, find_latest
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import one_line
 
-__all__ = ["latest"]
-
 
 def latest(
     verified: bool = False,

@@ -28,11 +28,6 @@ from chronicle.story.plain import format_when, plain, plain_block
 from chronicle.story.read import points_until
 from rollback.channels import Role, value_of
 
-__all__ = [
-    "log",
-    "show",
-]
-
 QUIET = tuple(sorted(BOOKKEEPING - {EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.GUARD_ATTACHED}))
 COLOURS = {
     "kept": "1;32",

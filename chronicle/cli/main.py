@@ -24,8 +24,6 @@ from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
 
-__all__ = ["explain", "main"]
-
 # title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
 # is the first line of the command's own help, which a test compares.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {

@@ -39,8 +39,6 @@ from chronicle.paths import RunPaths
 from chronicle.runs import Run, list_runs, summarize_run
 from chronicle.story.plain import plain_block
 
-__all__ = ["Allowance", "Seat", "mcp", "tools"]
-
 MOST_LETTERS = 8000  # of one answer, about 2,500 tokens
 CUTS = ((400, 60), (160, 25), (80, 10), (40, 4))  # (letters of a text, items of a list): the first that is short enough
 NOTE_LETTERS, NOTES_AN_HOUR = 4000, 60

@@ -24,8 +24,6 @@ from chronicle.journal.writer import JournalWriter, store_file
 from chronicle.paths import RunPaths
 from chronicle.story.plain import plain
 
-__all__ = ["note"]
-
 TEMPLATE = """
 # What happened? The first line is the title. Lines starting with # are ignored. An empty text aborts.
 # Useful: what you saw, from which step on, what you suspect, what you did, what you expect now.

@@ -23,32 +23,6 @@ from chronicle.settings import Settings, is_url, load_settings, refuse_store
 if TYPE_CHECKING:
     from rollback.checkpoint.layout import Checkpoint
 
-__all__ = [
-    "AT_CHECKPOINTS",
-    "CHANGING",
-    "FORCING",
-    "IN_RUN",
-    "AtCheckpoints",
-    "Changing",
-    "CheckpointsOption",
-    "CommandResult",
-    "ExitCode",
-    "Forcing",
-    "Given",
-    "InRun",
-    "JsonOption",
-    "LogsOption",
-    "RunOption",
-    "YesOption",
-    "checkpoint_named",
-    "given_flags",
-    "nearest_runs",
-    "need_run",
-    "settings_from",
-    "settings_with_checkpoints",
-    "spread",
-]
-
 
 def _runs(incomplete: str) -> list[str]:
     from chronicle.cli.completion import complete_runs

@@ -22,8 +22,6 @@ from chronicle.preflight.host import Host, check_host, free_bytes, measured_save
 from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 from chronicle.settings import Settings
 
-__all__ = ["preflight"]
-
 DEFAULT_GRACE_SECONDS = 90.0
 
 

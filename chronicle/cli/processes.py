@@ -27,11 +27,6 @@ from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "describe_elsewhere",
-    "format_found",
-    "ps",
-]
 
 def ps(
     sweep_: bool = False,

@@ -8,8 +8,6 @@ from typing import Any
 from chronicle.cli.main import VERBS, VerbGroup
 from chronicle.cli.options import ExitCode
 
-__all__ = ["render_reference"]
-
 HEAD = """# Commands
 
 <!-- made by `python -m chronicle.cli.reference > docs/commands.md` from the help texts; a test compares -->

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from chronicle.settings import Settings
     from rollback.plan.request import RollbackRequest
 
-__all__ = ["bisect", "replay_step", "show_tries"]
-
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": True}
 
 

@@ -31,11 +31,6 @@ from chronicle.story.series import LaunchSeries, read_parent, read_series, with_
 if TYPE_CHECKING:
     from chronicle.report.index import ServedIndex
 
-__all__ = [
-    "serve",
-    "write_report",
-]
-
 OURS = 'name="generator" content="chronicle"'  # in the head of every page that we write
 
 

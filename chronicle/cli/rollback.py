@@ -21,8 +21,6 @@ from rollback.plan.request import RollbackRequest
 if TYPE_CHECKING:
     from chronicle.story.matters import OpenProposal
 
-__all__ = ["apply_written_plan", "rollback"]
-
 
 def rollback(
     to: Annotated[

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from chronicle.launch.restarts import HandedOver, Policy
     from chronicle.watch.autopilot import Ended
 
-__all__ = ["run_launcher"]
-
 DEFAULT_GRACE_SECONDS = 90.0
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 

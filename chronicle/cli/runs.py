@@ -24,8 +24,6 @@ from rollback.channels import Role, canonical_of
 if TYPE_CHECKING:
     from chronicle.report.comparison import ComparedArm
 
-__all__ = ["named_run", "runs", "show_comparison"]
-
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
 COLUMNS = ("name", "begins", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
 LEFT = {"name", "begins", "status", "tags"}

@@ -5,8 +5,6 @@ from pathlib import Path
 from chronicle.cli.options import CommandResult, JsonOption
 from chronicle.errors import ChronicleError, UsageProblem
 
-__all__ = ["skill"]
-
 
 def skill(
     directory: Path | None = None,

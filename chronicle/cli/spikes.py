@@ -26,8 +26,6 @@ from rollback.channels import LossKind
 from rollback.detect import Tier
 from rollback.propose import Action, Proposal
 
-__all__ = ["NO_WORDS", "LogWords", "propose_rollback", "spikes"]
-
 BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -43,8 +43,6 @@ from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
 from rollback.errors import RollbackError
 
-__all__ = ["show_status"]
-
 WELL = (EndCause.FINISHED, EndCause.PROPOSAL)  # causes of an end that need no explanation
 EXPECTED = (EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT)  # nothing broke
 SHOWN = 3  # open entries that are listed; the others are counted

@@ -22,8 +22,6 @@ from rollback.plan.plan import Plan, format_plan
 if TYPE_CHECKING:
     from rollback.transaction.in_store import StorePlan
 
-__all__ = ["agree", "apply_and_report", "byte_progress", "move_back", "show_plan"]
-
 WORTH_CHECKPOINTS = 20
 UNDO = "undo it with `chronicle undo`"
 

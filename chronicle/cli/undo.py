@@ -25,12 +25,6 @@ from chronicle.journal.events import (
 from chronicle.story.plain import format_when
 from rollback.transaction.apply import newer_checkpoints
 
-__all__ = [
-    "operations",
-    "recover_transaction",
-    "undo_rollback",
-]
-
 
 class Operation(NamedTuple):
     """One act that changed something outside the journal. `stands`: why it cannot be undone, or that it is; "" where it can."""

@@ -42,11 +42,6 @@ from rollback.transaction.cleanup import (
     refuse_mount_points,
 )
 
-__all__ = [
-    "move_strays",
-    "verify_checkpoints",
-]
-
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
 
@@ -204,6 +199,7 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
 
 
 # --- Quarantine of strays
+
 
 def move_strays(
     root: Path, chosen: Sequence[Checkpoint], beside: Sequence[str], settings: Settings, *, yes: bool

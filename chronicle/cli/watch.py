@@ -26,8 +26,6 @@ from rollback.detect import Event, Tier
 from rollback.errors import RollbackError
 from rollback.propose import Proposal
 
-__all__ = ["watch"]
-
 ENOUGH_ROWS = 8  # of a growing log, before it is said to hold no loss
 PATIENT_LOOKS = 5  # at a growing log without a point, before it is said that none was read
 

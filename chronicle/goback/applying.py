@@ -27,8 +27,6 @@ from rollback.transaction.protocol import Receipt, recover_change, undo_change
 if TYPE_CHECKING:
     from rollback.transaction.in_store import StorePlan
 
-__all__ = ["apply", "plan_store", "recover", "refuse_elsewhere", "undo", "uninterrupted"]
-
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:

@@ -11,8 +11,6 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.place import Anchors
 from rollback.transaction.change import hidden_root, workspace_of
 
-__all__ = ["moved"]
-
 
 def moved(intent: Entry | None, now: Anchors, value: Any) -> Any:
     """A value with the absolute paths of the time when a transaction was prepared replaced by those of today."""

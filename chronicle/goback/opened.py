@@ -34,8 +34,6 @@ from rollback.disk.lock import hold_lock
 from rollback.errors import IntentOpen, RollbackError, RunAlive
 from rollback.transaction.protocol import remove_leftovers
 
-__all__ = ["OpenedRun", "find_undoable", "open_run", "read_sound_journal"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRun:

@@ -41,8 +41,6 @@ from rollback.plan.plan import Plan
 from rollback.plan.request import HONOURED, Cost, RollbackRequest
 from rollback.transaction.apply import plan_from_disk
 
-__all__ = ["ShowProgress", "Target", "has_guard", "plan"]
-
 ShowProgress = Callable[[int], AbstractContextManager[ByteProgress | None]]  # bytes to read -> what is told of each part
 WORTH_BYTES = 200 * 10**6  # threads and a progress bar cost less than they save from here on
 

@@ -23,8 +23,6 @@ from rollback.errors import PlanRefused
 from rollback.plan.plan import COMMENTS, VERSION, Plan, plan_digest
 from rollback.plan.request import RollbackRequest
 
-__all__ = ["find_applied", "plan_again", "read_plan", "with_config", "write_plan"]
-
 MAX_PLAN_BYTES = 256 * 2**20  # a plan for 512 ranks with a hundred groups each has about 50 MB
 TEXTS = ("run", "root", "source")
 ANEW = "make a new plan with `chronicle rollback`"

@@ -14,8 +14,6 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, LaunchStart, RollbackReceipt
 from chronicle.journal.lineage import LaunchSpan, Lineage
 
-__all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
-
 FOLDED = frozenset((EntryKind.LAUNCH_START, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
 FINDINGS = frozenset((EntryKind.INCIDENT, EntryKind.LR_MISMATCH, EntryKind.GUARD_VERDICT))
 LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])|learning rate")  # `lr.group0`, `next_lrs`, not `lrelu`

@@ -22,26 +22,6 @@ from chronicle.errors import JournalError, RunCopied
 from chronicle.journal.events import NOTHING, EntryKind
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "Anchors",
-    "Parent",
-    "Place",
-    "Root",
-    "Standing",
-    "anchors_of",
-    "describe_parent",
-    "find_run",
-    "is_parents",
-    "is_same_directory",
-    "look",
-    "names_of",
-    "read_place",
-    "refuse_copy",
-    "settle",
-    "standing_of",
-    "write_place",
-]
-
 VERSION = 1
 NAMES_RUN = frozenset(
     (EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.RUN_FORK, EntryKind.LAUNCH_START, EntryKind.GUARD_ATTACHED)

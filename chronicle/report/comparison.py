@@ -34,8 +34,6 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, role_of
 
-__all__ = ["Alignment", "ComparedArm", "Comparison", "arms_of", "compare_runs", "draw_comparison"]
-
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
 OUTSIDE = ("environment", "host")  # differ between any two launches and say little

@@ -20,14 +20,6 @@ from chronicle.story.matters import incident_title
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
 from chronicle.story.series import LaunchSeries, ParentSeries
 
-__all__ = [
-    "page_body",
-    "page_header",
-    "page_story",
-    "render_html",
-    "render_state",
-]
-
 FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are in closed parts
 SHOWN, PART = 200, 1_000
 EXPERIMENT = "experiment"  # kind of studies in imported chronicles

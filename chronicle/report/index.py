@@ -24,8 +24,6 @@ from chronicle.story.plain import format_age, format_number, format_size
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_of, find_channel
 
-__all__ = ["ServedIndex", "loss_line", "render_index", "write_site"]
-
 AGAIN_SECONDS = 30
 MOST_ATTACHED = 50_000_000  # bytes of a file that a site takes along
 ATTACHED = re.compile(r'<a href="objects/[0-9a-f]{2}/([0-9a-f]{64})">([^<]*)</a>')

@@ -17,16 +17,6 @@ from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.matters import event_of
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain
 
-__all__ = [
-    "IMAGES",
-    "LINEAGE_PICTURE",
-    "changed",
-    "chapter_section",
-    "machine_words",
-    "render_markdown",
-    "trial_rows",
-]
-
 LINEAGE_PICTURE = "plots/lineage.png"
 MARKS = {"supported": "☑", "refuted": "☒"}
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")

@@ -12,21 +12,6 @@ from urllib.parse import quote
 from chronicle.story.plain import plain
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "Raw",
-    "anchor_of",
-    "folded",
-    "html_table",
-    "html_text",
-    "link_target",
-    "markdown_cell",
-    "markdown_line",
-    "markdown_text",
-    "plot",
-    "section",
-    "write_page",
-]
-
 CODE_SPAN = re.compile(r"`[^`\n]+`")
 POWERFUL = re.compile(r"([\\*\[\]~])")
 WEB_LINK = re.compile(r"https?://[^\s<>\"'`\\()]+")

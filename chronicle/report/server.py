@@ -34,8 +34,6 @@ from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 from chronicle.report.gauges import CONTENT_TYPE, exposition
 
-__all__ = ["LiveServer", "Makers", "fingerprint", "mark_of"]
-
 ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 POLL_SECONDS = 1.0

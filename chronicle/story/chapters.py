@@ -14,8 +14,6 @@ from chronicle.journal.events import Close, EntryKind, FirstBatchSeen, GuardVerd
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 
-__all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
-
 # Bookkeeping of programs: `chronicle log --kind …` shows it, the story does not.
 BOOKKEEPING: frozenset[str] = frozenset(
     (

@@ -12,19 +12,6 @@ from typing import NamedTuple
 from chronicle.journal import Entry, Lineage, RollbackMark
 from chronicle.journal.events import Close, EntryKind, Incident, Proposed, RollbackReceipt
 
-__all__ = [
-    "Intervention",
-    "Matter",
-    "OpenProposal",
-    "answer_matters",
-    "collect_interventions",
-    "collect_matters",
-    "event_of",
-    "incident_detail",
-    "incident_title",
-    "open_proposal",
-]
-
 MATTERS = frozenset((EntryKind.INCIDENT, EntryKind.CLOSE))
 INTERVENTIONS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.CLOSE))
 PROPOSALS = frozenset((EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.CLOSE))

@@ -14,8 +14,6 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.events import RollbackReceipt, Tried, UndoReceipt, events_of
 from rollback.detect import Event, Kind
 
-__all__ = ["Foreseen", "foreseen_rises"]
-
 NEAR = 20  # steps between the two onsets
 TRY = "chronicle rollback --to "
 RISES = frozenset((Kind.INSTANT_SPIKE, Kind.LEVEL_SHIFT, Kind.GRADUAL_DIVERGENCE))
