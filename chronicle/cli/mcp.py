@@ -15,7 +15,6 @@ Only the protocol needs the package `mcp`; the tools are functions of this modul
 import hashlib
 import json
 import math
-import os
 import shlex
 import signal
 import tempfile
@@ -30,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from chronicle.cli.options import CommandResult, LogsOption, spread
+from chronicle.cli.options import CommandResult, LogsOption, all_runs, spread
 from chronicle.credentials import redact, redact_command
 from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, read_journal
@@ -70,7 +69,7 @@ def mcp(
       --budget LIMITS: What the agent may apply in 24 hours without being confirmed: `rollback=1,steps=500,stop=1`.
           Without it, nothing.
     """
-    seat = Seat(_logs_directory(logs), Allowance.parse(budget))
+    seat = Seat(all_runs(logs), Allowance.parse(budget))
     try:
         import anyio
         import mcp as package  # noqa: F401
@@ -78,12 +77,6 @@ def mcp(
         raise ChronicleError("mcp is not installed", "pip install 'chronicle-ml[mcp]'") from problem
     anyio.run(_serve, seat)
     return CommandResult()
-
-
-def _logs_directory(logs: Path | None) -> Path:
-    from chronicle.settings import load_settings
-
-    return load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
 
 
 # --- what may be done without a person --------------------------------------------------------------------------------------

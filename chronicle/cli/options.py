@@ -188,6 +188,11 @@ def settings_from(
     return settings
 
 
+def all_runs(logs: Path | None) -> Path:
+    """The directory of all runs: of the settings, without asking which run is meant."""
+    return load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
+
+
 # --- The result of a command
 
 

@@ -15,6 +15,7 @@ from chronicle.cli.options import (
     InRun,
     LogsOption,
     RunOption,
+    all_runs,
     need_run,
     settings_from,
 )
@@ -81,9 +82,8 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     """The index of all runs and a page of each: files that any web server can serve."""
     from chronicle.report.index import write_site  # reads all runs: only this command
     from chronicle.runs import list_runs
-    from chronicle.settings import load_settings
 
-    directory = load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
+    directory = all_runs(logs)
     if out.exists() and not out.is_dir():
         raise UsageProblem(f"--public {out}: it is a file; name a directory")
     if not list_runs(directory):
@@ -214,9 +214,7 @@ def _many_runs(run: str | None, logs: Path | None) -> "ServedIndex | None":
         load_settings(Path.cwd(), os.environ, run=run, logs=logs)
         return None  # a run is named, here or in the settings, or there is one only
     except UsageProblem:
-        index = ServedIndex(
-            load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir, lambda paths: mark_of(fingerprint(paths))
-        )
+        index = ServedIndex(all_runs(logs), lambda paths: mark_of(fingerprint(paths)))
     return index if run is None and len(index.runs()) > 1 else None
 
 
