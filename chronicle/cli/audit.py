@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from chronicle.cli.options import (
     AtCheckpoints,
     CommandResult,
     ExitCode,
+    Given,
     InRun,
     JsonOption,
 )
@@ -59,10 +61,10 @@ def audit(
     findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths)]
     findings += _objects(journal, paths)
     findings += [*_seals(journal, paths), *_claims(journal, paths), *_manifests(settings.checkpoints_dir, full)]
-    bad = [f for f in findings if f.severity is not Severity.INFO]
-    lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
-    chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
-    lines.append(f"journal: {chains}, " + (f"{len(bad)} finding(s)" if bad else "chains unbroken"))
+    bad = sum(one.severity is not Severity.INFO for one in findings)
+    lines = [f"{one.severity.value}: {one.check} {plain(one.path)}: {plain(one.message)}" for one in findings]
+    told = f"{bad} finding(s)" if bad else "chains unbroken"
+    lines.append(f"journal: {len(journal.entries)} entries, {len(journal.heads)} writers, {told}")
     data = {
         "v": 1,
         "run": settings.run,
@@ -169,23 +171,33 @@ NumberOption = Annotated[str | None, Option(metavar="N")]
 WordOption = Annotated[str | None, Option(metavar="NAME")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields(Given):
+    """What a claim may state."""
+
+    params: NumberOption = None
+    devices: NumberOption = None
+    device_name: WordOption = None
+    ranks: NumberOption = None
+    hosts: NumberOption = None
+    data: WordOption = None
+    precision: WordOption = None
+    wrapper: WordOption = None
+    steps: NumberOption = None
+    tokens: NumberOption = None
+    samples: NumberOption = None
+    bytes: Annotated[str | None, Option("--bytes", metavar="N")] = None
+    final_loss: NumberOption = None
+    best_loss: NumberOption = None
+    hours: NumberOption = None
+
+
+NO_FIELDS = Fields()
+
+
 def claim(
     sentence: Annotated[str, Argument(help="The sentence as it will be published.", show_default=False)] = "",
-    params: NumberOption = None,
-    devices: NumberOption = None,
-    device_name: WordOption = None,
-    ranks: NumberOption = None,
-    hosts: NumberOption = None,
-    data: WordOption = None,
-    precision: WordOption = None,
-    wrapper: WordOption = None,
-    steps: NumberOption = None,
-    tokens: NumberOption = None,
-    samples: NumberOption = None,
-    bytes: Annotated[str | None, Option("--bytes", metavar="N")] = None,
-    final_loss: NumberOption = None,
-    best_loss: NumberOption = None,
-    hours: NumberOption = None,
+    stated: Fields = NO_FIELDS,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Judge what will be published against recorded facts.
@@ -196,24 +208,7 @@ def claim(
 
     Example: chronicle claim --params 1.21B --devices 4 --data wikitext-103 "trained 1.21B on 4 GPUs on WikiText-103"
     """
-    given = {
-        "params": params,
-        "devices": devices,
-        "device_name": device_name,
-        "ranks": ranks,
-        "hosts": hosts,
-        "data": data,
-        "precision": precision,
-        "wrapper": wrapper,
-        "steps": steps,
-        "tokens": tokens,
-        "samples": samples,
-        "bytes": bytes,
-        "final_loss": final_loss,
-        "best_loss": best_loss,
-        "hours": hours,
-    }
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in asdict(stated).items() if value is not None}
     if not fields:
         raise UsageProblem("no field to judge", f"chronicle claim --params N --devices N {shlex.quote(sentence or '…')}")
     if len(sentence) > LONGEST_SENTENCE:
