@@ -158,20 +158,28 @@ class ServedIndex:
     def page(self) -> str:
         """The index as it is now."""
         with self._lock:
-            found = [self._row(paths) for paths in self.runs()]
-        rows, sparks = [row for row, _ in found], {str(row["name"]): spark for row, spark in found}
-        now = datetime.now(UTC).timestamp()
-        return render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}/", now=now, again_seconds=AGAIN_SECONDS)
+            found = [_look(paths, self._line) for paths in self.runs()]
+        return _index(found, lambda run: f"runs/{quote(run)}/", again_seconds=AGAIN_SECONDS)
 
-    def _row(self, paths: RunPaths) -> tuple[dict[str, Any], str]:
-        mark, known = self._mark(paths), self._known.get(paths.run)
-        try:
-            row = summarize_run(paths)  # whether it is alive is asked every time
-            spark = known[1] if known is not None and known[0] == mark else loss_line(paths)
-        except (ChronicleError, OSError, ValueError) as problem:
-            row, spark = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
-        self._known[paths.run] = (mark, spark)
-        return row, spark
+    def _line(self, paths: RunPaths) -> str:
+        mark = self._mark(paths)
+        if self._known.get(paths.run, ("",))[0] != mark:
+            self._known[paths.run] = (mark, loss_line(paths))
+        return self._known[paths.run][1]
+
+
+def _look(paths: RunPaths, line: Callable[[RunPaths], str]) -> tuple[dict[str, Any], str]:
+    """The row of a run and its line; a run that cannot be read is a row that says why."""
+    try:
+        return summarize_run(paths), line(paths)
+    except (ChronicleError, OSError, ValueError) as problem:
+        return {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
+
+
+def _index(found: Sequence[tuple[dict[str, Any], str]], link: Callable[[str], str], again_seconds: int | None = None) -> str:
+    sparks = {str(row["name"]): spark for row, spark in found}
+    now = datetime.now(UTC).timestamp()
+    return render_index([row for row, _ in found], sparks, link=link, now=now, again_seconds=again_seconds)
 
 
 def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> list[dict[str, Any]]:
@@ -179,18 +187,15 @@ def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> lis
 
     `page(paths)` makes a run's page. A run that cannot be read is a row without a page.
     """
-    rows, sparks = [], {}
-    for paths in list_runs(logs):
-        try:
-            row = summarize_run(paths)
-            sparks[paths.run] = loss_line(paths)
-            write_page(out / "runs" / f"{paths.run}.html", _with_attachments(page(paths), paths, out / "runs"))
-        except (ChronicleError, OSError, ValueError) as problem:
-            row = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}
-        rows.append(row)
-    now = datetime.now(UTC).timestamp()
-    write_page(out / "index.html", render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}.html", now=now))
-    return rows
+
+    def written(paths: RunPaths) -> str:
+        line = loss_line(paths)
+        write_page(out / "runs" / f"{paths.run}.html", _with_attachments(page(paths), paths, out / "runs"))
+        return line
+
+    found = [_look(paths, written) for paths in list_runs(logs)]
+    write_page(out / "index.html", _index(found, lambda run: f"runs/{quote(run)}.html"))
+    return [row for row, _ in found]
 
 
 def _with_attachments(page: str, paths: RunPaths, beside: Path) -> str:

@@ -34,6 +34,16 @@ def markdown_cell(text: object) -> str:
     return markdown_line(text).replace("|", "\\|")
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
+    """A table. Cells are escaped, except those of type `Raw`."""
+    rule = "|".join("--:" if index in numeric else "---" for index in range(len(heads)))
+    lines = [f"| {' | '.join(heads)} |", f"|{rule}|"]
+    for row in rows:
+        cells = (cell.markup if isinstance(cell, Raw) else markdown_cell("" if cell is None else cell) for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def markdown_text(text: object) -> str:
     """Several lines. Line breaks and list marks at the beginning of a line stay, headings are escaped."""
     lines = str(text).replace("\r\n", "\n").split("\n")
