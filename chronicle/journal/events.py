@@ -46,7 +46,6 @@ class EntryKind(StrEnum):
     GUARD_LOG = "guard.log"
     GUARD_FAULT = "guard.fault"
     GUARD_FIRST_BATCH = "guard.first_batch"
-    LR_MISMATCH = "lr.mismatch"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_SEEN = "checkpoint.seen"
     VERIFIED = "verified"
@@ -73,7 +72,6 @@ class EntryKind(StrEnum):
     HARDWARE = "hardware"
     SWEEP = "sweep"
     EVIDENCE = "evidence"
-    EVIDENCE_SEALED = "evidence.sealed"
     DATA_START = "data.start"
     DATA_RATIO = "data.ratio"
     DATA_OBSERVED = "data.observed"
@@ -462,12 +460,6 @@ class SealedParts(JournalEvent, kind=EntryKind.EVIDENCE):
     sealed: tuple[Mapping[str, Any], ...]
 
 
-class EvidenceSealed(JournalEvent, kind=EntryKind.EVIDENCE_SEALED):
-    """Digests of evidence files, as an earlier version wrote them."""
-
-    sealed: tuple[Mapping[str, Any], ...] = ()
-
-
 class Swept(JournalEvent, kind=EntryKind.SWEEP):
     """Orphans of earlier launches were ended (`chronicle ps --sweep`)."""
 
@@ -580,10 +572,6 @@ class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):
     basis: str
     rows: int | None
     checks: tuple[Mapping[str, Any], ...]
-
-
-class LrMismatch(JournalEvent, kind=EntryKind.LR_MISMATCH):
-    """The logged LR did not follow the plan, as an earlier version wrote it."""
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------------
