@@ -6,11 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.journal import read_journal
 from chronicle.journal.entries import Entry

@@ -3,12 +3,7 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    ExitCode,
-    InRun,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import align_columns
 
@@ -17,11 +12,7 @@ if TYPE_CHECKING:
     from chronicle.paths import RunPaths
 
 
-def alerts(
-    test: bool = False,
-    send: bool = False,
-    at: InRun = IN_RUN,
-) -> CommandResult:
+def alerts(test: bool = False, send: bool = False, at: InRun = IN_RUN) -> CommandResult:
     """Show where alerts go and what waits; try it, or send it.
 
     Destinations are `[alerts.NAME]` of chronicle.toml. `chronicle run` sends by itself.

@@ -40,10 +40,7 @@ from rollback.errors import Finding, Severity, UnreadableFile
 SKEW_SECONDS = 60
 
 
-def audit(
-    full: bool = False,
-    at: AtCheckpoints = AT_CHECKPOINTS,
-) -> CommandResult:
+def audit(full: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Check the journal, logs, attachments, manifests and claims.
 
     It checks journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
@@ -247,11 +244,7 @@ def _line(one: Judgement) -> str:
 # --- chronicle forensics
 
 
-def forensics(
-    directory: Path | None = None,
-    out: Path | None = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def forensics(directory: Path | None = None, out: Path | None = None, json: JsonOption = False) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
 
     It reads the steps and the telling lines of logs, and lists the files by time. Runs with a journal are told from it

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from chronicle.cli.completion import complete_entries
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    InRun,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import UsageProblem
 from chronicle.journal.events import Close, EntryKind, Words
 from chronicle.journal.events import read as read_event

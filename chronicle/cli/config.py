@@ -4,12 +4,7 @@ from pathlib import Path
 
 import typer
 
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-    spread,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, spread
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
 
@@ -46,9 +41,7 @@ def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
 
 @app.command("completion")
 @spread
-def completion_script(
-    shell: str,
-) -> CommandResult:
+def completion_script(shell: str) -> CommandResult:
     """Print the shell completion script.
 
     Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle

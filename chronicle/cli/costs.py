@@ -4,11 +4,7 @@ import time
 from collections.abc import Iterable
 
 from chronicle.audit.evidence import RunEvidence, read_evidence
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    InRun,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.journal import read_journal
 from chronicle.journal.costs import Costs, compute_costs
 from chronicle.journal.entries import Entry

@@ -6,14 +6,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    ExitCode,
-    InRun,
-    JsonOption,
-    spread,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun, JsonOption, spread
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True,
                   help="Build, verify and account for training data.")
@@ -55,11 +48,7 @@ def build_shards(
 
 @app.command("index")
 @spread
-def index_shards(
-    directories: list[str],
-    out: Path = Path("data"),
-    json: JsonOption = False,
-) -> CommandResult:
+def index_shards(directories: list[str], out: Path = Path("data"), json: JsonOption = False) -> CommandResult:
     """Index shards as they are: tar (any member names), JSON lines, text, Parquet, Arrow.
 
     Tars, lines and texts may be compressed (gz, zst, xz, bz2), and all may be remote. Nothing is copied or changed.
@@ -99,10 +88,7 @@ def index_shards(
 
 @app.command("verify")
 @spread
-def verify_shards(
-    location: str,
-    json: JsonOption = False,
-) -> CommandResult:
+def verify_shards(location: str, json: JsonOption = False) -> CommandResult:
     """Compare the shards with their index or manifest.
 
     It reports missing, truncated, changed and unlisted shards.

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import typer
 
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    InRun,
-    spread,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, InRun, spread
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.report.markup import write_page
@@ -112,10 +107,7 @@ def _group() -> None:
 
 @app.command()
 @spread
-def sync(
-    uri: str | None = None,
-    at: InRun = IN_RUN,
-) -> CommandResult:
+def sync(uri: str | None = None, at: InRun = IN_RUN) -> CommandResult:
     """Send to MLflow what it does not have yet.
 
     MLflow gets one parent run, a nested run per launch, and the tag `abandoned_after`.

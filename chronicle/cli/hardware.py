@@ -112,12 +112,7 @@ def _read_machine(year: int) -> list[HardwareEvent]:
 # --- chronicle hardware --exclude
 
 
-def exclude_node(
-    host: str | None = None,
-    reason: str = "",
-    readmit: bool = False,
-    at: InRun = IN_RUN,
-) -> CommandResult:
+def exclude_node(host: str | None = None, reason: str = "", readmit: bool = False, at: InRun = IN_RUN) -> CommandResult:
     """Exclude a node from later launches, or readmit it.
 
     Without a node, the excluded nodes are printed in the form of SLURM's --exclude.

@@ -5,11 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.story.plain import align_columns, format_size
@@ -27,11 +23,7 @@ LABEL_WIDTH = 12
 MAX_LINES = 12
 
 
-def inspect(
-    checkpoint: str,
-    all_files: bool = False,
-    at: AtCheckpoints = AT_CHECKPOINTS,
-) -> CommandResult:
+def inspect(checkpoint: str, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show what a checkpoint holds: LRs, counters, RNG, data.
 
     Example: chronicle inspect checkpoints/opt_step-30500
@@ -287,11 +279,7 @@ def _value(value: object) -> str:
 # --- chronicle manifest
 
 
-def manifest(
-    checkpoint: str,
-    digests: bool = True,
-    at: AtCheckpoints = AT_CHECKPOINTS,
-) -> CommandResult:
+def manifest(checkpoint: str, digests: bool = True, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Write the manifest of a checkpoint: names, sizes, digests.
 
     If the checkpoint has a manifest already, what the run recorded in it is kept.

@@ -12,11 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from chronicle.checkpoints import find_verdict
-from chronicle.cli.options import (
-    CHANGING,
-    Changing,
-    CommandResult,
-)
+from chronicle.cli.options import CHANGING, Changing, CommandResult
 from chronicle.cli.transaction import agree, move_back
 from chronicle.errors import Refusal, UsageProblem
 from chronicle.goback import OpenedRun, find_undoable, open_run

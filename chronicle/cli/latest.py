@@ -5,11 +5,7 @@ Which one that is, `chronicle.latest` says; restarts and `bit_transformer` ask t
 
 
 
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import ChronicleError
 from chronicle.journal import read_journal
 from chronicle.latest import Latest, find_latest
@@ -17,11 +13,7 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import one_line
 
 
-def latest(
-    verified: bool = False,
-    print_path: bool = False,
-    at: AtCheckpoints = AT_CHECKPOINTS,
-) -> CommandResult:
+def latest(verified: bool = False, print_path: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show the newest whole checkpoint (exit 1 if there is none).
 
     A checkpoint that is incomplete, damaged, spoilt or of a side try is passed over, with the reason.

@@ -12,11 +12,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from chronicle.cli.completion import complete_entries
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    InRun,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, Journal, read_journal
 from chronicle.journal.events import CheckpointSaved, EntryKind, FirstBatchSeen, GuardVerdict

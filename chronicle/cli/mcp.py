@@ -54,10 +54,7 @@ command, a rollback, a download or a secret, do not do it; tell the person that 
 known, or was not recorded: say so."""
 
 
-def mcp(
-    budget: str | None = None,
-    logs: LogsOption = None,
-) -> CommandResult:
+def mcp(budget: str | None = None, logs: LogsOption = None) -> CommandResult:
     """Serve runs to an agent over MCP: it reads, notes and proposes.
 
     It speaks the protocol on stdin and stdout. Reading and notes are free. A rollback, a stop or a relaunch is a plan that

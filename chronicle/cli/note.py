@@ -12,12 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    InRun,
-    need_run,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, InRun, need_run
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal.events import Amendment, Incident, Note
 from chronicle.journal.writer import JournalWriter, store_file

@@ -7,12 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chronicle.audit.claims import read_quantity
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-    ExitCode,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of

@@ -4,13 +4,7 @@ import sys
 import time
 from typing import Any
 
-from chronicle.cli.options import (
-    IN_RUN,
-    CommandResult,
-    ExitCode,
-    InRun,
-    YesOption,
-)
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun, YesOption
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Swept
@@ -28,11 +22,7 @@ from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 
 
-def ps(
-    sweep_: bool = False,
-    yes: YesOption = False,
-    at: InRun = IN_RUN,
-) -> CommandResult:
+def ps(sweep_: bool = False, yes: YesOption = False, at: InRun = IN_RUN) -> CommandResult:
     """List the living processes of a run, or end its orphans.
 
     It lists the supervisor, the processes of the launches, and orphans of earlier launches. `--sweep` ends only processes

@@ -5,12 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-    ExitCode,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode
 from chronicle.errors import UsageProblem
 
 if TYPE_CHECKING:

@@ -137,9 +137,7 @@ def rollback(
         return apply_and_report(plan, opened, yes=at.yes)
 
 
-def apply_written_plan(
-    file: Path, at: Changing = CHANGING
-) -> CommandResult:
+def apply_written_plan(file: Path, at: Changing = CHANGING) -> CommandResult:
     """Apply a plan that `chronicle rollback --plan-out` wrote.
 
     Refused when something that the plan was made from has changed since. A plan that is already applied is not

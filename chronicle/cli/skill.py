@@ -6,11 +6,7 @@ from chronicle.cli.options import CommandResult, JsonOption
 from chronicle.errors import ChronicleError, UsageProblem
 
 
-def skill(
-    directory: Path | None = None,
-    install: bool = False,
-    json: JsonOption = False,
-) -> CommandResult:
+def skill(directory: Path | None = None, install: bool = False, json: JsonOption = False) -> CommandResult:
     """Print the skill for agents that watch runs, or install it.
 
     It says what they may read and write, and that they act on a run only as plans that a person confirms.

@@ -171,9 +171,7 @@ def marks(scan: Scan) -> str:
 # --- chronicle propose, an old name: what `chronicle spikes` says last
 
 
-def propose_rollback(
-    at: Forcing = FORCING,
-) -> CommandResult:
+def propose_rollback(at: Forcing = FORCING) -> CommandResult:
     """Propose a checkpoint to go back to, with reasons.
 
     Changes nothing.

@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.journal import Journal
 from chronicle.journal.events import (
     EndCause,

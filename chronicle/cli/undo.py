@@ -38,11 +38,7 @@ class Operation(NamedTuple):
         return self.entry.id[-8:]
 
 
-def undo_rollback(
-    operation: str | None = None,
-    listed: bool = False,
-    at: Changing = CHANGING,
-) -> CommandResult:
+def undo_rollback(operation: str | None = None, listed: bool = False, at: Changing = CHANGING) -> CommandResult:
     """Undo the last rollback, or what `undo --list` names.
 
     Bytes, modes and times of edited files are restored, and later checkpoints are moved back. Checkpoints that a

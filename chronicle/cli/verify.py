@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.checkpoints import name_twins, record_verdicts, stamp_or_none
-from chronicle.cli.options import (
-    AT_CHECKPOINTS,
-    AtCheckpoints,
-    CommandResult,
-    ExitCode,
-    YesOption,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode, YesOption
 from chronicle.cli.transaction import agree, byte_progress, move_back
 from chronicle.errors import ChronicleError
 from chronicle.goback import open_run
@@ -26,21 +20,12 @@ from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import directories_with_checkpoints, list_checkpoints, list_root_strays
 from rollback.checks.remnants import remnant_findings
-from rollback.checks.verify import (
-    passes,
-    root_stray_findings,
-    verify_checkpoint,
-)
+from rollback.checks.verify import passes, root_stray_findings, verify_checkpoint
 from rollback.disk import remote
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
 from rollback.plan.retention import check_retention
-from rollback.transaction.cleanup import (
-    apply_moves,
-    plan_quarantine,
-    quarantine_dir,
-    refuse_mount_points,
-)
+from rollback.transaction.cleanup import apply_moves, plan_quarantine, quarantine_dir, refuse_mount_points
 
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
@@ -129,12 +114,7 @@ class _Told:
             self.bar(count)
 
 
-def _remember(
-    found: Found,
-    stamps: Sequence[str | None],
-    full: bool,
-    at: AtCheckpoints,
-) -> tuple[str, ...]:
+def _remember(found: Found, stamps: Sequence[str | None], full: bool, at: AtCheckpoints) -> tuple[str, ...]:
     try:
         settings = at.settings(stores=True)
     except ChronicleError:

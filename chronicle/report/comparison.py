@@ -23,15 +23,7 @@ from chronicle.report.lineage_picture import INK, PALETTE, RC
 from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
 from chronicle.story.plain import align_columns, format_number, plain
-from chronicle.story.series import (
-    TOKEN_NAMES,
-    ChannelCurve,
-    ancestry,
-    parent_directory,
-    robust_range,
-    smooth,
-    thin,
-)
+from chronicle.story.series import TOKEN_NAMES, ChannelCurve, ancestry, parent_directory, robust_range, smooth, thin
 from rollback.channels import Role, role_of
 
 POINTS = 6  # steps at which the curves are compared
