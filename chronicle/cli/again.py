@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 
@@ -26,6 +25,7 @@ from chronicle.launch.restarts import (
 )
 from chronicle.launch.slurm import expand_nodes, job_of, requeue_job
 from chronicle.settings import Settings
+from chronicle.story.plain import say
 
 AGAIN_HERE, AGAIN_IN_A_NEW_JOB, DO_NOT = 0, 75, 78  # 75: EX_TEMPFAIL; 78 as everywhere: do not requeue
 
@@ -63,12 +63,12 @@ def go_on_or_stop(
     if requeue and result.exit_code == AGAIN_IN_A_NEW_JOB:
         problem = requeue_job(job, tuple(find_excluded(entries)), find_ever_excluded(entries))
         if problem:
-            _say(f"requeue: {problem}")
+            say(f"requeue: {problem}")
     return result
 
 
 def _decide(settings: Settings, policy: Policy, entries: Sequence[Entry]) -> CommandResult:
-    settled = settle_launch(settings, chain_of(os.environ), policy, _say) if settings.paths.journal_dir.is_dir() else None
+    settled = settle_launch(settings, chain_of(os.environ), policy, say) if settings.paths.journal_dir.is_dir() else None
     if (settled is None or not settled.fresh) and (vain := _in_vain(entries)):
         return _answer(Verdict.STOP, vain)
     if settled is None:
@@ -118,7 +118,3 @@ def _answer(verdict: Verdict, reason: str) -> CommandResult:
         data={"decision": verdict.value, "reason": reason},
         exit_code=codes.get(verdict, DO_NOT),
     )
-
-
-def _say(line: str) -> None:
-    print(f"chronicle: {line}", file=sys.stderr, flush=True)

@@ -1,12 +1,12 @@
 """`chronicle replay` takes recorded steps again in a sandbox; `chronicle bisect` finds the change that made a run go bad."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode
 from chronicle.errors import UsageProblem
+from chronicle.story.plain import say
 
 if TYPE_CHECKING:
     from chronicle.replay.bisect import Bisect, BisectAnswer
@@ -53,7 +53,7 @@ def replay_step(
 
     settings = at.settings()
     plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code)
-    found = replay(plan, sandbox=sandbox, once=once, ops=ops, say=_say)
+    found = replay(plan, sandbox=sandbox, once=once, ops=ops, say=say)
     entry = record_replay(found)
     unsure = found.judged.verdict is ReplayVerdict.NOT_COMPARED
     done = found.judged.verdict is ReplayVerdict.REPRODUCED
@@ -120,8 +120,8 @@ def bisect(
         until=until, begin=begin, launch=launch, bad_if=bad_if, judge=judge, accept_unproved=accept_unproved,
         command=tuple(command or ()),
     )  # fmt: skip
-    _say(f"launch {plan.origin.launch} from {plan.origin.words} to step {plan.until}: {len(plan.candidates)} candidates")
-    answer, entry = run_bisect(plan, sandbox=sandbox, ends_known=ends_known, say=_say)
+    say(f"launch {plan.origin.launch} from {plan.origin.words} to step {plan.until}: {len(plan.candidates)} candidates")
+    answer, entry = run_bisect(plan, sandbox=sandbox, ends_known=ends_known, say=say)
     found = bool(entry.data.get("found"))
     text = _bisect_text(plan, answer, entry.data["answer"])
     told = {"entry": entry.id, **entry.data, "found": found}
@@ -143,7 +143,7 @@ def show_tries(settings: "Settings", request: "RollbackRequest", *, count: int, 
     options += ["--reshuffle"] if request.reshuffle else []
     places = {"run": settings.run, "logs": settings.logs_dir, "checkpoints": settings.checkpoints_dir}
     place = [word for key, name in places.items() if settings.origin.get(key) == "flag" for word in (f"--{key}", str(name))]
-    ranked, entry = try_ways(settings, request.step, options, count=count, steps=steps, place=place, say=_say)
+    ranked, entry = try_ways(settings, request.step, options, count=count, steps=steps, place=place, say=say)
     rows = [_row_of_try(number, row) for number, row in enumerate(entry.data["rows"], start=1)]
     best = ranked[0]
     back = best.way.begin[0] == request.step or bool(best.way.options)
@@ -178,10 +178,6 @@ def _text(found: "Replay") -> str:
         f"launch {origin.launch} again from {begun}, {times}; compared to step {last}, {found.seconds:.0f} s",
     ]
     return "\n".join(lines)
-
-
-def _say(line: str) -> None:
-    print(f"chronicle: {line}", file=sys.stderr, flush=True)
 
 
 replay_step.context_settings = CONTEXT  # type: ignore[attr-defined]

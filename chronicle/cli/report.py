@@ -26,6 +26,7 @@ from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
+from chronicle.story.plain import say
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import LaunchSeries, read_parent, read_series, with_machine
 
@@ -67,12 +68,9 @@ def write_report(
     if markdown or check:
         return _write_markdown(at, check=check, plots=plots)
     settings = at.existing()
-    paths = settings.paths
-    story = read_story(paths, signs_of_life=False)
-    series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
-    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    page = render_html(story, series, lost_seconds=lost, panels=panels, parent=read_parent(story, paths))
-    target = out or paths.report_html
+    story, series, rest = _told(settings.paths, signs_of_life=False)
+    page = render_html(story, series, **rest)
+    target = out or settings.paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
     return CommandResult(text=str(target), data=data)
@@ -91,16 +89,11 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     index = out / "index.html"
     if index.exists() and OURS not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UsageProblem(f"--public {out}: `{index}` is not one of ours and would be replaced", "name another directory")
-    rows = write_site(directory, out, page=_public_page)
+    rows = write_site(directory, out, page=_page)
     unread = [row for row in rows if row.get("problem")]
     talk = tuple(f"{row['name']} has no page: {row['problem']}" for row in unread)
     data = {"runs": [row["name"] for row in rows], "unreadable": [row["name"] for row in unread]}
     return CommandResult(text=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
-
-
-def _public_page(paths: RunPaths) -> str:
-    story, series, rest = _told(paths)
-    return render_html(story, series, **rest)
 
 
 # --- chronicle report --markdown
@@ -134,7 +127,6 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
 
 def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
     from chronicle.report.lineage_picture import draw_lineage
-    from chronicle.story.series import read_parent, read_series
 
     numbers = [launch.number for launch in story.launches]
     try:
@@ -193,7 +185,7 @@ def serve(
         ) from problem
     print(f"{server.url}  (read-only; Ctrl-C ends it)", file=sys.stderr, flush=True)
     if target is not None:
-        OtlpSender(server, target, lambda line: print(f"chronicle: {line}", file=sys.stderr, flush=True)).start()
+        OtlpSender(server, target, say).start()
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
@@ -218,8 +210,8 @@ def _many_runs(run: str | None, logs: Path | None) -> "ServedIndex | None":
     return index if run is None and len(index.runs()) > 1 else None
 
 
-def _page(paths: RunPaths, mark: str) -> str:
-    """The served page."""
+def _page(paths: RunPaths, mark: str | None = None) -> str:
+    """The page; `mark`: of a served one, what the run was like."""
     story, series, rest = _told(paths)
     return render_html(story, series, mark=mark, **rest)
 
@@ -230,15 +222,14 @@ def _state(paths: RunPaths, mark: str) -> str:
     return render_state(story, series, mark=mark, **rest)
 
 
-def _told(paths: RunPaths) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
-    story = read_story(paths)
+def _told(paths: RunPaths, *, signs_of_life: bool = True) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
+    story = read_story(paths, signs_of_life=signs_of_life)
     series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
     return story, series, {"lost_seconds": lost, "panels": panels, "parent": read_parent(story, paths)}
 
 
 def _status(paths: RunPaths) -> str:
-    from chronicle.story import read_story
     from chronicle.story.summary import check_lr, summarize
 
     story = read_story(paths)

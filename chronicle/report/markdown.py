@@ -11,7 +11,7 @@ from typing import Any
 from chronicle.journal import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, Replayed, Searched, StudyReport, Words
 from chronicle.journal.place import describe_parent
-from chronicle.report.markup import Raw, anchor_of, link_target, markdown_line, markdown_table, markdown_text
+from chronicle.report.markup import Raw, anchor_of, evidence_target, markdown_line, markdown_table, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.matters import event_of
@@ -227,14 +227,10 @@ def _study(report: StudyReport) -> Iterator[str]:
 
 def _piece(row: Mapping[str, Any], title: str) -> str:
     path, what = str(row.get("path") or ""), str(row.get("what") or "")
-    digest = row.get("sha256")
-    if isinstance(digest, str) and digest.isalnum() and len(digest) == 64:
-        target: str | None = f"objects/{digest[:2]}/{digest}"
-    else:
-        target = link_target(path)
+    target, stored = evidence_target(row)
     if target and path.lower().endswith(IMAGES):
         return f"![{markdown_line(what or title)}]({target})"
-    named = f"[{markdown_line(path)}]({target})" if target and (digest or row.get("kind") == "link") else _code(path)
+    named = f"[{markdown_line(path)}]({target})" if target and (stored or row.get("kind") == "link") else _code(path)
     return f"- {markdown_line(row.get('kind', 'evidence'))}: {named}" + (f": {markdown_line(what)}" if what else "")
 
 

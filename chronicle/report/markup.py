@@ -5,8 +5,9 @@ Code spans in backticks stay code; all other markup is escaped.
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from chronicle.story.plain import plain
@@ -81,6 +82,14 @@ def link_target(path: str) -> str | None:
     if not path or path.startswith(("/", "\\", "~")) or ".." in parts or ":" in parts[0] or plain(path) != path:
         return None
     return quote(path, safe="/.-_~+@,=")
+
+
+def evidence_target(row: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Where a piece of evidence lies, as a link; and whether it is in the run's object store."""
+    digest = row.get("sha256")
+    if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
+        return f"objects/{digest[:2]}/{digest}", True
+    return link_target(str(row.get("path") or "")), False
 
 
 # --- building blocks of the HTML page -----------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import gzip
 import hashlib
 import hmac
 import json
-import math
 import os
 import re
 import socket
@@ -33,6 +32,7 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 from chronicle.report.gauges import CONTENT_TYPE, exposition
+from chronicle.report.page_data import short
 
 ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
@@ -128,15 +128,11 @@ def points_event(launch: int, points: Sequence[Point], mark: str) -> str:
     stride = 1
     while True:
         kept = [*points[:-1:stride], points[-1]]
-        rows = [[p.step, p.time, {name: _short(value) for name, value in p.values.items()}] for p in kept]
+        rows = [[p.step, p.time, {name: short(value) for name, value in p.values.items()}] for p in kept]
         text = json.dumps({"launch": launch, "points": rows, "mark": mark}, separators=(",", ":"))
         if len(text) <= MOST_BYTES or len(kept) <= 2:
             return text
         stride = max(2 * stride, len(points) * len(text) // (len(kept) * MOST_BYTES))
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 class Makers(NamedTuple):
