@@ -1,7 +1,7 @@
 """`chronicle alerts`: where alerts go, what waits, a message to try them, and sending what is left."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun
 from chronicle.errors import UsageProblem
@@ -73,16 +73,14 @@ def _state(paths: "RunPaths", destinations: "tuple[Destination, ...]", *, send: 
                 pass
     else:
         courier.look()
-    rows = [("destination", "kind", "tier", "quiet", "sent", "waits", "refused")]
-    records = []
+    records: list[dict[str, Any]] = []
     for box in courier.outboxes:
-        one, waits = box.destination, len(box.due(courier.alerts))
+        one = box.destination
         hours = "" if one.quiet is None else f"{one.quiet[0]:%H:%M}-{one.quiet[1]:%H:%M}"
-        rows.append((one.name, one.kind, one.tier, hours, str(len(box.sent)), str(waits), str(len(box.refused))))
-        records.append({
-            "name": one.name, "kind": one.kind, "tier": one.tier, "quiet": hours, "sent": len(box.sent), "waits": waits,
-            "refused": len(box.refused), "why": box.why,
-        })  # fmt: skip
+        counts = {"sent": len(box.sent), "waits": len(box.due(courier.alerts)), "refused": len(box.refused)}
+        records.append({"name": one.name, "kind": one.kind, "tier": one.tier, "quiet": hours, **counts, "why": box.why})
+    heads = ("kind", "tier", "quiet", "sent", "waits", "refused")
+    rows = [("destination", *heads), *((one["name"], *(str(one[head]) for head in heads)) for one in records)]
     lines = [*align_columns(rows), *said]
     left = courier.left()
     code = ExitCode.ERROR if send and left else ExitCode.DONE

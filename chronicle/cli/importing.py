@@ -48,18 +48,18 @@ def import_(
         lines += text
         records += found
         written |= {place.run: place for place in places}
+    first, *others = written
     events: list[dict[str, Any]] = []
-    fresh = {record.get("run", next(iter(written))) for record in records if record["entry"] is not None}
+    fresh = {record.get("run", first) for record in records if record["entry"] is not None}
     for place in written.values():
         told, of_run = _scan_imported(place, is_fresh=place.run in fresh)
-        lines += [f"{place.run}: {line}" for line in told] if len(written) > 1 else told
-        events += [{"run": place.run, **event} for event in of_run] if len(written) > 1 else of_run
-    if len(written) > 1:
+        lines += [f"{place.run}: {line}" for line in told] if others else told
+        events += [{"run": place.run, **event} for event in of_run] if others else of_run
+    if others:
         lines.append("show them with `chronicle runs`, one with `chronicle report --run NAME`")
     else:
-        name = next(iter(written))
-        lines.append(f"show it with `chronicle log --graph --run {name}` or `chronicle report --run {name}`")
-    return CommandResult(text="\n".join(lines), data={"run": next(iter(written)), "imports": records, "events": events})
+        lines.append(f"show it with `chronicle log --graph --run {first}` or `chronicle report --run {first}`")
+    return CommandResult(text="\n".join(lines), data={"run": first, "imports": records, "events": events})
 
 
 def _import(

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -59,8 +58,10 @@ def log(
     paths = settings.paths
     if graph and not at.json:
         return _graph(paths, limit)
-    wanted = _Wanted(kinds=tuple(kind or ()), every=every or at.json, limit=limit)
-    entries = _open_entries(paths) if only_open else _newest(paths, wanted)
+    if only_open:
+        entries = _open_entries(paths)
+    else:
+        entries = _select(read_journal(paths).entries, kind or (), every or at.json)
     shown = entries if not limit else entries[-limit:]
     talk = []
     if not entries:
@@ -69,27 +70,22 @@ def log(
         talk.append(f"the newest {limit} lines; `-n 0` shows all")
     chosen = shown if reverse else shown[::-1]
     guesses = _guesses(paths, chosen)
-    data = [json_module.loads(entry.to_json()) | _inferred(entry, guesses) for entry in chosen]
+    data = [json_module.loads(entry.to_json()) for entry in chosen]
+    for row in data:
+        if row["kind"] == EntryKind.LAUNCH_START:
+            row["inferred"] = row.get("launch") in guesses
     return CommandResult(text="\n".join(_lines(chosen, guesses)), data=data, talk=tuple(talk))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    kinds: tuple[str, ...]
-    every: bool
-    limit: int
-
-    def select(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries to list. Of consecutive checkpoints, only the last is listed."""
-        chosen = [e for e in entries if (e.kind in self.kinds if self.kinds else self.every or e.kind not in QUIET)]
-        if self.every or self.kinds:
-            return chosen
-        return [e for e, following in itertools.zip_longest(chosen, chosen[1:]) if not _are_saves(e, following)]
-
-
-def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
-    """The newest entries, at least one more than the limit if there are more. Only the end of a large journal is read."""
-    return wanted.select(read_journal(paths).entries)
+def _select(entries: Sequence[Entry], kinds: Sequence[str], every: bool) -> list[Entry]:
+    """The entries to list. Of consecutive checkpoints, only the last is listed."""
+    if kinds:
+        return [one for one in entries if one.kind in kinds]
+    if every:
+        return list(entries)
+    chosen = [one for one in entries if one.kind not in QUIET]
+    saves = [one.kind == EntryKind.CHECKPOINT for one in chosen]
+    return [one for one, *pair in zip(chosen, saves, [*saves[1:], False], strict=True) if not all(pair)]
 
 
 def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
@@ -101,11 +97,6 @@ def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
     except ChronicleError:  # the list is shown also where the story cannot be told
         return frozenset()
     return frozenset(span.number for span in lineage.launches if lineage.is_guess(span))
-
-
-def _inferred(entry: Entry, guesses: Set[int]) -> dict[str, bool]:
-    """For the start of a launch: whether what it continued from is inferred."""
-    return {"inferred": entry.launch in guesses} if entry.kind == EntryKind.LAUNCH_START else {}
 
 
 def _open_entries(paths: RunPaths) -> list[Entry]:
@@ -124,10 +115,6 @@ def _graph(paths: RunPaths, limit: int) -> CommandResult:
     if not story.entries:
         talk.append(f"no entries in run `{paths.run}`")
     return CommandResult(text="\n".join(_paint(rows[:limit] if limit else rows)), talk=tuple(talk))
-
-
-def _are_saves(one: Entry, other: Entry | None) -> bool:
-    return one.kind == EntryKind.CHECKPOINT and other is not None and other.kind == EntryKind.CHECKPOINT
 
 
 def _lines(entries: Sequence[Entry], guesses: Set[int]) -> Iterator[str]:
