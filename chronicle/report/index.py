@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.report.markup import html_text, write_page
 from chronicle.runs import list_runs, summarize_run
+from chronicle.story.curve import canonical_rows
 from chronicle.story.plain import format_age, format_number, format_size
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_of, find_channel
@@ -112,15 +112,13 @@ def loss_line(paths: RunPaths) -> str:
     story = read_story(paths, signs_of_life=False)
     values: list[float] = []
     name: str | None = None
-    for interval in story.lineage.kept:
-        try:
-            for point in read_metrics(paths.metrics_path(interval.launch)):
-                if interval.first <= point.step <= interval.last and "train_runtime" not in point.values:
-                    name = find_channel(point.values, Role.LOSS) if name is None or name not in point.values else name
-                    if name is not None and name in point.values:
-                        values.append(point.values[name])
-        except OSError:
-            continue  # a launch that logged nothing
+    for row in canonical_rows(paths, story.lineage):
+        if "train_runtime" in row.values:  # Trainer's last record: the mean of the run
+            continue
+        if name is None or name not in row.values:
+            name = find_channel(row.values, Role.LOSS)
+        if name is not None:
+            values.append(row.values[name])
     return _drawn(values)
 
 
