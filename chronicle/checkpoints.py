@@ -343,7 +343,7 @@ def launch_evidence(checkpoint: Checkpoint, entries: Sequence[Entry]) -> Evidenc
 
     undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
     receipts = [e for e in reversed(entries) if e.kind == EntryKind.ROLLBACK_RECEIPT and e.id not in undone]
-    known = {id(entry.data): RollbackReceipt.of(entry).asked_ratio for entry in receipts}
+    known = {id(entry.data): RollbackReceipt.of(entry).lr_ratio for entry in receipts}
     made_by = {id(data) for data in earlier_rollbacks(checkpoint, [entry.data for entry in receipts])}
     begun = False
     launch, earlier, pending = None, 1.0, 1.0

@@ -207,7 +207,7 @@ class _Guarding:
 
 
 def _copied_from(fork: RunFork) -> dict[str, int]:
-    last = fork.parent.get("last_launch", fork.parent.get("launch"))  # earlier versions wrote the newest as `launch`
+    last = fork.parent.get("last_launch")
     return {str(fork.parent.get("run_id")): last} if fork.copied and isinstance(last, int) else {}
 
 

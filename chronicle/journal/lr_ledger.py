@@ -134,7 +134,7 @@ class _Fold:
             self.first_base = before / old
         if after is not None and self.first_base:
             return _tidy(after / self.first_base), "rollback"
-        ratio = receipt.asked_ratio
+        ratio = receipt.lr_ratio
         if ratio is None and receipt.sets:
             return None, "fields set by hand"
         factor = None if old is None else _tidy(old * (1.0 if ratio is None else ratio))

@@ -354,6 +354,6 @@ def _event_text(entry: Entry) -> str:
 
 
 def _rollback(entry: Entry) -> str:
-    ratio = RollbackReceipt.of(entry).asked_ratio
+    ratio = RollbackReceipt.of(entry).lr_ratio
     lr = "" if ratio is None or ratio == 1 else f", LR {format_factor(ratio)}"
     return f"rollback to {entry.step}{lr}"

@@ -169,7 +169,7 @@ def _action(entry: Entry) -> tuple[str, int | None]:
 
 def _changes(entry: Entry) -> tuple[tuple[str, str, str], ...]:
     if entry.kind == EntryKind.ROLLBACK_RECEIPT:
-        ratio = RollbackReceipt.of(entry).asked_ratio
+        ratio = RollbackReceipt.of(entry).lr_ratio
         return () if ratio is None or ratio == 1 else (("lr", "×1", f"×{ratio:g}"),)
     listed = (words_of(entry).action or {}).get("changes")
     rows = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list | tuple) else []

@@ -104,9 +104,8 @@ class OpenProposal(NamedTuple):
 
 
 def event_of(entry: Entry) -> Incident:
-    """What the detector recorded in an incident; older journals nest it in `event`."""
-    incident = Incident.of(entry)
-    return incident if incident.event is None else Incident.view(incident.event)
+    """What the detector recorded in an incident."""
+    return Incident.of(entry)
 
 
 def incident_title(entry: Entry) -> str:

@@ -247,8 +247,7 @@ def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
                 action = Action(proposed.action)
         elif entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id not in undone and entry.step is not None:
             receipt = RollbackReceipt.of(entry)
-            scale = receipt.lr_ratio if receipt.lr_ratio is not None else receipt.lr_scale
-            scale = 1.0 if scale is None else scale
+            scale = 1.0 if receipt.lr_ratio is None else receipt.lr_ratio
             yield PastRollback(
                 onset_step=entry.step if onset is None else onset, target_step=entry.step,
                 action=_action_taken(action, scale), lr_scale=scale,

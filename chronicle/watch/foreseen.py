@@ -61,7 +61,7 @@ def foreseen_rises(entries: Sequence[Entry], launch: int) -> tuple[Foreseen, ...
 
 def _way_taken(receipt: RollbackReceipt) -> tuple[Any, ...] | None:
     """The state that a rollback went to, and what it changed; None where that is more than a try can do."""
-    ratio, state = receipt.asked_ratio, str(receipt.identity.get("id") or "")
+    ratio, state = receipt.lr_ratio, str(receipt.identity.get("id") or "")
     if not state or receipt.warmup_steps:
         return None
     sets = tuple(sorted((str(name), _number(value)) for name, value in receipt.sets.items()))
