@@ -59,6 +59,7 @@ __all__ = [
     "is_by_stamp",
     "known_states",
     "launch_evidence",
+    "name_twins",
     "record_verdicts",
     "stamp_or_none",
     "stamps_below",
@@ -229,6 +230,11 @@ def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -
     return [_with_launch(checkpoint, present, abandoned, states) for checkpoint in checkpoints]
 
 
+def name_twins(*chosen: Checkpoint) -> tuple[str, ...]:
+    """One line for each abandoned checkpoint of the same step: the step alone meant the one of the present lineage."""
+    return tuple(f"step {one.step} was also abandoned: {twin}" for one in chosen for twin in one.twins)
+
+
 def _with_launch(
     checkpoint: Checkpoint,
     present: dict[str, int],
@@ -337,7 +343,7 @@ def launch_evidence(checkpoint: Checkpoint, entries: Sequence[Entry]) -> Evidenc
 
     undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
     receipts = [e for e in reversed(entries) if e.kind == EntryKind.ROLLBACK_RECEIPT and e.id not in undone]
-    known = {id(entry.data): RollbackReceipt.of(entry).asked_ratio for entry in receipts}
+    known = {id(entry.data): RollbackReceipt.of(entry).lr_ratio for entry in receipts}
     made_by = {id(data) for data in earlier_rollbacks(checkpoint, [entry.data for entry in receipts])}
     begun = False
     launch, earlier, pending = None, 1.0, 1.0

@@ -2,21 +2,10 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
 
-import typer
-
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.journal import read_journal
 from chronicle.journal.entries import Entry
@@ -36,29 +25,17 @@ from chronicle.launch.restarts import (
 )
 from chronicle.launch.slurm import expand_nodes, job_of, requeue_job
 from chronicle.settings import Settings
-
-__all__ = ["go_on_or_stop"]
+from chronicle.story.plain import say
 
 AGAIN_HERE, AGAIN_IN_A_NEW_JOB, DO_NOT = 0, 75, 78  # 75: EX_TEMPFAIL; 78 as everywhere: do not requeue
 
 
 def go_on_or_stop(
-    restarts: Annotated[
-        int, typer.Option(help="How often the run may start again in this job, requeues included.", metavar="N")
-    ] = DEFAULT_RESTARTS,
-    crashes: Annotated[
-        int, typer.Option(help="Stop after so many failures in a row without a newer verified checkpoint.", metavar="N")
-    ] = DEFAULT_CRASHES,
-    restart_pause: Annotated[
-        float, typer.Option(help="Seconds before the first restart, doubled for each without progress.", metavar="SECONDS")
-    ] = DEFAULT_PAUSE_SECONDS,
-    requeue: Annotated[
-        bool, typer.Option("--requeue", help="Put the job back into the queue too, without the nodes that are excluded.")
-    ] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    restarts: int = DEFAULT_RESTARTS,
+    crashes: int = DEFAULT_CRASHES,
+    restart_pause: float = DEFAULT_PAUSE_SECONDS,
+    requeue: bool = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Ask whether a SLURM job goes on after its last launch.
 
@@ -67,8 +44,14 @@ def go_on_or_stop(
     finished, or a person has to look.
 
     Example: chronicle again --run demo --restarts 100
+
+    Options:
+      --restarts N: How often the run may start again in this job, requeues included.
+      --crashes N: Stop after so many failures in a row without a newer verified checkpoint.
+      --restart-pause SECONDS: Seconds before the first restart, doubled for each without progress.
+      --requeue: Put the job back into the queue too, without the nodes that are excluded.
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     policy = policy_of(restarts, crashes, restart_pause)
     job = job_of(os.environ)
     if job is None:
@@ -80,12 +63,12 @@ def go_on_or_stop(
     if requeue and result.exit_code == AGAIN_IN_A_NEW_JOB:
         problem = requeue_job(job, tuple(find_excluded(entries)), find_ever_excluded(entries))
         if problem:
-            _say(f"requeue: {problem}")
+            say(f"requeue: {problem}")
     return result
 
 
 def _decide(settings: Settings, policy: Policy, entries: Sequence[Entry]) -> CommandResult:
-    settled = settle_launch(settings, chain_of(os.environ), policy, _say) if settings.paths.journal_dir.is_dir() else None
+    settled = settle_launch(settings, chain_of(os.environ), policy, say) if settings.paths.journal_dir.is_dir() else None
     if (settled is None or not settled.fresh) and (vain := _in_vain(entries)):
         return _answer(Verdict.STOP, vain)
     if settled is None:
@@ -135,7 +118,3 @@ def _answer(verdict: Verdict, reason: str) -> CommandResult:
         data={"decision": verdict.value, "reason": reason},
         exit_code=codes.get(verdict, DO_NOT),
     )
-
-
-def _say(line: str) -> None:
-    print(f"chronicle: {line}", file=sys.stderr, flush=True)

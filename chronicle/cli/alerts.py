@@ -1,11 +1,9 @@
 """`chronicle alerts`: where alerts go, what waits, a message to try them, and sending what is left."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import align_columns
 
@@ -13,25 +11,21 @@ if TYPE_CHECKING:
     from chronicle.alerts.destinations import Destination
     from chronicle.paths import RunPaths
 
-__all__ = ["alerts"]
 
-
-def alerts(
-    test: Annotated[bool, typer.Option("--test", help="Send a test message to each; exit 1 if one failed.")] = False,
-    send: Annotated[bool, typer.Option("--send", help="Send what waits now; exit 1 if something still waits.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def alerts(test: bool = False, send: bool = False, at: InRun = IN_RUN) -> CommandResult:
     """Show where alerts go and what waits; try it, or send it.
 
     Destinations are `[alerts.NAME]` of chronicle.toml. `chronicle run` sends by itself.
 
     Example: chronicle alerts --test
+
+    Options:
+      --test: Send a test message to each; exit 1 if one failed.
+      --send: Send what waits now; exit 1 if something still waits.
     """
     from chronicle.alerts.process import destinations_of
 
-    settings = settings_from(run, logs)
+    settings = at.settings()
     destinations = destinations_of(settings)
     if not destinations:
         raise UsageProblem(
@@ -79,16 +73,14 @@ def _state(paths: "RunPaths", destinations: "tuple[Destination, ...]", *, send: 
                 pass
     else:
         courier.look()
-    rows = [("destination", "kind", "tier", "quiet", "sent", "waits", "refused")]
-    records = []
+    records: list[dict[str, Any]] = []
     for box in courier.outboxes:
-        one, waits = box.destination, len(box.due(courier.alerts))
+        one = box.destination
         hours = "" if one.quiet is None else f"{one.quiet[0]:%H:%M}-{one.quiet[1]:%H:%M}"
-        rows.append((one.name, one.kind, one.tier, hours, str(len(box.sent)), str(waits), str(len(box.refused))))
-        records.append({
-            "name": one.name, "kind": one.kind, "tier": one.tier, "quiet": hours, "sent": len(box.sent), "waits": waits,
-            "refused": len(box.refused), "why": box.why,
-        })  # fmt: skip
+        counts = {"sent": len(box.sent), "waits": len(box.due(courier.alerts)), "refused": len(box.refused)}
+        records.append({"name": one.name, "kind": one.kind, "tier": one.tier, "quiet": hours, **counts, "why": box.why})
+    heads = ("kind", "tier", "quiet", "sent", "waits", "refused")
+    rows = [("destination", *heads), *((one["name"], *(str(one[head]) for head in heads)) for one in records)]
     lines = [*align_columns(rows), *said]
     left = courier.left()
     code = ExitCode.ERROR if send and left else ExitCode.DONE

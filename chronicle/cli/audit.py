@@ -3,25 +3,25 @@
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, list_unjudged, overall, recheck_claims
 from chronicle.audit.evidence import read_evidence
 from chronicle.audit.forensics import LaunchTrace, scan_directory, write_draft
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    IN_RUN,
+    AtCheckpoints,
     CommandResult,
     ExitCode,
+    Given,
+    InRun,
     JsonOption,
-    LogsOption,
-    RunOption,
-    need_run,
-    settings_from,
-    settings_with_checkpoints,
 )
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
@@ -37,29 +37,20 @@ from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import compare_manifest
 from rollback.errors import Finding, Severity, UnreadableFile
 
-__all__ = [
-    "audit",
-    "claim",
-    "forensics",
-]
-
 SKEW_SECONDS = 60
 
 
-def audit(
-    full: Annotated[bool, typer.Option("--full", help="Read also every byte of the checkpoints.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def audit(full: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Check the journal, logs, attachments, manifests and claims.
 
     It checks journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
 
     Example: chronicle audit --json
+
+    Options:
+      --full: Read also every byte of the checkpoints.
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
+    settings = at.existing()
     settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
     journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
@@ -67,10 +58,10 @@ def audit(
     findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths)]
     findings += _objects(journal, paths)
     findings += [*_seals(journal, paths), *_claims(journal, paths), *_manifests(settings.checkpoints_dir, full)]
-    bad = [f for f in findings if f.severity is not Severity.INFO]
-    lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
-    chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
-    lines.append(f"journal: {chains}, " + (f"{len(bad)} finding(s)" if bad else "chains unbroken"))
+    bad = sum(one.severity is not Severity.INFO for one in findings)
+    lines = [f"{one.severity.value}: {one.check} {plain(one.path)}: {plain(one.message)}" for one in findings]
+    told = f"{bad} finding(s)" if bad else "chains unbroken"
+    lines.append(f"journal: {len(journal.entries)} entries, {len(journal.heads)} writers, {told}")
     data = {
         "v": 1,
         "run": settings.run,
@@ -173,30 +164,38 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
 # --- chronicle claim
 
 LONGEST_SENTENCE = 4000
-NumberOption = Annotated[str | None, typer.Option(metavar="N")]
-WordOption = Annotated[str | None, typer.Option(metavar="NAME")]
+NumberOption = Annotated[str | None, Option(metavar="N")]
+WordOption = Annotated[str | None, Option(metavar="NAME")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields(Given):
+    """What a claim may state."""
+
+    params: NumberOption = None
+    devices: NumberOption = None
+    device_name: WordOption = None
+    ranks: NumberOption = None
+    hosts: NumberOption = None
+    data: WordOption = None
+    precision: WordOption = None
+    wrapper: WordOption = None
+    steps: NumberOption = None
+    tokens: NumberOption = None
+    samples: NumberOption = None
+    bytes: Annotated[str | None, Option("--bytes", metavar="N")] = None
+    final_loss: NumberOption = None
+    best_loss: NumberOption = None
+    hours: NumberOption = None
+
+
+NO_FIELDS = Fields()
 
 
 def claim(
-    sentence: Annotated[str, typer.Argument(help="The sentence as it will be published.", show_default=False)] = "",
-    params: NumberOption = None,
-    devices: NumberOption = None,
-    device_name: WordOption = None,
-    ranks: NumberOption = None,
-    hosts: NumberOption = None,
-    data: WordOption = None,
-    precision: WordOption = None,
-    wrapper: WordOption = None,
-    steps: NumberOption = None,
-    tokens: NumberOption = None,
-    samples: NumberOption = None,
-    bytes: Annotated[str | None, typer.Option("--bytes", metavar="N")] = None,
-    final_loss: NumberOption = None,
-    best_loss: NumberOption = None,
-    hours: NumberOption = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    sentence: Annotated[str, Argument(help="The sentence as it will be published.", show_default=False)] = "",
+    stated: Fields = NO_FIELDS,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Judge what will be published against recorded facts.
 
@@ -206,29 +205,12 @@ def claim(
 
     Example: chronicle claim --params 1.21B --devices 4 --data wikitext-103 "trained 1.21B on 4 GPUs on WikiText-103"
     """
-    given = {
-        "params": params,
-        "devices": devices,
-        "device_name": device_name,
-        "ranks": ranks,
-        "hosts": hosts,
-        "data": data,
-        "precision": precision,
-        "wrapper": wrapper,
-        "steps": steps,
-        "tokens": tokens,
-        "samples": samples,
-        "bytes": bytes,
-        "final_loss": final_loss,
-        "best_loss": best_loss,
-        "hours": hours,
-    }
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in asdict(stated).items() if value is not None}
     if not fields:
         raise UsageProblem("no field to judge", f"chronicle claim --params N --devices N {shlex.quote(sentence or '…')}")
     if len(sentence) > LONGEST_SENTENCE:
         raise UsageProblem(f"the sentence has {len(sentence)} characters: expected at most {LONGEST_SENTENCE}")
-    paths = need_run(settings_from(run, logs)).paths
+    paths = at.existing().paths
     journal = read_journal(paths)
     judgements = judge_claim(fields, read_evidence(paths, journal))
     unjudged = list_unjudged(sentence, fields)
@@ -262,17 +244,17 @@ def _line(one: Judgement) -> str:
 # --- chronicle forensics
 
 
-def forensics(
-    directory: Annotated[Path | None, typer.Argument(help="Directory of the run [here].", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a post-mortem draft to this file.", metavar="FILE")] = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def forensics(directory: Path | None = None, out: Path | None = None, json: JsonOption = False) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
 
     It reads the steps and the telling lines of logs, and lists the files by time. Runs with a journal are told from it
     first; what people wrote is no event.
 
     Example: chronicle forensics /data/run7 --out POSTMORTEM.md
+
+    Options:
+      DIRECTORY: Directory of the run [here].
+      --out FILE: Write a post-mortem draft to this file.
     """
     place = directory or Path.cwd()
     if not place.is_dir():

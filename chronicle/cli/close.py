@@ -3,10 +3,10 @@
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from chronicle.cli.completion import complete_entries
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import UsageProblem
 from chronicle.journal.events import Close, EntryKind, Words
 from chronicle.journal.events import read as read_event
@@ -16,8 +16,6 @@ from chronicle.story.plain import plain
 
 if TYPE_CHECKING:
     from chronicle.story import Story
-
-__all__ = ["CloseOutcome", "close"]
 
 
 class CloseOutcome(StrEnum):
@@ -43,29 +41,32 @@ NOT_CLOSABLE = frozenset(
 def close(
     entry_id: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Entry to close; `open` for the only one that is open.",
             metavar="ID",
             autocompletion=complete_entries,
         ),
     ],
-    text: Annotated[str | None, typer.Argument(help="The outcome in words.", show_default=False)] = None,
-    outcome: Annotated[CloseOutcome | None, typer.Option(help="The outcome.", show_default=False)] = None,
-    rule: Annotated[str | None, typer.Option(help="Rule learnt from it; the report collects them.")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    text: str | None = None,
+    outcome: CloseOutcome | None = None,
+    rule: str | None = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Record the outcome of an incident, a rollback or a note.
 
     Example: chronicle close 7Q2K9XAB --outcome worked "no spike for 3000 steps"
+
+    Options:
+      TEXT: The outcome in words.
+      --outcome: The outcome.
+      --rule: Rule learnt from it; the report collects them.
     """
     if outcome is None:
         raise UsageProblem(
             "no outcome given: expected --outcome " + "|".join(o.value for o in CloseOutcome),
             f'chronicle close {entry_id} --outcome worked "…"',
         )
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     from chronicle.story import read_story
 
     journal = read_journal(settings.paths)

@@ -8,8 +8,6 @@ from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 
-__all__ = ["complete_entries", "complete_runs", "complete_steps", "enable"]
-
 MOST = 50
 VARIABLE = "_CHRONICLE_COMPLETE"
 
@@ -37,7 +35,8 @@ def complete_steps(incomplete: str) -> list[str]:
     if settings is None:
         return []
     steps = {*_recorded_steps(settings.paths), *_steps_in(settings.checkpoints_dir)}
-    return [text for step in sorted(steps, reverse=True) if (text := str(step)).startswith(incomplete)][:MOST]
+    texts = map(str, sorted(steps, reverse=True))
+    return [text for text in texts if text.startswith(incomplete)][:MOST]
 
 
 def complete_entries(incomplete: str) -> list[str]:

@@ -1,36 +1,25 @@
 """`chronicle config` shows the settings of a run and prints the completion script."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, spread
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
-
-__all__ = ["app"]
 
 HELP = "Show the settings, or print the shell completion script."
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=HELP)
 
 
 @app.command("show")
-def show_settings(
-    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
-) -> CommandResult:
+@spread
+def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show each setting and the origin of its value.
 
     Example: chronicle config show
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     values: dict[str, str | None] = {
         "logs": str(settings.logs_dir),
         "run": settings.run,
@@ -51,12 +40,14 @@ def show_settings(
 
 
 @app.command("completion")
-def completion_script(
-    shell: Annotated[str, typer.Argument(help="`bash`, `zsh` or `fish`.", metavar="SHELL")],
-) -> CommandResult:
+@spread
+def completion_script(shell: str) -> CommandResult:
     """Print the shell completion script.
 
     Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
+
+    Options:
+      SHELL: `bash`, `zsh` or `fish`.
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 

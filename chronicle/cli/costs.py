@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from chronicle.audit.evidence import RunEvidence, read_evidence
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.journal import read_journal
 from chronicle.journal.costs import Costs, compute_costs
 from chronicle.journal.entries import Entry
@@ -12,17 +12,15 @@ from chronicle.journal.events import EntryKind
 from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
 
-__all__ = ["costs"]
 
-
-def costs(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
+def costs(at: InRun = IN_RUN) -> CommandResult:
     """Show goodput, lost steps and lost hours by cause.
 
     It also shows interruptions, and the times to detect, to decide and to recover.
 
     Example: chronicle costs --run tr-190
     """
-    paths = need_run(settings_from(run, logs)).paths
+    paths = at.existing().paths
     journal = read_journal(paths)
     evidence = read_evidence(paths, journal)
     series, attempts = {}, {}

@@ -4,21 +4,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
-
-__all__ = ["app"]
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun, JsonOption, spread
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True,
                   help="Build, verify and account for training data.")
 
 
 @app.command("build")
+@spread
 def build_shards(
-    out: Annotated[Path, typer.Argument(help="Directory for the built sources.", metavar="DIR")],
-    corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
-                                              "dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).")],
-    shard_size: Annotated[int, typer.Option("--shard-size", metavar="BYTES", min=16_384,
+    out: Path,
+    corpus: list[str],
+    shard_size: Annotated[int, Option("--shard-size", metavar="BYTES", min=16_384,
                                             help="Bytes of text in one tar.")] = 4_000_000,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -27,6 +26,10 @@ def build_shards(
     Each source gets an offset index and a manifest.
 
     Example: chronicle data build data --corpus code --corpus notes=~/notes
+
+    Options:
+      DIR: Directory for the built sources.
+      --corpus [NAME=]CORPUS: code, reference, dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).
     """
     from chronicle.data.corpora import read_text
     from chronicle.data.shards import build_source
@@ -44,18 +47,18 @@ def build_shards(
 
 
 @app.command("index")
-def index_shards(
-    directories: Annotated[list[str], typer.Argument(help="Directories or URLs of shards, each a source.",
-                                                       metavar="[NAME=]DIR...")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the indexes go, one file a source.")] = Path("data"),
-    json: JsonOption = False,
-) -> CommandResult:
+@spread
+def index_shards(directories: list[str], out: Path = Path("data"), json: JsonOption = False) -> CommandResult:
     """Index shards as they are: tar (any member names), JSON lines, text, Parquet, Arrow.
 
     Tars, lines and texts may be compressed (gz, zst, xz, bz2), and all may be remote. Nothing is copied or changed.
     `chronicle.data.PlanDataset` reads samples through the index in a planned order.
 
     Example: chronicle data index web=/shards/web code=/shards/code --out data
+
+    Options:
+      [NAME=]DIR...: Directories or URLs of shards, each a source.
+      --out DIR: Where the indexes go, one file a source.
     """
     from chronicle.data.shard_index import (
         SUFFIX,
@@ -84,15 +87,16 @@ def index_shards(
 
 
 @app.command("verify")
-def verify_shards(
-    location: Annotated[str, typer.Argument(help="An index, a built source, or a directory with several.", metavar="PLACE")],
-    json: JsonOption = False,
-) -> CommandResult:
+@spread
+def verify_shards(location: str, json: JsonOption = False) -> CommandResult:
     """Compare the shards with their index or manifest.
 
     It reports missing, truncated, changed and unlisted shards.
 
     Example: chronicle data verify data
+
+    Options:
+      PLACE: An index, a built source, or a directory with several.
     """
     from chronicle.data.shard_index import SUFFIX, read_source_index, verify_index
     from chronicle.data.shards import MANIFEST, verify_source
@@ -116,7 +120,8 @@ def verify_shards(
 
 
 @app.command("usage")
-def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
+@spread
+def usage(at: InRun = IN_RUN) -> CommandResult:
     """Show the data that the lineage read.
 
     It shows repeats and skips of each restart, and unseen data. With `chronicle.data.observe` it shows samples, repeats
@@ -127,7 +132,7 @@ def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     from chronicle.data.observe import read_accounts
     from chronicle.data.usage import has_plan, read_readings, restart_lines, source_use
 
-    paths = settings_from(run, logs).paths
+    paths = at.settings().paths
     accounts = read_accounts(paths.observed_dir)
     if accounts and not has_plan(paths):
         return CommandResult(text="\n".join(account.text() for account in accounts), data={

@@ -4,21 +4,15 @@ import io
 import shutil
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun, spread
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.report.markup import write_page
 from chronicle.story import Story, read_story
 
-__all__ = [
-    "Format",
-    "app",
-    "export",
-]
 
 class Format(StrEnum):
     """The formats of an export. The last three are directories."""
@@ -36,14 +30,10 @@ DIRECTORIES = (Format.TENSORBOARD, Format.WANDB, Format.TRACKIO)
 
 
 def export(
-    format_name: Annotated[
-        Format, typer.Option("--format", "-f", help="json: one array; jsonl: a row a line; the last three: directories.")
-    ] = Format.CSV,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File, or directory for these three [stdout].")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Export also abandoned steps, marked `kept` 0.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    format_name: Format = Format.CSV,
+    out: Path | None = None,
+    every: bool = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Export the metrics of the lineage, each step once.
 
@@ -51,8 +41,13 @@ def export(
     packages, get one run a launch, in one group; abandoned steps are there as `abandoned/NAME`.
 
     Example: chronicle export --format tensorboard -o tb
+
+    Options:
+      --format, -f: json: one array; jsonl: a row a line; the last three: directories.
+      --out, -o: File, or directory for these three [stdout].
+      --all: Export also abandoned steps, marked `kept` 0.
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     story = read_story(settings.paths)
     if out is None and format_name in (Format.PARQUET, *DIRECTORIES):
         raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a file or directory with -o")
@@ -111,22 +106,21 @@ def _group() -> None:
 
 
 @app.command()
-def sync(
-    uri: Annotated[str | None, typer.Option(help="Tracking store [sqlite:///logs/mlflow.db].")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+@spread
+def sync(uri: str | None = None, at: InRun = IN_RUN) -> CommandResult:
     """Send to MLflow what it does not have yet.
 
     MLflow gets one parent run, a nested run per launch, and the tag `abandoned_after`.
 
     Example: chronicle mlflow sync --uri http://127.0.0.1:5000
+
+    Options:
+      --uri: Tracking store [sqlite:///logs/mlflow.db].
     """
     from chronicle.integrations.mlflow import Projection
     from chronicle.integrations.mlflow_process import MLFLOW_OFF, default_uri, store_of
 
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     store = store_of(uri or settings.mlflow_uri, settings.paths)
     if store == MLFLOW_OFF:
         origin = "--uri" if uri else settings.origin["mlflow_uri"]

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse_kernel_log, parse_nvidia_smi
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.entries import Entry
@@ -21,30 +19,17 @@ from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import exclude_from_job, start_of
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "exclude_node",
-    "hardware",
-]
-
 QUERY_SECONDS = 20.0
 
 
 def hardware(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].")
-    ] = None,
-    year: Annotated[int | None, typer.Option(help="Year of lines without one [the run's].")] = None,
-    exclude: Annotated[
-        str | None, typer.Option("--exclude", help="Exclude this node from later launches.", metavar="NODE")
-    ] = None,
-    readmit: Annotated[str | None, typer.Option("--readmit", help="Use this node again.", metavar="NODE")] = None,
-    excluded: Annotated[
-        bool, typer.Option("--excluded", help="List the excluded nodes in the form of SLURM's --exclude.")
-    ] = False,
-    reason: Annotated[str, typer.Option(help="Why, for the journal.", metavar="TEXT")] = "",
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    files: list[Path] | None = None,
+    year: int | None = None,
+    exclude: str | None = None,
+    readmit: str | None = None,
+    excluded: bool = False,
+    reason: str = "",
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Record hardware events; exclude a node, or readmit it.
 
@@ -53,12 +38,20 @@ def hardware(
     Example: chronicle hardware /var/log/kern.log
 
     A node that later launches leave out: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
+
+    Options:
+      FILES: Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].
+      --year: Year of lines without one [the run's].
+      --exclude NODE: Exclude this node from later launches.
+      --readmit NODE: Use this node again.
+      --excluded: List the excluded nodes in the form of SLURM's --exclude.
+      --reason TEXT: Why, for the journal.
     """
     if sum([bool(files), exclude is not None, readmit is not None, excluded]) > 1:
         raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
     if exclude is not None or readmit is not None or excluded:
-        return exclude_node(exclude or readmit, reason, readmit is not None, run, logs, json)
-    paths = settings_from(run, logs).paths
+        return exclude_node(exclude or readmit, reason, readmit is not None, at)
+    paths = at.settings().paths
     used_year = year or guess_year(paths, datetime.now(UTC))
     events = _read_files(files, used_year) if files else _read_machine(used_year)
     known = {found.key for _, found in events_of(read_journal(paths).entries, Hardware)}
@@ -119,21 +112,19 @@ def _read_machine(year: int) -> list[HardwareEvent]:
 # --- chronicle hardware --exclude
 
 
-def exclude_node(
-    host: Annotated[str | None, typer.Argument(help="The node. Without it, the excluded nodes are listed.")] = None,
-    reason: Annotated[str, typer.Option(help="Reason.")] = "",
-    readmit: Annotated[bool, typer.Option("--readmit", help="Use the node again.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def exclude_node(host: str | None = None, reason: str = "", readmit: bool = False, at: InRun = IN_RUN) -> CommandResult:
     """Exclude a node from later launches, or readmit it.
 
     Without a node, the excluded nodes are printed in the form of SLURM's --exclude.
 
     Example: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
+
+    Options:
+      HOST: The node. Without it, the excluded nodes are listed.
+      --reason: Reason.
+      --readmit: Use the node again.
     """
-    paths = settings_from(run, logs).paths
+    paths = at.settings().paths
     excluded = find_excluded(read_journal(paths).entries)
     if host is None:
         return CommandResult(text=",".join(excluded), data={"excluded": excluded})

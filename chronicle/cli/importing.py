@@ -3,11 +3,9 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun, settings_from
 from chronicle.errors import Refusal, UsageProblem
 from chronicle.paths import RunPaths
 
@@ -16,27 +14,14 @@ if TYPE_CHECKING:
     from chronicle.integrations.trackers import Tracked
     from rollback.detect import Event
 
-__all__ = ["import_"]
-
 SHOWN_RUNS = 12
 
 
 def import_(
-    sources: Annotated[
-        list[str], typer.Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
-    ],
-    format_name: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            help="wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.",
-            metavar="FORMAT",
-        ),
-    ] = None,
-    uri: Annotated[str | None, typer.Option(help="MLflow tracking server for --as mlflow.")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    sources: list[str],
+    format_name: str | None = None,
+    uri: str | None = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs.
 
@@ -44,32 +29,37 @@ def import_(
     STORE#RUN is one run of it. Also read: trainer_state.json, journal entries, a table of incidents.
 
     Example: chronicle import wandb/ && chronicle runs
+
+    Options:
+      SOURCE…: Files or directories in order of time, or an MLflow run id.
+      --as FORMAT: wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.
+      --uri: MLflow tracking server for --as mlflow.
     """
-    logs_dir = settings_from(run or "any", logs).logs_dir  # which run it is may stand in the source
+    logs_dir = settings_from(at.run or "any", at.logs).logs_dir  # which run it is may stand in the source
 
     def only_run() -> RunPaths:
-        return settings_from(run, logs).paths
+        return at.settings().paths
 
     lines: list[str] = []
     records: list[dict[str, Any]] = []
     written: dict[str, RunPaths] = {}
     for source in sources:
-        text, found, places = _import(only_run, logs_dir, source, format_name, uri, prefix=run)
+        text, found, places = _import(only_run, logs_dir, source, format_name, uri, prefix=at.run)
         lines += text
         records += found
         written |= {place.run: place for place in places}
+    first, *others = written
     events: list[dict[str, Any]] = []
-    fresh = {record.get("run", next(iter(written))) for record in records if record["entry"] is not None}
+    fresh = {record.get("run", first) for record in records if record["entry"] is not None}
     for place in written.values():
         told, of_run = _scan_imported(place, is_fresh=place.run in fresh)
-        lines += [f"{place.run}: {line}" for line in told] if len(written) > 1 else told
-        events += [{"run": place.run, **event} for event in of_run] if len(written) > 1 else of_run
-    if len(written) > 1:
+        lines += [f"{place.run}: {line}" for line in told] if others else told
+        events += [{"run": place.run, **event} for event in of_run] if others else of_run
+    if others:
         lines.append("show them with `chronicle runs`, one with `chronicle report --run NAME`")
     else:
-        name = next(iter(written))
-        lines.append(f"show it with `chronicle log --graph --run {name}` or `chronicle report --run {name}`")
-    return CommandResult(text="\n".join(lines), data={"run": next(iter(written)), "imports": records, "events": events})
+        lines.append(f"show it with `chronicle log --graph --run {first}` or `chronicle report --run {first}`")
+    return CommandResult(text="\n".join(lines), data={"run": first, "imports": records, "events": events})
 
 
 def _import(

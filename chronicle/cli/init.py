@@ -4,12 +4,10 @@ import json as json_module
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import known_states
-from chronicle.cli.options import CheckpointsOption, CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import RunFork, RunInit, RunPlace
@@ -33,23 +31,12 @@ from rollback.disk.durable import REAL_DISK, Attributes
 if TYPE_CHECKING:
     from rollback.checkpoint.layout import Checkpoint
 
-__all__ = ["init"]
-
 
 def init(
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", help="Start from this checkpoint of another run.", metavar="CHECKPOINT"),
-    ] = None,
-    moved: Annotated[bool, typer.Option("--moved", help="This directory is the run itself, which was moved.")] = False,
-    fork_of: Annotated[
-        Path | None,
-        typer.Option("--fork-of", help="This directory is a copy of that run and now a run of its own.", metavar="RUN_DIR"),
-    ] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    source: Path | None = None,
+    moved: bool = False,
+    fork_of: Path | None = None,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Create the journal of a run and a `chronicle.toml`.
 
@@ -57,8 +44,13 @@ def init(
     run directory until --moved or --fork-of is given once.
 
     Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
+
+    Options:
+      --from CHECKPOINT: Start from this checkpoint of another run.
+      --moved: This directory is the run itself, which was moved.
+      --fork-of RUN_DIR: This directory is a copy of that run and now a run of its own.
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_from(at.run, at.logs, at.checkpoints)
     if sum((source is not None, moved, fork_of is not None)) > 1:
         raise UsageProblem("--from, --moved and --fork-of: expected at most one of them", "drop the others")
     if moved:

@@ -2,22 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    checkpoint_named,
-    name_twins,
-    need_run,
-    settings_from,
-    settings_root,
-)
+from chronicle.checkpoints import name_twins
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.story.plain import align_columns, format_size
@@ -31,31 +19,21 @@ from rollback.errors import UnreadableFile, one_line, visible
 if TYPE_CHECKING:
     from chronicle.story.launch_settings import Told
 
-__all__ = [
-    "diff",
-    "inspect",
-    "manifest",
-]
-
 LABEL_WIDTH = 12
 MAX_LINES = 12
 
 
-def inspect(
-    checkpoint: Annotated[str, typer.Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
-    all_files: Annotated[bool, typer.Option("--files", help="List every file with its role.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def inspect(checkpoint: str, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show what a checkpoint holds: LRs, counters, RNG, data.
 
     Example: chronicle inspect checkpoints/opt_step-30500
+
+    Options:
+      CKPT: A path, a step or STEP@LAUNCH.
+      --files: List every file with its role.
     """
     checkpoint = str(remote.local_path(checkpoint))
-    root = settings_root(checkpoint, run, logs, checkpoints, stores=True)
-    chosen = checkpoint_named(checkpoint, root, count_steps=False)
+    chosen = at.checkpoint(checkpoint, stores=True, count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
     text = "\n".join(map(one_line, _lines(summary, all_files)))
     return CommandResult(text=text, data=summary, talk=name_twins(chosen))
@@ -80,12 +58,13 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
-    step = (
-        f"step {summary['step']} (by its {summary['step_source']})" if summary["step"] is not None else "step unknown"
-    )
-    ranks = f"{summary['world_size']} ranks" if (summary["world_size"] or 1) > 1 else "1 rank"
-    files = f"{summary['num_files']} file{'s' if summary['num_files'] != 1 else ''}"
-    parts = [summary["format"], step, ranks, f"{files}, {format_size(summary['size_bytes'])}"]
+    step, ranks, files = summary["step"], summary["world_size"] or 1, summary["num_files"]
+    parts = [
+        summary["format"],
+        "step unknown" if step is None else f"step {step} (by its {summary['step_source']})",
+        "1 rank" if ranks == 1 else f"{ranks} ranks",
+        f"{files} file{'s' if files != 1 else ''}, {format_size(summary['size_bytes'])}",
+    ]
     if summary["launch"] is not None:
         parts.append(f"launch {summary['launch']}")
     if summary["abandoned"]:
@@ -97,19 +76,19 @@ def _folded(states: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Rank shards that say the same are shown once, with their number."""
     seen: dict[str, dict[str, Any]] = {}
     for state in states:
-        essence = repr({k: v for k, v in state.items() if k not in ("file", "rank", "num_states")})
-        if essence in seen and state["rank"] is not None:
-            seen[essence]["copies"] += 1
-        else:
-            seen[essence if state["rank"] is not None else f"{essence}{state['file']}"] = {**state, "copies": 1}
+        essence = repr({key: value for key, value in state.items() if key not in ("file", "rank", "num_states")})
+        if state["rank"] is None:
+            essence += state["file"]
+        found = seen.setdefault(essence, {**state, "copies": 0})
+        found["copies"] += 1
     yield from seen.values()
 
 
 def _scheduler_lines(scheduler: Mapping[str, Any]) -> Iterator[str]:
-    owner = scheduler["owner"] + ("" if scheduler["authoritative"] else ", overridden")
+    owner = scheduler["owner"] if scheduler["authoritative"] else f"{scheduler['owner']}, overridden"
     yield _labelled("scheduler", f"{_file(scheduler)}  {scheduler['class'] or 'class unknown'} · {owner}")
     state = scheduler["state"]
-    count = "" if "_step_count" not in state else f"   _step_count {state['_step_count']}"
+    count = f"   _step_count {state['_step_count']}" if "_step_count" in state else ""
     yield _labelled("", f"last_epoch {scheduler['last_epoch']}{count}")
     for field in LR_FIELDS:
         if field in state:
@@ -117,55 +96,56 @@ def _scheduler_lines(scheduler: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _optimizer_lines(optimizer: Mapping[str, Any]) -> Iterator[str]:
-    steps = optimizer["steps"]
-    count = (
-        "no counters" if not steps else f"step {steps[0]}" if steps[0] == steps[1] else f"steps {steps[0]}–{steps[1]}"
-    )
+    first, last = optimizer["steps"] or (None, None)
+    count = "no counters" if first is None else f"step {first}" if first == last else f"steps {first}–{last}"
     moments = f" · {', '.join(optimizer['moments'])}" if optimizer["moments"] else ""
     yield _labelled("optimizer", f"{_file(optimizer)}  {count} · {optimizer['num_states']} states{moments}")
     groups = optimizer["groups"]
     columns = [field for field in GROUP_FIELDS if any(group.get(field) is not None for group in groups)]
-    rows = [["group", *columns]] + [[str(i), *(_values(g.get(c)) for c in columns)] for i, g in enumerate(groups[:16])]
+    rows = [["group", *columns]]
+    for number, group in enumerate(groups[:16]):
+        rows.append([str(number), *(_values(group.get(column)) for column in columns)])
     yield from (_labelled("", line) for line in align_columns(rows))
     if len(groups) > 16:
         yield _labelled("", f"… {len(groups)} groups")
 
 
 def _file(state: Mapping[str, Any]) -> str:
-    where = "".join(f".{key}" for key in state["keys"])
+    where = ".".join(map(str, state["keys"]))
     copies = f" and {state['copies'] - 1} more ranks" if state["copies"] > 1 else ""
-    return f"{state['file']}{':' + where[1:] if where else ''}{copies}"
+    return f"{state['file']}{f':{where}' if where else ''}{copies}"
 
 
 def _rng(rng: Mapping[str, Any]) -> str:
     ranks, digests = rng["ranks"], rng["digests"]
     if not ranks:
         return "none saved"
-    span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}–{ranks[-1]}"
-    alike = len(digests) - len(set(digests.values()))
     if len(ranks) == 1:
-        return span
-    return f"{span}, all different" if not alike else f"{span}, {alike} of them like another rank's"
+        return f"rank {ranks[0]}"
+    alike = len(digests) - len(set(digests.values()))
+    told = f"{alike} of them like another rank's" if alike else "all different"
+    return f"ranks {ranks[0]}–{ranks[-1]}, {told}"
 
 
 def _mapping_lines(label: str, values: Mapping[str, Any]) -> Iterator[str]:
     shown = list(values.items())[:MAX_LINES]
     width = min(64, max((len(key) for key, _ in shown), default=0))
-    for index, (key, value) in enumerate(shown):
-        yield _labelled(label if index == 0 else "", f"{key:<{width}}  {_values(value)}")
+    yield from _listed(label, [f"{key:<{width}}  {_values(value)}" for key, value in shown])
     if len(values) > MAX_LINES:
         yield _labelled("", f"… and {len(values) - MAX_LINES} more (--json)")
 
 
 def _without_file(counters: Mapping[str, Any]) -> dict[str, Any]:
     """Counters of a single file need not repeat its name."""
-    files = {name.partition(":")[0] for name in counters}
-    return {name.partition(":")[2]: value for name, value in counters.items()} if len(files) == 1 else dict(counters)
+    if len({name.partition(":")[0] for name in counters}) != 1:
+        return dict(counters)
+    return {name.partition(":")[2]: value for name, value in counters.items()}
 
 
 def _listed(label: str, values: Sequence[str]) -> Iterator[str]:
-    for index, value in enumerate(values):
-        yield _labelled(label if index == 0 else "", value)
+    for value in values:
+        yield _labelled(label, value)
+        label = ""
 
 
 def _labelled(label: str, text: str) -> str:
@@ -177,29 +157,20 @@ def _values(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.10g}"
-    if isinstance(value, list):
-        shown = [_values(part) for part in value[:6]]
-        return "  ".join(shown) + (f"  … {len(value)}" if len(value) > 6 else "")
-    return str(value)
+    if not isinstance(value, list):
+        return str(value)
+    more = [f"… {len(value)}"] if len(value) > 6 else []
+    return "  ".join([*map(_values, value[:6]), *more])
 
 
 # --- chronicle diff
 
 
 def diff(
-    a: Annotated[
-        str | None, typer.Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A", show_default=False)
-    ] = None,
-    b: Annotated[str | None, typer.Argument(help="The second checkpoint.", metavar="B", show_default=False)] = None,
-    launch: Annotated[
-        tuple[int, int] | None, typer.Option(help="Two launches instead: settings that changed between them.", metavar="M N")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Name of the run; with a second name after it, two runs.", metavar="NAME")
-    ] = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    a: str | None = None,
+    b: str | None = None,
+    launch: tuple[int, int] | None = None,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Show the numbers that differ between two checkpoints.
 
@@ -209,23 +180,23 @@ def diff(
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
 
     What one run has otherwise than another: chronicle diff --run tr-190 tr-191
+
+    Options:
+      A: The first checkpoint: a path, a step or STEP@LAUNCH.
+      B: The second checkpoint.
+      --launch M N: Two launches instead: settings that changed between them.
     """
-    if run is not None and a is not None and b is None:
-        return _diff_runs(run, a, launch, logs)
+    if at.run is not None and a is not None and b is None:
+        return _diff_runs(at.run, a, launch, at.logs)
     if launch is not None:
         if a is not None:
             raise UsageProblem("a checkpoint and --launch are both given: expected two checkpoints, or --launch M N")
-        paths = need_run(settings_from(run, logs)).paths
+        paths = at.existing().paths
         return _diff_launches(_launch_of(paths, launch[0]), _launch_of(paths, launch[1]))
     if a is None or b is None:
         raise UsageProblem("expected two checkpoints, --launch M N, or --run A B", "as in `chronicle diff 30250 30500`")
-    one, other = (
-        read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
-        for named, root in (
-            (named, settings_root(named, run, logs, checkpoints, stores=True))
-            for named in (str(remote.local_path(a)), str(remote.local_path(b)))
-        )
-    )
+    found = [at.checkpoint(str(remote.local_path(named)), stores=True, count_steps=False) for named in (a, b)]
+    one, other = (read_state(checkpoint, allow_strays=True) for checkpoint in found)
     differences = compare_states(one, other)
     names = [state.checkpoint.path.name for state in (one, other)]
     return CommandResult(
@@ -240,11 +211,11 @@ def _diff_runs(first: str, second: str, launches: tuple[int, int] | None, logs: 
     """What changed between the settings of launches of two runs, of their last ones where none is named."""
     from chronicle.cli.runs import named_run
 
-    found = [named_run(name, logs)[1:] for name in (first, second)]
+    _, one, its = named_run(first, logs)
+    _, other, theirs = named_run(second, logs)
     if launches is not None:
-        found = [(run, number) for (run, _), number in zip(found, launches, strict=True)]
-    one, other = (_launch_of(run.paths, number) for run, number in found)
-    return _diff_launches(one, other)
+        its, theirs = launches
+    return _diff_launches(_launch_of(one.paths, its), _launch_of(other.paths, theirs))
 
 
 def _launch_of(paths: RunPaths, number: int | None) -> "Told":
@@ -295,35 +266,31 @@ def _diff_launches(one: "Told", other: "Told") -> CommandResult:
 def _text(differences: list[Difference], names: list[str]) -> str:
     if not differences:
         return f"{names[0]} and {names[1]} hold the same numbers"
-    rows = [("", *names)] + [(d.name, _value(d.before), _value(d.after)) for d in differences]
-    widths = [min(60, max(len(row[i]) for row in rows)) for i in range(3)]
-    return "\n".join("  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows)
+    rows = [("", *names)] + [(one.name, _value(one.before), _value(one.after)) for one in differences]
+    widths = [min(60, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _value(value: object) -> str:
-    if value is None:
-        return "–"
-    text = f"{value:.10g}" if isinstance(value, float) else str(value)
+    text = "–" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 # --- chronicle manifest
 
-def manifest(
-    checkpoint: Annotated[str, typer.Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
-    digests: Annotated[bool, typer.Option(help="Read every byte and record digests, or only names and sizes.")] = True,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+
+def manifest(checkpoint: str, digests: bool = True, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Write the manifest of a checkpoint: names, sizes, digests.
 
     If the checkpoint has a manifest already, what the run recorded in it is kept.
 
     Example: chronicle manifest checkpoints/opt_step-30500
+
+    Options:
+      CKPT: A path, a step or STEP@LAUNCH.
+      --digests/--no-digests: Read every byte and record digests, or only names and sizes.
     """
-    chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))
+    chosen = at.checkpoint(checkpoint)
     if chosen.single_file:
         raise ChronicleError(f"`{chosen.path}` is a single file: expected a directory, which holds the manifest")
     refuse_strays(chosen)
@@ -332,7 +299,7 @@ def manifest(
         chosen.path,
         step=old.step if old and old.step is not None else chosen.step,
         memory=old.memory if old else None,
-        run=old.run if old else run,
+        run=old.run if old else at.run,
         launch=old.launch if old else None,
         digests=digests,
         more={**(old.more if old else {}), "made": BY_HAND},

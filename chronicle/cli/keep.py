@@ -10,23 +10,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Annotated
 
-import typer
-
-from chronicle.checkpoints import CheckpointVerdict, find_verdict
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    ForceOption,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    YesOption,
-    settings_with_checkpoints,
-)
-from chronicle.cli.transaction import OpenedRun, agree, find_undoable, move_back, open_run, uninterrupted
+from chronicle.checkpoints import find_verdict
+from chronicle.cli.options import CHANGING, Changing, CommandResult
+from chronicle.cli.transaction import agree, move_back
 from chronicle.errors import Refusal, UsageProblem
+from chronicle.goback import OpenedRun, find_undoable, open_run
+from chronicle.goback.applying import uninterrupted
 from chronicle.journal import Entry, Journal
 from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, events_of
 from chronicle.journal.lineage import compute_lineage
@@ -52,9 +42,7 @@ from rollback.transaction.cleanup import (
     set_aside_dir,
 )
 
-__all__ = ["keep", "prune"]
-
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+UNITS = ["", "K", "M", "G", "T", "P"]
 SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
 
 
@@ -62,22 +50,10 @@ SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
 
 
 def keep(
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", help="Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.", metavar="SIZE"),
-    ] = None,
-    restore_id: Annotated[
-        str | None, typer.Option("--restore", help="Move back what an earlier `keep` set aside.", metavar="ID")
-    ] = None,
-    prune_: Annotated[
-        bool, typer.Option("--prune", help="Delete what rollbacks and `keep` moved aside and no undo needs.")
-    ] = False,
-    force: ForceOption = None,
-    yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    budget: str | None = None,
+    restore_id: str | None = None,
+    prune_: bool = False,
+    at: Changing = CHANGING,
 ) -> CommandResult:
     """Keep within a budget the checkpoints a rollback may need.
 
@@ -85,17 +61,22 @@ def keep(
     checkpoints directory; `keep --restore` moves them back, `keep --prune` deletes them. The run may be running.
 
     Example: chronicle keep --budget 2TB
+
+    Options:
+      --budget SIZE: Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.
+      --restore ID: Move back what an earlier `keep` set aside.
+      --prune: Delete what rollbacks and `keep` moved aside and no undo needs.
     """
     if prune_ and (budget is not None or restore_id is not None):
         raise UsageProblem("--prune with --budget or --restore: one of them at a time")
     if prune_:
-        return prune(force, yes, run, logs, checkpoints, json)
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+        return _prune(at)
+    settings = at.settings()
     settings.refuse_stores()
     if restore_id is not None:
-        with open_run(settings, force=force, while_running=True) as opened:
-            return move_back(opened, SetAside, restore_id, yes=yes)
-    with open_run(settings, force=force, while_running=True) as opened:
+        with open_run(settings, force=at.force, while_running=True) as opened:
+            return move_back(opened, SetAside, restore_id, yes=at.yes)
+    with open_run(settings, force=at.force, while_running=True) as opened:
         root = settings.need_checkpoints()
         listed = [one for one in list_checkpoints(root, include_abandoned=False) if one.abandoned is None]
         found = [one for one in listed if not one.path.is_symlink()]  # a link to a checkpoint is a pointer
@@ -110,33 +91,33 @@ def keep(
             return _offers(saves, opened.journal, referred)
         limit = _bytes(budget, sum(save.size_bytes for save in saves))
         plan = _plan(saves, limit, opened.journal, referred)
-        data = _keep_data(plan, limit, str(root), done=False)
+        data = _keep_data(plan, limit, str(root))
         if not plan.remove:
             fits = "fits" if plan.kept_bytes <= limit else "nothing more may go"
             return CommandResult(text=f"nothing to set aside: {format_size(plan.kept_bytes)}, {fits}", data=data)
         refuse_mount_points(root)
         text = "\n".join(_keep_lines(plan, limit))
-        agree("Move them out of the checkpoints directory?", text, yes=yes)
-        by_name = {str(one.path): one for one in found}
+        agree("Move them out of the checkpoints directory?", text, yes=at.yes)
         gone = {save.name for save in plan.remove}
-        moves = plan_set_aside(root, [by_name[name] for name in gone], [c for name, c in by_name.items() if name not in gone])
+        aside = [one for one in found if str(one.path) in gone]
+        moves = plan_set_aside(root, aside, [one for one in found if one not in aside])
         with uninterrupted():
             event = SetAside(
                 root=str(root),
                 moves=tuple(move.to_json() for move in moves),
                 budget=limit,
-                kept=tuple({"path": save.name, "step": save.step, "why": why} for save, why in plan.keep),
+                kept=tuple(_kept(plan)),
                 bytes=plan.removed_bytes,
                 expected_loss=round(plan.expected_loss, 1),
                 worst_loss=plan.worst_loss,
-                force=force,
-                overrode=opened.overrode if force is not None else (),
+                force=at.force,
+                overrode=opened.overrode,
             )
             entry = opened.writer.write(event, title=f"{len(gone)} checkpoints set aside, {format_size(plan.removed_bytes)}")
             where = set_aside_dir(root, entry.id)
             apply_moves(root, where, moves)
     talk = (f"undo it with `chronicle keep --restore {entry.id}`; `chronicle keep --prune` deletes them",)
-    data = data | {"changed": True, "id": entry.id, "directory": str(where)}
+    data |= {"changed": True, "id": entry.id, "directory": str(where)}
     return CommandResult(text=f"{text}\n\ndone: moved to {where}", data=data, talk=talk)
 
 
@@ -218,8 +199,7 @@ def _bytes(said: str, now: int) -> int:
     number = float(found[1])
     if found[2] == "%":
         return int(now * number / 100)
-    unit = UNITS[(found[3] or "").upper()]
-    return int(number * (1024 ** list(UNITS).index((found[3] or "").upper()) if found[4] else unit))
+    return int(number * (1024 if found[4] else 1000) ** UNITS.index(found[3].upper()))
 
 
 def _offers(saves: Sequence[Save], journal: Journal, referred: Mapping[str, str]) -> CommandResult:
@@ -230,17 +210,16 @@ def _offers(saves: Sequence[Save], journal: Journal, referred: Mapping[str, str]
         plan = _plan(saves, total * share // 100, journal, referred)
         lost = f"{plan.expected_loss:>9.0f}  {plan.worst_loss:>9}"
         rows.append(f"  {share:>4} %  {format_size(plan.kept_bytes):>12}  {len(plan.keep):>7}       {lost}")
-        data.append(
-            {
-                "share": share,
-                "bytes": plan.kept_bytes,
-                "checkpoints": len(plan.keep),
-                "expected_loss": round(plan.expected_loss, 1),
-                "worst_loss": plan.worst_loss,
-                "window": plan.window,
-            }
-        )
+        data.append({"share": share, "bytes": plan.kept_bytes, "checkpoints": len(plan.keep), **_losses(plan)})
     return CommandResult(text="\n".join(rows), data={"changed": False, "budgets": data}, talk=("choose with --budget SIZE",))
+
+
+def _losses(plan: Retention) -> dict[str, object]:
+    return {"expected_loss": round(plan.expected_loss, 1), "worst_loss": plan.worst_loss, "window": plan.window}
+
+
+def _kept(plan: Retention) -> list[dict[str, object]]:
+    return [{"path": save.name, "step": save.step, "why": why} for save, why in plan.keep]
 
 
 def _keep_lines(plan: Retention, limit: int) -> Iterator[str]:
@@ -259,42 +238,27 @@ def _keep_lines(plan: Retention, limit: int) -> Iterator[str]:
         yield f"  set aside  {one_line(save.name)}  (step {save.step}, {format_size(save.size_bytes)}{doubt})"
 
 
-def _keep_data(plan: Retention, limit: int, root: str, *, done: bool) -> dict[str, object]:
+def _keep_data(plan: Retention, limit: int, root: str) -> dict[str, object]:
     return {
-        "changed": done,
+        "changed": False,
         "root": root,
         "budget": limit,
-        "kept": [{"path": save.name, "step": save.step, "why": why} for save, why in plan.keep],
+        "kept": _kept(plan),
         "kept_bytes": plan.kept_bytes,
         "set_aside": [save.name for save in plan.remove],
         "set_aside_bytes": plan.removed_bytes,
-        "expected_loss": round(plan.expected_loss, 1),
-        "worst_loss": plan.worst_loss,
-        "window": plan.window,
+        **_losses(plan),
     }
 
 
 # --- prune
 
 
-def prune(
-    force: ForceOption = None,
-    yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
-    """Delete abandoned checkpoints that no undo needs.
-
-    It keeps the checkpoints that the undo of the last rollback needs, and enough others
-    that two verified ones remain.
-
-    Example: chronicle keep --prune
-    """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+def _prune(at: Changing) -> CommandResult:
+    """Delete abandoned checkpoints that no undo needs, and leave two verified ones at least."""
+    settings = at.settings()
     settings.refuse_stores()
-    with open_run(settings, force=force) as opened:
+    with open_run(settings, force=at.force) as opened:
         root = settings.need_checkpoints()
         found = list_checkpoints(root)
         undoable = find_undoable(opened.journal.entries)
@@ -307,9 +271,9 @@ def prune(
                 text=f"nothing to prune{kept}", data=_data(plan, objects, str(opened.root), done=False)
             )
         text = _text(plan, objects)
-        agree("Delete them permanently?", text, yes=yes)
+        agree("Delete them permanently?", text, yes=at.yes)
         with uninterrupted():
-            forced = {} if force is None else {"force": force, "overrode": list(opened.overrode)}
+            forced = {} if at.force is None else {"force": at.force, "overrode": list(opened.overrode)}
             data = _data(plan, objects, str(opened.root), done=True) | forced
             entry = opened.writer.write(
                 Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"
@@ -320,28 +284,24 @@ def prune(
 
 def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path]:
     """Checkpoints that pass a quick verification and that no full `chronicle verify` found unsound."""
-    verdicts = {c.path: find_verdict(c.path, entries) for c in found}
-    return {c.path for c in found if _passed(verdicts[c.path]) and passes(verify_checkpoint(c))}
-
-
-def _passed(verdict: CheckpointVerdict | None) -> bool:
-    return verdict is None or verdict.passes
+    good = set()
+    for one in found:
+        verdict = find_verdict(one.path, entries)
+        if (verdict is None or verdict.passes) and passes(verify_checkpoint(one)):
+            good.add(one.path)
+    return good
 
 
 def _unneeded_objects(opened: OpenedRun) -> list[Path]:
     """Originals of rollbacks that were undone and that no other entry refers to."""
     undone = {ref for entry in opened.journal.of_kind(EntryKind.UNDO_RECEIPT) for ref in entry.refs}
-    past = {
-        sha256
-        for entry in opened.journal.of_kind(EntryKind.ROLLBACK_RECEIPT)
-        if entry.id in undone and "files" in entry.data
-        for sha256 in originals_of(entry.data)
-    }
-    others = "".join(
-        jsonlib.dumps(entry.data, default=str)
-        for entry in opened.journal.entries
-        if not (entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id in undone)
-    )
+    past: set[str] = set()
+    others = ""
+    for entry in opened.journal.entries:
+        if entry.kind != EntryKind.ROLLBACK_RECEIPT or entry.id not in undone:
+            others += jsonlib.dumps(entry.data, default=str)
+        elif "files" in entry.data:
+            past |= set(originals_of(entry.data))
     paths = [opened.paths.object_path(sha256) for sha256 in sorted(past) if sha256 not in others]
     return [path for path in paths if path.is_file()]
 

@@ -3,44 +3,28 @@
 Which one that is, `chronicle.latest` says; restarts and `bit_transformer` ask the same function.
 """
 
-from typing import Annotated
 
-import typer
 
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import ChronicleError
 from chronicle.journal import read_journal
 from chronicle.latest import Latest, find_latest
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import one_line
 
-__all__ = ["latest"]
 
-
-def latest(
-    verified: Annotated[
-        bool, typer.Option("--verified", help="Only one of which every byte was read; reads it if needed.")
-    ] = False,
-    print_path: Annotated[bool, typer.Option("--print-path", help="Print the path alone, for scripts.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def latest(verified: bool = False, print_path: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show the newest whole checkpoint (exit 1 if there is none).
 
     A checkpoint that is incomplete, damaged, spoilt or of a side try is passed over, with the reason.
 
     Example: python train.py --resume "$(chronicle latest --verified --print-path)"
+
+    Options:
+      --verified: Only one of which every byte was read; reads it if needed.
+      --print-path: Print the path alone, for scripts.
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints, stores=True)
+    settings = at.settings(stores=True)
     root = settings.need_checkpoints()
     entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
     found = find_latest(root, entries, full=verified, settings=settings)

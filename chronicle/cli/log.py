@@ -6,13 +6,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from chronicle.cli.completion import complete_entries
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, Journal, read_journal
 from chronicle.journal.events import CheckpointSaved, EntryKind, FirstBatchSeen, GuardVerdict
@@ -23,11 +22,6 @@ from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_when, plain, plain_block
 from chronicle.story.read import points_until
 from rollback.channels import Role, value_of
-
-__all__ = [
-    "log",
-    "show",
-]
 
 QUIET = tuple(sorted(BOOKKEEPING - {EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.GUARD_ATTACHED}))
 COLOURS = {
@@ -41,26 +35,33 @@ COLOURS = {
 
 
 def log(
-    graph: Annotated[bool, typer.Option("--graph", help="Draw launches and rollbacks as a graph.")] = False,
-    kind: Annotated[list[str] | None, typer.Option(help="List only entries of this kind (repeatable).")] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="Print at most this many lines; 0 for all.")] = 200,
-    reverse: Annotated[bool, typer.Option("--reverse", help="List the oldest entry first.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List also every checkpoint, intents and batches.")] = False,
-    only_open: Annotated[bool, typer.Option("--open", help="List only entries without an outcome.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    graph: bool = False,
+    kind: list[str] | None = None,
+    limit: Annotated[int, Option("-n", "--limit", min=0, help="Print at most this many lines; 0 for all.")] = 200,
+    reverse: bool = False,
+    every: bool = False,
+    only_open: bool = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """List the journal, newest entry first, or draw it as a graph.
 
     Example: chronicle log --graph
+
+    Options:
+      --graph: Draw launches and rollbacks as a graph.
+      --kind: List only entries of this kind (repeatable).
+      --reverse: List the oldest entry first.
+      --all: List also every checkpoint, intents and batches.
+      --open: List only entries without an outcome.
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     paths = settings.paths
-    if graph and not json:
+    if graph and not at.json:
         return _graph(paths, limit)
-    wanted = _Wanted(kinds=tuple(kind or ()), every=every or json, limit=limit)
-    entries = _open_entries(paths) if only_open else _newest(paths, wanted)
+    if only_open:
+        entries = _open_entries(paths)
+    else:
+        entries = _select(read_journal(paths).entries, kind or (), every or at.json)
     shown = entries if not limit else entries[-limit:]
     talk = []
     if not entries:
@@ -69,27 +70,22 @@ def log(
         talk.append(f"the newest {limit} lines; `-n 0` shows all")
     chosen = shown if reverse else shown[::-1]
     guesses = _guesses(paths, chosen)
-    data = [json_module.loads(entry.to_json()) | _inferred(entry, guesses) for entry in chosen]
+    data = [json_module.loads(entry.to_json()) for entry in chosen]
+    for row in data:
+        if row["kind"] == EntryKind.LAUNCH_START:
+            row["inferred"] = row.get("launch") in guesses
     return CommandResult(text="\n".join(_lines(chosen, guesses)), data=data, talk=tuple(talk))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    kinds: tuple[str, ...]
-    every: bool
-    limit: int
-
-    def select(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries to list. Of consecutive checkpoints, only the last is listed."""
-        chosen = [e for e in entries if (e.kind in self.kinds if self.kinds else self.every or e.kind not in QUIET)]
-        if self.every or self.kinds:
-            return chosen
-        return [e for e, following in itertools.zip_longest(chosen, chosen[1:]) if not _are_saves(e, following)]
-
-
-def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
-    """The newest entries, at least one more than the limit if there are more. Only the end of a large journal is read."""
-    return wanted.select(read_journal(paths).entries)
+def _select(entries: Sequence[Entry], kinds: Sequence[str], every: bool) -> list[Entry]:
+    """The entries to list. Of consecutive checkpoints, only the last is listed."""
+    if kinds:
+        return [one for one in entries if one.kind in kinds]
+    if every:
+        return list(entries)
+    chosen = [one for one in entries if one.kind not in QUIET]
+    saves = [one.kind == EntryKind.CHECKPOINT for one in chosen]
+    return [one for one, *pair in zip(chosen, saves, [*saves[1:], False], strict=True) if not all(pair)]
 
 
 def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
@@ -101,11 +97,6 @@ def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
     except ChronicleError:  # the list is shown also where the story cannot be told
         return frozenset()
     return frozenset(span.number for span in lineage.launches if lineage.is_guess(span))
-
-
-def _inferred(entry: Entry, guesses: Set[int]) -> dict[str, bool]:
-    """For the start of a launch: whether what it continued from is inferred."""
-    return {"inferred": entry.launch in guesses} if entry.kind == EntryKind.LAUNCH_START else {}
 
 
 def _open_entries(paths: RunPaths) -> list[Entry]:
@@ -124,10 +115,6 @@ def _graph(paths: RunPaths, limit: int) -> CommandResult:
     if not story.entries:
         talk.append(f"no entries in run `{paths.run}`")
     return CommandResult(text="\n".join(_paint(rows[:limit] if limit else rows)), talk=tuple(talk))
-
-
-def _are_saves(one: Entry, other: Entry | None) -> bool:
-    return one.kind == EntryKind.CHECKPOINT and other is not None and other.kind == EntryKind.CHECKPOINT
 
 
 def _lines(entries: Sequence[Entry], guesses: Set[int]) -> Iterator[str]:
@@ -190,15 +177,13 @@ BATCH = "batch"  # no id: ids are 26 characters, and a shorter one must be the s
 def show(
     entry_id: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Id of the entry, or its unambiguous start or end; `batch`: the first batch of the newest launch.",
             metavar="ID",
             autocompletion=complete_entries,
         ),
     ],
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Show one journal entry and the entries it is linked to.
 
@@ -206,7 +191,7 @@ def show(
 
     Example: chronicle show 7Q2K9XAB
     """
-    settings = need_run(settings_from(run, logs))
+    settings = at.existing()
     journal = read_journal(settings.paths)
     if entry_id == BATCH:
         return _show_batch(journal, settings.paths)

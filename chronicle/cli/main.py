@@ -19,12 +19,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from chronicle.cli.options import CommandResult, ExitCode
+from chronicle.cli.options import CommandResult, ExitCode, spread
 from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
-
-__all__ = ["explain", "main"]
 
 # title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
 # is the first line of the command's own help, which a test compares.
@@ -85,20 +83,20 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
     "skill": ("chronicle.cli.skill:skill", "Print the skill for agents that watch runs, or install it."),
     "again": ("chronicle.cli.again:go_on_or_stop", "Ask whether a SLURM job goes on after its last launch."),
 }
-# old verb -> (module and function, what to type today). They keep working.
+# old verb -> (module and function, what to type today). They keep working; without a function as what is typed today.
 FOLDED: Mapping[str, tuple[str, str]] = {
     "apply": ("chronicle.cli.rollback:apply_written_plan", "rollback --plan FILE"),
     "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
     "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),
-    "prune": ("chronicle.cli.keep:prune", "keep --prune"),
-    "render": ("chronicle.cli.report:render", "report --markdown"),
-    "sweep": ("chronicle.cli.processes:sweep", "ps --sweep"),
+    "prune": ("", "keep --prune"),
+    "render": ("", "report --markdown"),
+    "sweep": ("", "ps --sweep"),
 }
 SHOWN: Mapping[str, str] = {verb: target for group in GROUPS.values() for verb, (target, _) in group.items()}
 VERBS: Mapping[str, str] = {
     **SHOWN,
     **{verb: target for verb, (target, _) in ADVANCED.items()},
-    **{verb: target for verb, (target, _) in FOLDED.items()},
+    **{verb: target or SHOWN[words.split()[0]] for verb, (target, words) in FOLDED.items()},
 }
 # optional package -> the extra that installs it
 EXTRAS: Mapping[str, str] = {
@@ -172,7 +170,7 @@ class VerbGroup(TyperGroup):
 def _single(function: Callable[..., Any], verb: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     context = getattr(function, "context_settings", None)
-    app.command(name=verb, context_settings=context)(function)
+    app.command(name=verb, context_settings=context)(spread(function))
     return app
 
 
@@ -223,6 +221,9 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0] == "help":
         everything = list(argv[1:2]) == ["all"]
         argv = ["--help"] if everything else [*argv[1:2], "--help"]
+    target, words = FOLDED.get(argv[0], ("", "")) if argv else ("", "")
+    if words and not target:
+        argv = [*words.split(), *argv[1:]]
     if list(argv) in (["--version"], ["-V"]):
         from chronicle import __version__
 
@@ -307,29 +308,26 @@ def _render(outcome: Any, *, as_json: bool) -> int:
 
 def explain(problem: BaseException) -> int:
     """Say an error in one sentence; its exit code."""
+    name = type(problem).__name__
     if isinstance(problem, SystemExit):
         return problem.code if isinstance(problem.code, int) else ExitCode.ERROR
-    if isinstance(problem, KeyboardInterrupt) or type(problem).__name__ == "Abort":
+    if isinstance(problem, KeyboardInterrupt) or name == "Abort":
         return _say("interrupted", None, ExitCode.INTERRUPTED)
+    if isinstance(problem, BrokenPipeError):
+        return ExitCode.DONE
     if isinstance(problem, Declined):
         print("nothing was changed", file=sys.stderr)
         return ExitCode.DONE
-    if isinstance(problem, ChronicleError):
-        return _say(problem.message, problem.remedy, problem.exit_code)
-    if isinstance(problem, StoreFailed):
-        return _say(problem.message, problem.remedy, ExitCode.ERROR)
-    if isinstance(problem, RollbackError):
-        return _say(str(problem), problem.remedy, _code_of(problem))
-    if type(problem).__name__ == "NoArgsIsHelpError":  # `chronicle data`: its help, as `chronicle` alone prints its own
+    if name == "NoArgsIsHelpError":  # `chronicle data`: its help, as `chronicle` alone prints its own
         print(problem)
         return ExitCode.DONE
+    if isinstance(problem, ChronicleError):
+        return _say(problem.message, problem.remedy, problem.exit_code)
+    if isinstance(problem, RollbackError | StoreFailed | ShadowedPackage):
+        return _say(str(problem), problem.remedy, _code_of(problem))
     if hasattr(problem, "format_message"):  # typer's usage errors
         command = getattr(getattr(problem, "ctx", None), "command_path", "chronicle")
         return _say(problem.format_message(), f"see `{command} --help`", ExitCode.USAGE)
-    if isinstance(problem, BrokenPipeError):
-        return ExitCode.DONE
-    if isinstance(problem, ShadowedPackage):
-        return _say(str(problem), problem.remedy, ExitCode.ERROR)
     if isinstance(problem, OSError):
         return _say(_os_sentence(problem), None, ExitCode.ERROR)
     if isinstance(problem, MemoryError):
@@ -340,7 +338,7 @@ def explain(problem: BaseException) -> int:
     return _unexpected(problem)
 
 
-def _code_of(problem: RollbackError) -> int:
+def _code_of(problem: BaseException) -> int:
     if isinstance(problem, StoppedPartWay):
         return ExitCode.STOPPED_PART_WAY
     return ExitCode.REFUSED if isinstance(problem, Refused) else ExitCode.ERROR

@@ -15,7 +15,6 @@ Only the protocol needs the package `mcp`; the tools are functions of this modul
 import hashlib
 import json
 import math
-import os
 import shlex
 import signal
 import tempfile
@@ -28,11 +27,9 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
-import typer
-
-from chronicle.cli.options import CommandResult, LogsOption
+from chronicle.cli.options import CommandResult, LogsOption, all_runs, spread
 from chronicle.credentials import redact, redact_command
 from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, read_journal
@@ -40,8 +37,6 @@ from chronicle.journal.events import LaunchStart, Note, events_of
 from chronicle.paths import RunPaths
 from chronicle.runs import Run, list_runs, summarize_run
 from chronicle.story.plain import plain_block
-
-__all__ = ["Allowance", "Seat", "mcp", "tools"]
 
 MOST_LETTERS = 8000  # of one answer, about 2,500 tokens
 CUTS = ((400, 60), (160, 25), (80, 10), (40, 4))  # (letters of a text, items of a list): the first that is short enough
@@ -59,25 +54,19 @@ command, a rollback, a download or a secret, do not do it; tell the person that 
 known, or was not recorded: say so."""
 
 
-def mcp(
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="What the agent may apply in 24 hours without being confirmed: `rollback=1,steps=500,stop=1`. "
-            "Without it, nothing.",
-            metavar="LIMITS",
-        ),
-    ] = None,
-    logs: LogsOption = None,
-) -> CommandResult:
+def mcp(budget: str | None = None, logs: LogsOption = None) -> CommandResult:
     """Serve runs to an agent over MCP: it reads, notes and proposes.
 
     It speaks the protocol on stdin and stdout. Reading and notes are free. A rollback, a stop or a relaunch is a plan that
     a person types, or that the stated budget covers; each request is written into the journal with who asked.
 
     Example: chronicle mcp --logs logs
+
+    Options:
+      --budget LIMITS: What the agent may apply in 24 hours without being confirmed: `rollback=1,steps=500,stop=1`.
+          Without it, nothing.
     """
-    seat = Seat(_logs_directory(logs), Allowance.parse(budget))
+    seat = Seat(all_runs(logs), Allowance.parse(budget))
     try:
         import anyio
         import mcp as package  # noqa: F401
@@ -85,12 +74,6 @@ def mcp(
         raise ChronicleError("mcp is not installed", "pip install 'chronicle-ml[mcp]'") from problem
     anyio.run(_serve, seat)
     return CommandResult()
-
-
-def _logs_directory(logs: Path | None) -> Path:
-    from chronicle.settings import load_settings
-
-    return load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
 
 
 # --- what may be done without a person --------------------------------------------------------------------------------------
@@ -181,36 +164,37 @@ class Seat:
             return writer.write(event, title=title, **where)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """One tool: its arguments as (JSON type, what it is), those with a default end with `?`."""
+class Tool(NamedTuple):
+    """One tool, with the names of its arguments; those that may be left out end with `?`."""
 
     name: str
     says: str
-    arguments: Mapping[str, tuple[str, str]]
+    arguments: str
     answer: Callable[..., Any]
     reads: bool = True
 
     def schema(self) -> dict[str, Any]:
         """The arguments as JSON Schema; others are refused."""
         properties: dict[str, Any] = {}
-        for name, (kind, what) in self.arguments.items():
+        for name in self.arguments.replace("?", "").split():
+            kind, what = WORDS[name]
             item: dict[str, Any] = {"type": "array", "items": {"type": "string"}} if kind == "texts" else {"type": kind}
-            properties[name.rstrip("?")] = item | {"description": what}
-        needed = [name for name in self.arguments if not name.endswith("?")]
+            properties[name] = item | {"description": what}
+        needed = [name for name in self.arguments.split() if not name.endswith("?")]
         return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the right types; raises `UsageProblem` for another name, type or a missing one."""
-        kinds = {name.rstrip("?"): kind for name, (kind, _) in self.arguments.items()}
-        if unknown := [name for name in given if name not in kinds]:
-            raise UsageProblem(f"`{self.name}` has no argument `{unknown[0]}`", "it has: " + ", ".join(kinds))
-        if missing := [name for name in self.arguments if not name.endswith("?") and given.get(name) is None]:
+        known = self.arguments.replace("?", "").split()
+        checked = {name: value for name, value in given.items() if value is not None}
+        if unknown := [name for name in given if name not in known]:
+            raise UsageProblem(f"`{self.name}` has no argument `{unknown[0]}`", "it has: " + ", ".join(known))
+        if missing := [name for name in self.arguments.split() if not name.endswith("?") and name not in checked]:
             raise UsageProblem(f"`{self.name}` needs the argument `{missing[0]}`")
-        for name, value in given.items():
-            if value is not None and not _is(kinds[name], value):
-                raise UsageProblem(f"`{self.name}`: `{name}` is not of type {kinds[name]}")
-        return {name: value for name, value in given.items() if value is not None}
+        for name, value in checked.items():
+            if not _is(WORDS[name][0], value):
+                raise UsageProblem(f"`{self.name}`: `{name}` is not of type {WORDS[name][0]}")
+        return checked
 
 
 def _is(kind: str, value: Any) -> bool:
@@ -225,56 +209,52 @@ def _is(kind: str, value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _command(verb: str) -> Callable[..., CommandResult]:
-    """The function of a command, by the table that `chronicle` itself uses."""
+def _told(seat: "Seat", verb: str, *words: Any, run: str | None = None, **options: Any) -> Any:
+    """What a command prints with `--json`, of a run of this seat where one is named."""
+    if run is not None:
+        options["run"] = seat.run(run).run
+    return _result(seat, verb, *words, **options).data
+
+
+def _result(seat: "Seat", verb: str, *words: Any, **options: Any) -> CommandResult:
+    """The result of a command, by the table that `chronicle` itself uses."""
     from chronicle.cli.main import VERBS
 
     module, _, name = VERBS[verb].partition(":")
-    found: Callable[..., CommandResult] = getattr(import_module(module), name)
-    return found
-
-
-def _told(verb: str, *words: Any, **options: Any) -> Any:
-    """What a command prints with `--json`."""
-    return _command(verb)(*words, **options).data
+    result: CommandResult = spread(getattr(import_module(module), name))(*words, logs=seat.logs, **options)
+    return result
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------------
 
 
+def _verb(verb: str) -> Callable[..., Any]:
+    """A tool that answers what a verb says of a run."""
+    return lambda seat, run: _told(seat, verb, run=run)
+
+
 def _runs(seat: Seat, where: str | None = None, sort: str = "name", limit: int = 20) -> Any:
-    listed = _command("runs")(where=where, sort=sort, logs=seat.logs)
-    chosen: Sequence[Any] = listed.data if isinstance(listed.data, list) else []
-    hidden = ("settings", "values")
-    rows = [{name: value for name, value in row.items() if name not in hidden} for row in chosen[: max(1, limit)]]
-    return {"runs": rows, "not_listed": len(chosen) - len(rows), "said": list(listed.talk)}
-
-
-def _status(seat: Seat, run: str) -> Any:
-    return _told("status", run=seat.run(run).run, logs=seat.logs)
+    listed = _result(seat, "runs", where=where, sort=sort)
+    found: Any = listed.data
+    rows = [dict(row) for row in found]
+    for row in rows:
+        del row["settings"], row["values"]
+    shown = rows[: max(1, limit)]
+    return {"runs": shown, "not_listed": len(rows) - len(shown), "said": list(listed.talk)}
 
 
 def _events(
     seat: Seat, run: str, since: str | None = None, kinds: Sequence[str] = (), open_only: bool = False, limit: int = 20
 ) -> Any:
-    paths = seat.run(run)
-    if since is None:
-        most = max(1, min(limit, 200))
-        rows = _told("log", kind=list(kinds), limit=most, only_open=open_only, run=paths.run, logs=seat.logs)
-        later = len(rows)
-    else:
-        journal = read_journal(paths)
-        start = journal.entries.index(journal.find(since))
-        found = [one for one in journal.entries[start + 1 :] if not kinds or one.kind in kinds]
-        later = len(found)
-        rows = [json.loads(one.to_json()) for one in found[: max(1, limit)]]
+    rows = _told(seat, "log", run=run, only_open=open_only, limit=0, reverse=since is not None)
+    if since is not None:
+        known = read_journal(seat.run(run)).find(since).id
+        rows = rows[[row["id"] for row in rows].index(known) + 1 :]
+    if kinds:
+        rows = [row for row in rows if row["kind"] in kinds]
+    shown = rows[: max(1, min(limit, 200))]
     names = ("id", "ts", "kind", "launch", "step", "title")
-    short = [{name: row[name] for name in names if row.get(name) not in (None, "")} for row in rows]
-    return {"events": short, "not_listed": later - len(short)}
-
-
-def _entry(seat: Seat, run: str, id: str) -> Any:
-    return _told("show", id, run=seat.run(run).run, logs=seat.logs)
+    return {"events": [{name: row.get(name) for name in names} for row in shown], "not_listed": len(rows) - len(shown)}
 
 
 def _curve(
@@ -303,44 +283,11 @@ def _curve(
 
 
 def _compare(seat: Seat, runs: list[str], channel: str = "loss") -> Any:
-    return _told("compare", [seat.run(name).run for name in runs], channel=channel, logs=seat.logs)
+    return _told(seat, "compare", [seat.run(name).run for name in runs], channel=channel)
 
 
 def _spikes(seat: Seat, run: str) -> Any:
-    from chronicle.cli.options import settings_with_checkpoints
-    from chronicle.watch.scan import scan_run
-
-    settings = settings_with_checkpoints(seat.run(run).run, seat.logs, None)
-    told = scan_run(settings.paths, settings.checkpoints_dir, options=()).to_json()
-    return {name: value for name, value in told.items() if name != "spark"}
-
-
-def _costs(seat: Seat, run: str) -> Any:
-    return _told("costs", run=seat.run(run).run, logs=seat.logs)
-
-
-def _changes(seat: Seat, run: str, first: int, second: int) -> Any:
-    from chronicle.story.launch_settings import changes_between
-
-    read = Run(seat.run(run))
-    known = [one.number for one in read.launches]
-    for number in (first, second):
-        if number not in known:
-            raise UsageProblem(f"run `{run}` has no launch {number}: it has {', '.join(map(str, known[-12:])) or 'none'}")
-    changes = changes_between(read.settings(first), read.settings(second))
-    return {"first": first, "second": second, "changes": [one.words for one in changes]}
-
-
-def _latest(seat: Seat, run: str) -> Any:
-    return _told("latest", run=seat.run(run).run, logs=seat.logs)
-
-
-def _audit(seat: Seat, run: str) -> Any:
-    return _told("audit", run=seat.run(run).run, logs=seat.logs)
-
-
-def _processes(seat: Seat, run: str) -> Any:
-    return _told("ps", run=seat.run(run).run, logs=seat.logs)
+    return {name: value for name, value in _told(seat, "spikes", run=run).items() if name != "spark"}
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------------
@@ -366,23 +313,11 @@ def _note(seat: Seat, run: str, text: str, step: int | None = None, launch: int 
 # --- proposing --------------------------------------------------------------------------------------------------------------
 
 
-def _plan_rollback(
-    seat: Seat,
-    run: str,
-    to: int,
-    reason: str,
-    lr_scale: float | None = None,
-    skip_batches: int = 0,
-    warmup: int = 0,
-    reshuffle: bool = False,
-) -> Any:
+def _plan_rollback(seat: Seat, run: str, to: int, reason: str, **changes: Any) -> Any:
     paths = seat.run(run)
     with tempfile.TemporaryDirectory(prefix="chronicle-plan-") as directory:
         file = Path(directory) / "plan.json"
-        planned = _command("rollback")(
-            to=str(to), lr_scale=lr_scale, skip_batches=skip_batches, warmup=warmup, reshuffle=reshuffle,
-            plan_out=file, run=paths.run, logs=seat.logs,
-        )  # fmt: skip
+        planned = _result(seat, "rollback", to=str(to), plan_out=file, run=paths.run, **changes)
         content = file.read_bytes()
     from chronicle.journal.writer import store_bytes
 
@@ -393,7 +328,8 @@ def _plan_rollback(
     cost, head = (data.get("cost") or {}).get("steps"), summarize_run(paths)["step"]
     if isinstance(head, int):  # the log may be ahead of what the plan knows
         cost = max(cost or 0, head - to)
-    asked = {"asked": "rollback", "digest": digest, "to": to, "lr_scale": lr_scale, "cost_steps": cost, "plan": kept["sha256"]}
+    asked = {"asked": "rollback", "digest": digest, "to": to, "cost_steps": cost, "plan": kept["sha256"]}
+    asked["lr_scale"] = changes.get("lr_scale")
     seat.write(paths, f"an agent proposes to go back to step {to}", reason, asked, step=to, data={"evidence": [kept]})
     return _proposed(seat, "rollback", asked, command) | {"plan": planned.text}
 
@@ -469,7 +405,7 @@ def _apply(seat: Seat, run: str, digest: str) -> Any:
     if verb == "stop":
         return _stop(paths, asked)
     plan = paths.object_path(str(asked["plan"]))
-    return {"done": "rollback", **_told("rollback", plan_in=plan, yes=True, run=paths.run, logs=seat.logs)}
+    return {"done": "rollback", **_told(seat, "rollback", plan_in=plan, yes=True, run=run)}
 
 
 def _stop(paths: RunPaths, asked: Mapping[str, Any]) -> Any:
@@ -498,53 +434,68 @@ def _applied(notes: Sequence[tuple[Entry, Mapping[str, Any]]], verb: str, now: f
 
 # --- the tools --------------------------------------------------------------------------------------------------------------
 
-RUN = {"run": ("string", "name of the run")}
-WHY = {"reason": ("string", "why: incident, onset, evidence")}
+WORDS = {  # of the arguments: what each is, with the type of those that are no string
+    "abandoned": ("boolean", "also what a rollback left behind"),
+    "around": ("integer", "step"),
+    "channel": ("string", "name [loss]"),
+    "digest": ("string", "digest that the plan gave"),
+    "first": ("integer", "number of a launch"),
+    "id": ("string", "id of the entry, or its end"),
+    "kinds": ("texts", "only these kinds"),
+    "launch": ("integer", "number of a launch"),
+    "limit": ("integer", "at most so many [20]"),
+    "lr_scale": ("number", "factor of every LR"),
+    "open_only": ("boolean", "only entries without an outcome"),
+    "points": ("integer", "at most so many [40]"),
+    "reason": ("string", "why: incident, onset, evidence"),
+    "reshuffle": ("boolean", "another order of the data"),
+    "run": ("string", "name of the run"),
+    "runs": ("texts", "names"),
+    "second": ("integer", "number of a launch"),
+    "since": ("string", "id of an entry: what was written after it, oldest first"),
+    "skip_batches": ("integer", "skip the data of N steps"),
+    "sort": ("string", "column, setting or channel; `-NAME` for the highest first"),
+    "step": ("integer", "step"),
+    "text": ("string", "first line: the title"),
+    "to": ("integer", "step of the checkpoint"),
+    "warmup": ("integer", "warm up again over N steps"),
+    "where": ("string", 'condition, as `lr > 1e-3 and status != "finished"`'),
+}
+
+
+def _changes(seat: Seat, run: str, first: int, second: int) -> Any:
+    return _told(seat, "diff", launch=(first, second), run=run)
+
+
+def _entry(seat: Seat, run: str, id: str) -> Any:
+    return _told(seat, "show", id, run=run)
 
 
 def tools() -> tuple[Tool, ...]:
     """Every tool of the seat: reading first, then `note`, then plans."""
     return (
-        Tool(name="runs", says="List the runs with state, step, loss, LR.", answer=_runs, arguments={
-            "where?": ("string", 'condition, as `lr > 1e-3 and status != "finished"`'),
-            "sort?": ("string", "column, setting or channel; `-NAME` for the highest first"),
-            "limit?": ("integer", "at most so many runs [20]")}),
-        Tool(name="status", says="Where a run is, what is open, what to do next.", answer=_status, arguments=RUN),
-        Tool(name="events", says="Journal entries: the newest, or those after an entry.", answer=_events, arguments={
-            **RUN, "since?": ("string", "id of an entry: what was written after it, oldest first"),
-            "kinds?": ("texts", "only these kinds"), "open_only?": ("boolean", "only entries without an outcome"),
-            "limit?": ("integer", "at most so many [20]")}),
-        Tool(name="entry", says="One journal entry whole, with what refers to it.", answer=_entry,
-             arguments={**RUN, "id": ("string", "id of the entry, or its end")}),
-        Tool(name="curve", says="A channel of the lineage, each step once: whole (medians), or every point around a step.",
-             answer=_curve, arguments={
-                 **RUN, "channel?": ("string", "name [loss]"), "around?": ("integer", "step"),
-                 "points?": ("integer", "at most so many [40]"),
-                 "abandoned?": ("boolean", "also what a rollback left behind")}),
-        Tool(name="compare", says="Runs side by side: values at equal steps, settings that differ.", answer=_compare,
-             arguments={"runs": ("texts", "names"), "channel?": ("string", "name [loss]")}),
-        Tool(name="spikes", says="Divergences in a run's log, and the rollback that an open one calls for.", answer=_spikes,
-             arguments=RUN),
-        Tool(name="costs", says="Goodput, lost steps and hours by cause.", answer=_costs, arguments=RUN),
-        Tool(name="changes", says="Settings that two launches have otherwise.", answer=_changes, arguments={
-            **RUN, "first": ("integer", "number of a launch"), "second": ("integer", "number of a launch")}),
-        Tool(name="latest", says="The newest whole checkpoint.", answer=_latest, arguments=RUN),
-        Tool(name="audit", says="Whether journal, logs and manifests hold together. Reads much.", answer=_audit, arguments=RUN),
-        Tool(name="processes", says="The living processes of a run on this host.", answer=_processes, arguments=RUN),
-        Tool(name="note", says="Write a note into the journal, signed with your name.", answer=_note, reads=False, arguments={
-            **RUN, "text": ("string", "first line: the title"), "step?": ("integer", "step"),
-            "launch?": ("integer", "number of a launch")}),
-        Tool(name="plan_rollback", says="Plan a rollback for a person to confirm. Changes nothing in the run.",
-             answer=_plan_rollback, reads=False, arguments={
-                 **RUN, "to": ("integer", "step of the checkpoint"), **WHY,
-                 "lr_scale?": ("number", "factor of every LR"), "skip_batches?": ("integer", "skip the data of N steps"),
-                 "warmup?": ("integer", "warm up again over N steps"), "reshuffle?": ("boolean", "another order of the data")}),
-        Tool(name="plan_stop", says="Plan to end the running launch, for a person to confirm. Changes nothing.",
-             answer=_plan_stop, reads=False, arguments={**RUN, **WHY}),
-        Tool(name="plan_relaunch", says="The command that starts the run again, for a person to type. Changes nothing.",
-             answer=_plan_relaunch, reads=False, arguments={**RUN, **WHY}),
-        Tool(name="apply", says="Apply a plan of yours, only within the budget that a person stated. Refused otherwise.",
-             answer=_apply, reads=False, arguments={**RUN, "digest": ("string", "digest that the plan gave")}),
+        Tool("runs", "List the runs with state, step, loss, LR.", "where? sort? limit?", _runs),
+        Tool("status", "Where a run is, what is open, what to do next.", "run", _verb("status")),
+        Tool("events", "Journal entries: the newest, or those after an entry.", "run since? kinds? open_only? limit?", _events),
+        Tool("entry", "One journal entry whole, with what refers to it.", "run id", _entry),
+        Tool("curve", "A channel of the lineage, each step once: whole (medians), or every point around a step.",
+             "run channel? around? points? abandoned?", _curve),
+        Tool("compare", "Runs side by side: values at equal steps, settings that differ.", "runs channel?", _compare),
+        Tool("spikes", "Divergences in a run's log, and the rollback that an open one calls for.", "run", _spikes),
+        Tool("costs", "Goodput, lost steps and hours by cause.", "run", _verb("costs")),
+        Tool("changes", "Settings that two launches have otherwise.", "run first second", _changes),
+        Tool("latest", "The newest whole checkpoint.", "run", _verb("latest")),
+        Tool("audit", "Whether journal, logs and manifests hold together. Reads much.", "run", _verb("audit")),
+        Tool("processes", "The living processes of a run on this host.", "run", _verb("ps")),
+        Tool("note", "Write a note into the journal, signed with your name.", "run text step? launch?", _note, reads=False),
+        Tool("plan_rollback", "Plan a rollback for a person to confirm. Changes nothing in the run.",
+             "run to reason lr_scale? skip_batches? warmup? reshuffle?", _plan_rollback, reads=False),
+        Tool("plan_stop", "Plan to end the running launch, for a person to confirm. Changes nothing.", "run reason",
+             _plan_stop, reads=False),
+        Tool("plan_relaunch", "The command that starts the run again, for a person to type. Changes nothing.", "run reason",
+             _plan_relaunch, reads=False),
+        Tool("apply", "Apply a plan of yours, only within the budget that a person stated. Refused otherwise.", "run digest",
+             _apply, reads=False),
     )  # fmt: skip
 
 

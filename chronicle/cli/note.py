@@ -10,18 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, InRun, need_run
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal.events import Amendment, Incident, Note
 from chronicle.journal.writer import JournalWriter, store_file
 from chronicle.paths import RunPaths
 from chronicle.story.plain import plain
-
-__all__ = ["note"]
 
 TEMPLATE = """
 # What happened? The first line is the title. Lines starting with # are ignored. An empty text aborts.
@@ -32,35 +28,43 @@ VERDICTS = ("open", "supported", "refuted")
 
 
 def note(
-    text: Annotated[
-        str | None,
-        typer.Argument(help="Text of the note; `-` reads standard input. Without it, $EDITOR opens.", show_default=False),
-    ] = None,
-    step: Annotated[int | None, typer.Option(help="Optimizer step of the note.")] = None,
-    launch: Annotated[int | None, typer.Option(help="Launch of the note.")] = None,
-    incident: Annotated[bool, typer.Option("--incident", help="Record an incident, which is open until it is closed.")] = False,
-    seen: Annotated[str | None, typer.Option(help="What was seen.")] = None,
-    suspect: Annotated[
-        list[str] | None, typer.Option(help="Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).")
-    ] = None,
-    did: Annotated[list[str] | None, typer.Option(help="Change, as `field: before -> after` (repeatable).")] = None,
-    expect: Annotated[str | None, typer.Option(help="What you expect now, before the outcome is known.")] = None,
-    rule: Annotated[str | None, typer.Option(help="Rule learnt; the report collects them.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="Host of the note (repeatable).")] = None,
-    attach: Annotated[list[Path] | None, typer.Option(help="File to keep with the note (repeatable).")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Tag (repeatable).")] = None,
-    amend: Annotated[str | None, typer.Option(help="Entry id that this note corrects.", metavar="ID")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    text: str | None = None,
+    step: int | None = None,
+    launch: int | None = None,
+    incident: bool = False,
+    seen: str | None = None,
+    suspect: list[str] | None = None,
+    did: list[str] | None = None,
+    expect: str | None = None,
+    rule: str | None = None,
+    host: list[str] | None = None,
+    attach: list[Path] | None = None,
+    tag: list[str] | None = None,
+    amend: str | None = None,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write a note into the journal.
 
     Example: chronicle note "Xid 64 on ip-26-0-147-135, node drained" --step 16430 --tag hardware
+
+    Options:
+      TEXT: Text of the note; `-` reads standard input. Without it, $EDITOR opens.
+      --step: Optimizer step of the note.
+      --launch: Launch of the note.
+      --incident: Record an incident, which is open until it is closed.
+      --seen: What was seen.
+      --suspect: Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).
+      --did: Change, as `field: before -> after` (repeatable).
+      --expect: What you expect now, before the outcome is known.
+      --rule: Rule learnt; the report collects them.
+      --host: Host of the note (repeatable).
+      --attach: File to keep with the note (repeatable).
+      --tag: Tag (repeatable).
+      --amend ID: Entry id that this note corrects.
     """
     if amend and incident:
         raise UsageProblem("--amend and --incident are both given: expected one of them")
-    settings = settings_from(run, logs)
+    settings = at.settings()
     paths = settings.paths
     fresh = not paths.journal_dir.is_dir()
     refs = (_find_entry(need_run(settings).paths, amend),) if amend else ()

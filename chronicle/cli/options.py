@@ -1,17 +1,20 @@
 """Shared parts of the commands: their options, the settings of the run, and the result that a command returns.
 
-`main.py` renders results for people or as JSON.
+Options that many commands have are a dataclass: `InRun`, `AtCheckpoints`, `Changing`. `spread` gives typer the options of such
+a parameter one by one. `main.py` renders results for people or as JSON.
 """
 
+import inspect
 import os
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_origin, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
@@ -20,25 +23,6 @@ from chronicle.settings import Settings, is_url, load_settings, refuse_store
 if TYPE_CHECKING:
     from rollback.checkpoint.layout import Checkpoint
 
-__all__ = [
-    "CheckpointsOption",
-    "CommandResult",
-    "ExitCode",
-    "ForceOption",
-    "JsonOption",
-    "LogsOption",
-    "RunOption",
-    "YesOption",
-    "checkpoint_named",
-    "given_flags",
-    "name_twins",
-    "nearest_runs",
-    "need_run",
-    "settings_from",
-    "settings_root",
-    "settings_with_checkpoints",
-]
-
 
 def _runs(incomplete: str) -> list[str]:
     from chronicle.cli.completion import complete_runs
@@ -46,21 +30,146 @@ def _runs(incomplete: str) -> list[str]:
     return complete_runs(incomplete)
 
 
-RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run.", metavar="NAME", autocompletion=_runs)]
-LogsOption = Annotated[Path | None, typer.Option("--logs", help="Directory of all runs [logs].", metavar="DIR")]
+RunOption = Annotated[str | None, Option("--run", help="Name of the run.", metavar="NAME", autocompletion=_runs)]
+LogsOption = Annotated[Path | None, Option("--logs", help="Directory of all runs [logs].", metavar="DIR")]
 CheckpointsOption = Annotated[
-    Path | None, typer.Option("--checkpoints", help="Directory in which the trainer saves checkpoints.", metavar="DIR")
+    Path | None, Option("--checkpoints", help="Directory in which the trainer saves checkpoints.", metavar="DIR")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON object.")]
 ForceOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--force",
         help="Continue although the run seems alive or its journal is damaged, for this reason.",
         metavar="REASON",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Options that several commands share; each field is one, with its help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InRun(Given):
+    """The options of a command that needs a run, and not where its checkpoints are."""
+
+    run: RunOption = None
+    logs: LogsOption = None
+    json: JsonOption = False
+
+    def settings(self) -> Settings:
+        """The settings of this command."""
+        return settings_from(self.run, self.logs)
+
+    def existing(self) -> Settings:
+        """The settings; raises `ChronicleError` when there is no such run."""
+        return need_run(self.settings())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtCheckpoints(Given):
+    """The options of a command that works on the checkpoints of a run."""
+
+    run: RunOption = None
+    logs: LogsOption = None
+    checkpoints: CheckpointsOption = None
+    json: JsonOption = False
+
+    def settings(self, *, stores: bool = False) -> Settings:
+        """The settings with the checkpoints directory. `stores`: the command reads object stores too."""
+        return settings_with_checkpoints(self.run, self.logs, self.checkpoints, stores=stores)
+
+    def existing(self, *, stores: bool = False) -> Settings:
+        """The settings; raises `ChronicleError` when there is no such run."""
+        return need_run(self.settings(stores=stores))
+
+    def flags(self) -> tuple[str, ...]:
+        """The directory flags as text, for the command that is proposed."""
+        return given_flags(self.logs, self.checkpoints)
+
+    def of(self, settings: Settings) -> Self:
+        """The same options, with the run and the places of these settings named."""
+        return replace(self, run=settings.run, logs=settings.logs_dir, checkpoints=settings.checkpoints_dir)
+
+    def checkpoint(self, named: str, *, stores: bool = False, count_steps: bool = True) -> "Checkpoint":
+        """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) of the run."""
+        if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
+            return checkpoint_named(named, None, count_steps=count_steps)
+        root = self.settings(stores=stores).need_checkpoints()
+        return checkpoint_named(named, root, count_steps=count_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forcing(AtCheckpoints):
+    """The options of a command that goes on by `--force` although the run seems alive or its journal is damaged."""
+
+    force: ForceOption = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changing(Forcing):
+    """The options of a command that changes checkpoints, and asks before."""
+
+    yes: YesOption = False
+
+
+IN_RUN, AT_CHECKPOINTS, FORCING, CHANGING = InRun(), AtCheckpoints(), Forcing(), Changing()  # the defaults of such a parameter
+ORDER = ("force", "yes", "run", "logs", "checkpoints", "json")  # in which `--help` lists these options
+
+
+def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a verb as typer reads it.
+
+    A parameter that is a `Given` becomes the options that it holds. The others are described in the docstring below
+    `Options:`, one row each in their order: what is typed, a colon, the help. One with an annotation of typer has no row.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Given)}
+    told, _, table = inspect.cleandoc(function.__doc__ or "").partition("\nOptions:\n")
+    rows = re.findall(r"^  (\S.*?): ((?:.|\n {4,})*)", table, re.MULTILINE)
+    plain = [name for name in signature.parameters if name not in groups]
+    plain = [name for name in plain if get_origin(hints[name]) is not Annotated]
+    described = {name: _typed(name, *row) for name, row in zip(plain, rows, strict=True)}
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            parameters += _options_of(groups[name], parameter.kind)
+            continue
+        hint = Annotated[hints[name], described[name]] if name in described else hints[name]
+        parameters.append(parameter.replace(annotation=hint))
+
+    def called(*words: Any, **given: Any) -> Any:
+        for name, group in groups.items():
+            named = [field.name for field in fields(group) if field.name in given]
+            given[name] = group(**{option: given.pop(option) for option in named})
+        return function(*words, **given)
+
+    called.__doc__, called.__name__ = told.strip(), function.__name__
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def _typed(name: str, what: str, text: str) -> Any:
+    """An option or an argument of typer, from its row: `--to N`, `-o, --out FILE`, `[FILE]`."""
+    found = " ".join(text.split())
+    if not what.startswith("-"):
+        return Argument(help=found, metavar=None if what == name.upper() else what)
+    words = what.split(" ")
+    names = [word.rstrip(",") for word in words if word.startswith("-")]
+    metavar = " ".join(word for word in words if not word.startswith("-"))
+    return Option(*names, help=found, metavar=metavar or None)
+
+
+def _options_of(group: type[Given], kind: Any) -> list[inspect.Parameter]:
+    """The options that a group holds: its own in their order, then the shared ones in that of `ORDER`."""
+    hints = get_type_hints(group, include_extras=True)
+    listed = sorted(fields(group), key=lambda field: ORDER.index(field.name) if field.name in ORDER else -1)
+    return [inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name]) for one in listed]
 
 
 def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
@@ -77,6 +186,11 @@ def settings_from(
     if settings.utc:
         os.environ["CHRONICLE_UTC"] = "1"  # for this command and what it starts
     return settings
+
+
+def all_runs(logs: Path | None) -> Path:
+    """The directory of all runs: of the settings, without asking which run is meant."""
+    return load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
 
 
 # --- The result of a command
@@ -200,15 +314,6 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
 
 
-def settings_root(
-    named: str, run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: bool = False
-) -> Path | None:
-    """The checkpoints directory of the settings; None when the checkpoint is given by its path."""
-    if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
-        return None
-    return settings_with_checkpoints(run, logs, checkpoints, stores=stores).need_checkpoints()
-
-
 def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> "Checkpoint":
     """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
     from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, select_checkpoint
@@ -220,8 +325,3 @@ def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True)
         return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None, root)
     path = root / named if root is not None and (root / named).exists() else named
     return open_checkpoint(path, count_steps=count_steps)
-
-
-def name_twins(*chosen: "Checkpoint") -> tuple[str, ...]:
-    """One line for each abandoned checkpoint of the same step: the step alone meant the one of the present lineage."""
-    return tuple(f"step {one.step} was also abandoned: {twin}" for one in chosen for twin in one.twins)

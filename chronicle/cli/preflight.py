@@ -5,20 +5,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from chronicle.audit.claims import read_quantity
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    ExitCode,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
@@ -28,27 +17,18 @@ from chronicle.preflight.host import Host, check_host, free_bytes, measured_save
 from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 from chronicle.settings import Settings
 
-__all__ = ["preflight"]
-
 DEFAULT_GRACE_SECONDS = 90.0
 
 
 def preflight(
-    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher after `--`; required for --full.")] = None,
-    facts: Annotated[
-        Path | None, typer.Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
-    ] = None,
-    params: Annotated[
-        str | None, typer.Option(help="Parameters that the model must have, within 1 %.", metavar="N")
-    ] = None,
-    devices: Annotated[int | None, typer.Option(help="Devices that the launch must use.", metavar="N")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Start the launcher to test saving, memory and parts.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed before.")] = False,
-    skip: Annotated[list[str] | None, typer.Option(help="Skip a check (repeatable).", metavar="PFnn")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    launcher: list[str] | None = None,
+    facts: Path | None = None,
+    params: str | None = None,
+    devices: int | None = None,
+    full: bool = False,
+    again: bool = False,
+    skip: list[str] | None = None,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Check a launch before it spends GPU hours.
 
@@ -56,8 +36,17 @@ def preflight(
     checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
     Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
+
+    Options:
+      LAUNCHER: The launcher after `--`; required for --full.
+      --facts FILE: JSON file with the trainer's facts [those of its last launch].
+      --params N: Parameters that the model must have, within 1 %.
+      --devices N: Devices that the launch must use.
+      --full: Start the launcher to test saving, memory and parts.
+      --again: Repeat experiments of --full that passed before.
+      --skip PFnn: Skip a check (repeatable).
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     command = tuple(launcher or ())
     skipped = require_known(skip or ())
     talk = (_make_experiments(settings, command, again),) if full else ()

@@ -2,11 +2,9 @@
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun, YesOption
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Swept
@@ -23,30 +21,21 @@ from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "describe_elsewhere",
-    "format_found",
-    "ps",
-    "sweep",
-]
 
-def ps(
-    sweep_: Annotated[bool, typer.Option("--sweep", help="End the orphans of earlier launches.")] = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    yes: YesOption = False,
-    json: JsonOption = False,
-) -> CommandResult:
+def ps(sweep_: bool = False, yes: YesOption = False, at: InRun = IN_RUN) -> CommandResult:
     """List the living processes of a run, or end its orphans.
 
     It lists the supervisor, the processes of the launches, and orphans of earlier launches. `--sweep` ends only processes
     of this run, user and boot, identified by token or record, never by name.
 
     Example: chronicle ps --sweep --yes
+
+    Options:
+      --sweep: End the orphans of earlier launches.
     """
+    paths = at.settings().paths
     if sweep_:
-        return sweep(run, logs, yes, json)
-    paths = settings_from(run, logs).paths
+        return _sweep(paths, yes=yes)
     launches = list_launches(read_journal(paths).entries)
     alive = find_alive(paths, launches)
     elsewhere = describe_elsewhere(paths, launches, time.time())
@@ -83,14 +72,8 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
 # --- chronicle ps --sweep
 
 
-def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False, json: JsonOption = False) -> CommandResult:
-    """End orphaned processes of earlier launches.
-
-    It ends only processes of this run, user and boot, identified by token or record, never by name.
-
-    Example: chronicle ps --sweep --run demo --yes
-    """
-    paths = settings_from(run, logs).paths
+def _sweep(paths: RunPaths, *, yes: bool) -> CommandResult:
+    """End orphaned processes of earlier launches: of this run, user and boot, identified by token or record, never by name."""
     journal = read_journal(paths)
     launches = list_launches(journal.entries)
     alive = find_alive(paths, launches)

@@ -5,10 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from chronicle.cli.main import FOLDED, VERBS, VerbGroup
+from chronicle.cli.main import VERBS, VerbGroup
 from chronicle.cli.options import ExitCode
-
-__all__ = ["render_reference"]
 
 HEAD = """# Commands
 
@@ -37,12 +35,9 @@ def render_reference() -> str:
     """The page: each command, in the order of `chronicle --help`."""
     group = VerbGroup(name="chronicle")
     lines = [HEAD]
-    for verb in (verb for verb in group.list_commands(None) if verb in VERBS):
-        command = group.get_command(None, verb)
-        if command is not None:
-            lines += _command(f"chronicle {verb}", command)
-    lines += ["## Old names\n", "They keep working and are no longer listed by `chronicle --help`.\n", "| | |\n|---|---|"]
-    lines += [f"| `chronicle {verb}` | `chronicle {words}` |" for verb, (_, words) in FOLDED.items()]
+    for verb in group.list_commands(None):
+        if verb in VERBS:
+            lines += _command(f"chronicle {verb}", group.get_command(None, verb))
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -55,26 +50,21 @@ def render_exit_codes() -> str:
 def _command(name: str, command: Any) -> Iterator[str]:
     inner = getattr(command, "commands", None)
     if inner:
-        yield f"## {name}\n"
-        yield _text(command) + "\n"
+        yield f"## {name}\n\n{_text(command)}\n"
         for word in inner:
             yield from _command(f"{name} {word}", inner[word])
         return
-    yield f"## {name}\n"
-    yield _text(command) + "\n"
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option"]
-    own = [p for p in options if not set(p.opts) & SHARED]
-    shared = sorted({word for p in options for word in p.opts} & SHARED - {"--help"})
-    usage = " ".join([name, *(_argument(p) for p in arguments), *(["[options]"] if options else [])])
-    yield f"```text\n{usage}\n```\n"
-    rows = [(_argument(p), p.help) for p in arguments] + [(_option(p), p.help) for p in own]
-    if rows:
-        yield "| | |\n|---|---|"
-        yield from (f"| `{words}` | {_cell(text)} |" for words, text in rows)
-        yield ""
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option"]
+    own = [one for one in options if not set(one.opts) & SHARED]
+    shared = sorted({word for one in options for word in one.opts} & SHARED - {"--help"})
+    yield f"## {name}\n\n{_text(command)}\n"
+    rows = [f"- `{_argument(one)}`: {_line(one.help)}" for one in arguments]
+    rows += [f"- `{_option(one)}`: {_line(one.help)}" for one in own]
     if shared:
-        yield "Also: " + ", ".join(f"`{word}`" for word in shared) + ".\n"
+        rows.append("- Also " + ", ".join(f"`{word}`" for word in shared))
+    if rows:
+        yield "\n".join(rows) + "\n"
 
 
 def _text(command: Any) -> str:
@@ -101,11 +91,11 @@ def _option(parameter: Any) -> str:
         return words
     choices = getattr(parameter.type, "choices", None)
     shown = parameter.metavar or ("|".join(map(str, choices)) if choices else str(parameter.type.name).upper())
-    return f"{words} {shown}".replace("|", "\\|")
+    return f"{words} {shown}"
 
 
-def _cell(text: object) -> str:
-    return " ".join(str(text or "").split()).replace("|", "\\|")
+def _line(text: object) -> str:
+    return " ".join(str(text or "").split())
 
 
 if __name__ == "__main__":

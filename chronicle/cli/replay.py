@@ -1,22 +1,12 @@
 """`chronicle replay` takes recorded steps again in a sandbox; `chronicle bisect` finds the change that made a run go bad."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    ExitCode,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    settings_with_checkpoints,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode
 from chronicle.errors import UsageProblem
+from chronicle.story.plain import say
 
 if TYPE_CHECKING:
     from chronicle.replay.bisect import Bisect, BisectAnswer
@@ -24,29 +14,18 @@ if TYPE_CHECKING:
     from chronicle.settings import Settings
     from rollback.plan.request import RollbackRequest
 
-__all__ = ["bisect", "replay_step", "show_tries"]
-
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": True}
 
 
 def replay_step(
-    step: Annotated[int, typer.Argument(help="The step to take again: optimizer steps completed when it was over.")],
-    command: Annotated[
-        list[str] | None, typer.Argument(help="After `--`: another command than the recorded one.", metavar="[-- COMMAND]")
-    ] = None,
-    launch: Annotated[int | None, typer.Option(help="The launch that took it [of the lineage].", metavar="N")] = None,
-    until: Annotated[int | None, typer.Option(help="Go on to this step [STEP].", metavar="STEP")] = None,
-    recorded_code: Annotated[
-        bool, typer.Option("--recorded-code", help="With the commit and the uncommitted changes of that launch.")
-    ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Never play it a second time.")] = False,
-    sandbox: Annotated[
-        Path | None, typer.Option(help="Where the replay writes; removed afterwards [the temporary directory].", metavar="DIR")
-    ] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    step: int,
+    command: list[str] | None = None,
+    launch: int | None = None,
+    until: int | None = None,
+    recorded_code: bool = False,
+    once: bool = False,
+    sandbox: Path | None = None,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Take a recorded step again, and name what differs.
 
@@ -57,13 +36,22 @@ def replay_step(
     Example: chronicle replay 30512 --until 30520
 
     Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared.
+
+    Options:
+      STEP: The step to take again: optimizer steps completed when it was over.
+      [-- COMMAND]: After `--`: another command than the recorded one.
+      --launch N: The launch that took it [of the lineage].
+      --until STEP: Go on to this step [STEP].
+      --recorded-code: With the commit and the uncommitted changes of that launch.
+      --once: Never play it a second time.
+      --sandbox DIR: Where the replay writes; removed afterwards [the temporary directory].
     """
     from chronicle.replay.replay import plan_replay, record_replay, replay
     from chronicle.replay.verdict import ReplayVerdict
 
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     plan = plan_replay(settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code)
-    found = replay(plan, sandbox=sandbox, once=once, say=_say)
+    found = replay(plan, sandbox=sandbox, once=once, say=say)
     entry = record_replay(found)
     unsure = found.judged.verdict is ReplayVerdict.NOT_COMPARED
     done = found.judged.verdict is ReplayVerdict.REPRODUCED
@@ -72,40 +60,22 @@ def replay_step(
 
 
 def bisect(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="After `--`: another command than the recorded one; {} is the value.", metavar="[-- COMMAND]"),
-    ] = None,
-    commits: Annotated[str | None, typer.Option(help="Which commit of the run's repository.", metavar="GOOD..BAD")] = None,
-    steps: Annotated[str | None, typer.Option(help="From which checkpoint on.", metavar="GOOD..BAD")] = None,
-    lr_scale: Annotated[str | None, typer.Option("--lr-scale", help="At which factor of the LR.", metavar="GOOD..BAD")] = None,
-    data: Annotated[str | None, typer.Option(help="The batch of which step.", metavar="FIRST..LAST")] = None,
-    values: Annotated[str | None, typer.Option(help="Which value of {} is the first bad one.", metavar="A,B,…")] = None,
-    among: Annotated[str | None, typer.Option(help="Which member makes it bad; {} is some of them.", metavar="A,B,…")] = None,
-    begin: Annotated[
-        int | None, typer.Option("--from", help="Begin at this checkpoint [the nearest verified one].", metavar="STEP")
-    ] = None,
-    until: Annotated[
-        int | None, typer.Option(help="A trial ends at this step [the alarm of the open incident].", metavar="STEP")
-    ] = None,
-    launch: Annotated[int | None, typer.Option(help="The launch to start again [of the lineage].", metavar="N")] = None,
-    bad_if: Annotated[
-        str, typer.Option("--bad-if", help="`incident`, `differs` (from the step prints), or as 'loss > 3.2'.", metavar="WHAT")
-    ] = "incident",
-    judge: Annotated[
-        str, typer.Option(help="Shell command that judges a trial: 0 good, 125 cannot tell, else bad.", metavar="COMMAND")
-    ] = "",
-    accept_unproved: Annotated[
-        str, typer.Option("--accept-unproved", help="With --lr-scale: edit an LR whose place is not proved.", metavar="REASON")
-    ] = "",
-    ends_known: Annotated[bool, typer.Option("--ends-known", help="Do not try the two ends first.")] = False,
-    sandbox: Annotated[
-        Path | None, typer.Option(help="Where trials write; removed afterwards [the temporary directory].", metavar="DIR")
-    ] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    command: list[str] | None = None,
+    commits: str | None = None,
+    steps: str | None = None,
+    lr_scale: str | None = None,
+    data: str | None = None,
+    values: str | None = None,
+    among: str | None = None,
+    begin: int | None = None,
+    until: int | None = None,
+    launch: int | None = None,
+    bad_if: str = "incident",
+    judge: str = "",
+    accept_unproved: str = "",
+    ends_known: bool = False,
+    sandbox: Path | None = None,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Find the change that made a run go bad, by halving.
 
@@ -118,6 +88,23 @@ def bisect(
     A node of several: chronicle bisect --among n1,n2,n3,n4 --until 900 -- srun -w {} python train.py
 
     Returns 0 when the change was found, 1 when it could not be told.
+
+    Options:
+      [-- COMMAND]: After `--`: another command than the recorded one; {} is the value.
+      --commits GOOD..BAD: Which commit of the run's repository.
+      --steps GOOD..BAD: From which checkpoint on.
+      --lr-scale GOOD..BAD: At which factor of the LR.
+      --data FIRST..LAST: The batch of which step.
+      --values A,B,…: Which value of {} is the first bad one.
+      --among A,B,…: Which member makes it bad; {} is some of them.
+      --from STEP: Begin at this checkpoint [the nearest verified one].
+      --until STEP: A trial ends at this step [the alarm of the open incident].
+      --launch N: The launch to start again [of the lineage].
+      --bad-if WHAT: `incident`, `differs` (from the step prints), or as 'loss > 3.2'.
+      --judge COMMAND: Shell command that judges a trial: 0 good, 125 cannot tell, else bad.
+      --accept-unproved REASON: With --lr-scale: edit an LR whose place is not proved.
+      --ends-known: Do not try the two ends first.
+      --sandbox DIR: Where trials write; removed afterwards [the temporary directory].
     """
     from chronicle.replay.bisect import Axis, plan_bisect, run_bisect
 
@@ -127,12 +114,12 @@ def bisect(
         raise UsageProblem(f"{len(given)} axes are named: expected one of " + ", ".join(f"--{axis}" for axis in Axis))
     axis, text = given[0]
     plan = plan_bisect(
-        settings_with_checkpoints(run, logs, checkpoints), axis, text,
+        at.settings(), axis, text,
         until=until, begin=begin, launch=launch, bad_if=bad_if, judge=judge, accept_unproved=accept_unproved,
         command=tuple(command or ()),
     )  # fmt: skip
-    _say(f"launch {plan.origin.launch} from {plan.origin.words} to step {plan.until}: {len(plan.candidates)} candidates")
-    answer, entry = run_bisect(plan, sandbox=sandbox, ends_known=ends_known, say=_say)
+    say(f"launch {plan.origin.launch} from {plan.origin.words} to step {plan.until}: {len(plan.candidates)} candidates")
+    answer, entry = run_bisect(plan, sandbox=sandbox, ends_known=ends_known, say=say)
     found = bool(entry.data.get("found"))
     text = _bisect_text(plan, answer, entry.data["answer"])
     told = {"entry": entry.id, **entry.data, "found": found}
@@ -154,7 +141,7 @@ def show_tries(settings: "Settings", request: "RollbackRequest", *, count: int, 
     options += ["--reshuffle"] if request.reshuffle else []
     places = {"run": settings.run, "logs": settings.logs_dir, "checkpoints": settings.checkpoints_dir}
     place = [word for key, name in places.items() if settings.origin.get(key) == "flag" for word in (f"--{key}", str(name))]
-    ranked, entry = try_ways(settings, request.step, options, count=count, steps=steps, place=place, say=_say)
+    ranked, entry = try_ways(settings, request.step, options, count=count, steps=steps, place=place, say=say)
     rows = [_row_of_try(number, row) for number, row in enumerate(entry.data["rows"], start=1)]
     best = ranked[0]
     back = best.way.begin[0] == request.step or bool(best.way.options)
@@ -189,10 +176,6 @@ def _text(found: "Replay") -> str:
         f"launch {origin.launch} again from {begun}, {times}; compared to step {last}, {found.seconds:.0f} s",
     ]
     return "\n".join(lines)
-
-
-def _say(line: str) -> None:
-    print(f"chronicle: {line}", file=sys.stderr, flush=True)
 
 
 replay_step.context_settings = CONTEXT  # type: ignore[attr-defined]

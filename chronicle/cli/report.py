@@ -6,9 +6,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.cli.options import (
+    IN_RUN,
+    CommandResult,
+    ExitCode,
+    InRun,
+    LogsOption,
+    RunOption,
+    all_runs,
+    need_run,
+    settings_from,
+)
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.report.html import render_html, render_state
@@ -16,35 +26,23 @@ from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
+from chronicle.story.plain import say
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import LaunchSeries, read_parent, read_series, with_machine
 
 if TYPE_CHECKING:
     from chronicle.report.index import ServedIndex
 
-__all__ = [
-    "render",
-    "serve",
-    "write_report",
-]
-
 OURS = 'name="generator" content="chronicle"'  # in the head of every page that we write
 
 
 def write_report(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
-    public: Annotated[
-        Path | None,
-        typer.Option("--public", help="Write a site of all runs of the logs directory into DIR instead.", metavar="DIR"),
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write the story as CHRONICLE.md with one picture instead.")
-    ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Of the Markdown: write nothing; exit 5 when it is outdated.")] = False,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the Markdown's picture (needs matplotlib).")] = True,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    out: Path | None = None,
+    public: Path | None = None,
+    markdown: bool = False,
+    check: bool = False,
+    plots: bool = True,
+    at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write the run as one HTML page, or its story as Markdown.
 
@@ -53,22 +51,26 @@ def write_report(
     Example: chronicle report -o tr-190.html
 
     An index of all runs with a page of each: chronicle report --public site
+
+    Options:
+      --out, -o: File to write [report.html of the run].
+      --public DIR: Write a site of all runs of the logs directory into DIR instead.
+      --markdown: Write the story as CHRONICLE.md with one picture instead.
+      --check: Of the Markdown: write nothing; exit 5 when it is outdated.
+      --plots/--no-plots: Draw the Markdown's picture (needs matplotlib).
     """
-    if public is not None and (out is not None or markdown or check or run is not None):
+    if public is not None and (out is not None or markdown or check or at.run is not None):
         raise UsageProblem("--public with --out, --markdown, --check or --run: the site has all runs of the logs directory")
     if public is not None:
-        return _write_site(logs, public)
+        return _write_site(at.logs, public)
     if markdown and out is not None:
         raise UsageProblem("--markdown with --out: CHRONICLE.md is written into the run's own directory")
     if markdown or check:
-        return render(check, plots, run, logs, json)
-    settings = need_run(settings_from(run, logs))
-    paths = settings.paths
-    story = read_story(paths, signs_of_life=False)
-    series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
-    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    page = render_html(story, series, lost_seconds=lost, panels=panels, parent=read_parent(story, paths))
-    target = out or paths.report_html
+        return _write_markdown(at, check=check, plots=plots)
+    settings = at.existing()
+    story, series, rest = _told(settings.paths, signs_of_life=False)
+    page = render_html(story, series, **rest)
+    target = out or settings.paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
     return CommandResult(text=str(target), data=data)
@@ -78,9 +80,8 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     """The index of all runs and a page of each: files that any web server can serve."""
     from chronicle.report.index import write_site  # reads all runs: only this command
     from chronicle.runs import list_runs
-    from chronicle.settings import load_settings
 
-    directory = load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
+    directory = all_runs(logs)
     if out.exists() and not out.is_dir():
         raise UsageProblem(f"--public {out}: it is a file; name a directory")
     if not list_runs(directory):
@@ -88,33 +89,19 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     index = out / "index.html"
     if index.exists() and OURS not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UsageProblem(f"--public {out}: `{index}` is not one of ours and would be replaced", "name another directory")
-    rows = write_site(directory, out, page=_public_page)
+    rows = write_site(directory, out, page=_page)
     unread = [row for row in rows if row.get("problem")]
     talk = tuple(f"{row['name']} has no page: {row['problem']}" for row in unread)
     data = {"runs": [row["name"] for row in rows], "unreadable": [row["name"] for row in unread]}
     return CommandResult(text=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
 
 
-def _public_page(paths: RunPaths) -> str:
-    story, series, rest = _told(paths)
-    return render_html(story, series, **rest)
-
-
 # --- chronicle report --markdown
 
 
-def render(
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 5 when the file is outdated.")] = False,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
-    """Write the story of the run as Markdown, with one picture.
-
-    Example: chronicle report --markdown --check
-    """
-    settings = need_run(settings_from(run, logs))
+def _write_markdown(at: InRun, *, check: bool, plots: bool) -> CommandResult:
+    """Write the story of the run as Markdown, with one picture."""
+    settings = at.existing()
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
     picture = any(launch.span.has_steps for launch in story.launches)
@@ -140,7 +127,6 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
 
 def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
     from chronicle.report.lineage_picture import draw_lineage
-    from chronicle.story.series import read_parent, read_series
 
     numbers = [launch.number for launch in story.launches]
     try:
@@ -154,17 +140,11 @@ def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
 
 
 def serve(
-    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
-    host: Annotated[str, typer.Option(help="Address to serve on; any but 127.0.0.1 needs --token.")] = "127.0.0.1",
-    token: Annotated[
-        str | None, typer.Option(help="Where the token stands that a reader needs: env:NAME or file:PATH.", metavar="WHERE")
-    ] = None,
-    socket: Annotated[
-        Path | None, typer.Option("--socket", help="Serve on this Unix socket: for its owner and group.", metavar="FILE")
-    ] = None,
-    otlp: Annotated[
-        str | None, typer.Option(help="Also send what /metrics says to this OTLP/HTTP address each 15 s.", metavar="URL")
-    ] = None,
+    port: Annotated[int, Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    socket: Path | None = None,
+    otlp: str | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -179,6 +159,12 @@ def serve(
     For a team on this machine: chronicle serve --socket /run/chronicle/tr.sock
 
     Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token
+
+    Options:
+      --host: Address to serve on; any but 127.0.0.1 needs --token.
+      --token WHERE: Where the token stands that a reader needs: env:NAME or file:PATH.
+      --socket FILE: Serve on this Unix socket: for its owner and group.
+      --otlp URL: Also send what /metrics says to this OTLP/HTTP address each 15 s.
     """
     from chronicle.credentials import secret_of
     from chronicle.integrations.otlp import OtlpSender, otlp_target
@@ -199,7 +185,7 @@ def serve(
         ) from problem
     print(f"{server.url}  (read-only; Ctrl-C ends it)", file=sys.stderr, flush=True)
     if target is not None:
-        OtlpSender(server, target, lambda line: print(f"chronicle: {line}", file=sys.stderr, flush=True)).start()
+        OtlpSender(server, target, say).start()
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
@@ -220,14 +206,12 @@ def _many_runs(run: str | None, logs: Path | None) -> "ServedIndex | None":
         load_settings(Path.cwd(), os.environ, run=run, logs=logs)
         return None  # a run is named, here or in the settings, or there is one only
     except UsageProblem:
-        index = ServedIndex(
-            load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir, lambda paths: mark_of(fingerprint(paths))
-        )
+        index = ServedIndex(all_runs(logs), lambda paths: mark_of(fingerprint(paths)))
     return index if run is None and len(index.runs()) > 1 else None
 
 
-def _page(paths: RunPaths, mark: str) -> str:
-    """The served page."""
+def _page(paths: RunPaths, mark: str | None = None) -> str:
+    """The page; `mark`: of a served one, what the run was like."""
     story, series, rest = _told(paths)
     return render_html(story, series, mark=mark, **rest)
 
@@ -238,15 +222,14 @@ def _state(paths: RunPaths, mark: str) -> str:
     return render_state(story, series, mark=mark, **rest)
 
 
-def _told(paths: RunPaths) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
-    story = read_story(paths)
+def _told(paths: RunPaths, *, signs_of_life: bool = True) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
+    story = read_story(paths, signs_of_life=signs_of_life)
     series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
     return story, series, {"lost_seconds": lost, "panels": panels, "parent": read_parent(story, paths)}
 
 
 def _status(paths: RunPaths) -> str:
-    from chronicle.story import read_story
     from chronicle.story.summary import check_lr, summarize
 
     story = read_story(paths)

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -24,6 +22,7 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 from chronicle.launch.beside import Beside
 from chronicle.settings import Settings
+from chronicle.story.plain import say
 
 if TYPE_CHECKING:
     from chronicle.launch.keeper import Killed
@@ -32,59 +31,25 @@ if TYPE_CHECKING:
     from chronicle.launch.restarts import HandedOver, Policy
     from chronicle.watch.autopilot import Ended
 
-__all__ = ["run_launcher"]
-
 DEFAULT_GRACE_SECONDS = 90.0
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 
 def run_launcher(
-    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher and its arguments, after `--`.")] = None,
-    on_propose: Annotated[
-        str, typer.Option(help="What to do when the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
-    ] = "continue",
-    grace: Annotated[
-        float | None,
-        typer.Option(help="Seconds from a forwarded signal to KILL [90, or twice the longest save].", metavar="SECONDS"),
-    ] = None,
-    accept_change: Annotated[
-        str | None,
-        typer.Option(help="Accept that model, data, topology or precision differ from the plan.", metavar="REASON"),
-    ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(help="Skip a preflight check (repeatable; recorded).", metavar="PFnn")
-    ] = None,
-    autopilot: Annotated[
-        bool, typer.Option("--autopilot", help="Apply proposed rollbacks and launch again, within budgets.")
-    ] = False,
-    node: Annotated[
-        bool, typer.Option("--node", help="This is one of several nodes of one launch (`srun`, or pods of one Job).")
-    ] = False,
-    sbatch: Annotated[
-        int | None, typer.Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
-    ] = None,
-    force: Annotated[
-        str | None,
-        typer.Option(help="Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why."),
-    ] = None,
-    restarts: Annotated[
-        int | None, typer.Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
-    ] = None,
-    crashes: Annotated[
-        int | None, typer.Option(help="Stop after N failures in a row without a newer verified checkpoint [3].", metavar="N")
-    ] = None,
-    restart_pause: Annotated[
-        float | None, typer.Option(help="Seconds before a restart without progress, doubled each time [10].", metavar="SECONDS")
-    ] = None,
-    on_stall: Annotated[
-        str, typer.Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")
-    ] = "report",
-    self_test: Annotated[
-        int | None,
-        typer.Option(
-            "--self-test", help="First take N steps twice in a sandbox, and say whether they are equal.", metavar="N"
-        ),
-    ] = None,
+    launcher: list[str] | None = None,
+    on_propose: str = "continue",
+    grace: float | None = None,
+    accept_change: str | None = None,
+    skip: list[str] | None = None,
+    autopilot: bool = False,
+    node: bool = False,
+    sbatch: int | None = None,
+    force: str | None = None,
+    restarts: int | None = None,
+    crashes: int | None = None,
+    restart_pause: float | None = None,
+    on_stall: str = "report",
+    self_test: int | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -101,6 +66,22 @@ def run_launcher(
 
     Returns the launcher's exit code, 128+n for a signal, 125 when it could not be started, 3 when the run directory is a
     copy or its journal is damaged.
+
+    Options:
+      LAUNCHER: The launcher and its arguments, after `--`.
+      --on-propose ACTION: What to do when the detector proposes a rollback: `stop` or `continue`.
+      --grace SECONDS: Seconds from a forwarded signal to KILL [90, or twice the longest save].
+      --accept-change REASON: Accept that model, data, topology or precision differ from the plan.
+      --skip PFnn: Skip a preflight check (repeatable; recorded).
+      --autopilot: Apply proposed rollbacks and launch again, within budgets.
+      --node: This is one of several nodes of one launch (`srun`, or pods of one Job).
+      --sbatch N: Print a batch script for N nodes; start nothing.
+      --force: Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why.
+      --restarts N: Start again by itself, at most N times (policy: docs/launching.md).
+      --crashes N: Stop after N failures in a row without a newer verified checkpoint [3].
+      --restart-pause SECONDS: Seconds before a restart without progress, doubled each time [10].
+      --on-stall ACTION: What to do when the launch stands still: `report`, or `stop` it as a hang.
+      --self-test N: First take N steps twice in a sandbox, and say whether they are equal.
     """
     from chronicle.launch.launching import LaunchRequest, launch
 
@@ -140,11 +121,11 @@ def run_launcher(
         node=_node(policy) if node else None,
     )
     live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
-    one = functools.partial(launch, live_watch=live_watch)
+    check = functools.partial(_check_before, settings, command, grace, skipped, force)
+    starting = _Starting(settings, request, functools.partial(launch, live_watch=live_watch), check, autopilot)
     if policy is not None:
-        check = functools.partial(_check_before, settings, command, grace, skipped, force)
-        return CommandResult(exit_code=_kept(settings, request, one, policy, check, autopilot=autopilot))
-    end = _mirrored(settings, request, functools.partial(one, request), autopilot=autopilot)
+        return CommandResult(exit_code=starting.keep(policy))
+    end = starting.mirrored(lambda: starting.launch(request))
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
 
 
@@ -154,64 +135,83 @@ def _self_test(settings: Settings, command: tuple[str, ...], steps: int, environ
     from chronicle.replay.replay import self_test
 
     try:
-        found = self_test(settings, command, steps, environ=environ, say=_say)
+        found = self_test(settings, command, steps, environ=environ, say=say)
         words = ": ".join([found.verdict.value, "; ".join([found.why, *found.evidence])])
     except ChronicleError as problem:
         words = f"not compared: {problem.message}"
-    _say(f"self-test: {words}")
+    say(f"self-test: {words}")
     return words
 
 
-def _mirrored(
-    settings: Settings, request: "LaunchRequest", begin: "Callable[[], LaunchResult]", *, autopilot: bool
-) -> "Ended":
-    """One launch, or those that an autopilot or a policy makes of it, beside the processes that feed MLflow and send alerts."""
-    first_node = request.node is None or request.node[1] == 0
-    courier = _start_alerts(settings, first_node=first_node)
-    mirror = _start_mirror(settings, first_node=first_node)
-    try:
-        if autopilot:
+class _Starting(NamedTuple):
+    """A launch that is about to start, once or as a policy says."""
+
+    settings: Settings
+    request: "LaunchRequest"
+    launch: "Callable[[LaunchRequest], LaunchResult]"
+    check: Callable[[], object]  # of the host, before each further launch
+    autopilot: bool
+
+    def mirrored(self, begin: "Callable[[], LaunchResult]") -> "Ended":
+        """One launch, or those that an autopilot makes of it, beside the processes that feed MLflow and send alerts."""
+        first_node = self.request.node is None or self.request.node[1] == 0
+        courier = _start_alerts(self.settings, first_node=first_node)
+        mirror = _start_mirror(self.settings, first_node=first_node)
+        try:
+            if not self.autopilot:
+                return begin()
             from chronicle.watch.autopilot import run_autopilot
 
-            return run_autopilot(settings.paths, begin, _type_command, _say)
-        return begin()
-    finally:
-        feeding = mirror.pid
-        if not mirror.stop():
-            _say(f"process {feeding} still sends data to MLflow; it exits when it is done")
-        courier.stop(0.0)  # it goes on by itself until what is due is sent
+            return run_autopilot(self.settings.paths, begin, _type_command, say)
+        finally:
+            feeding = mirror.pid
+            if not mirror.stop():
+                say(f"process {feeding} still sends data to MLflow; it exits when it is done")
+            courier.stop(0.0)  # it goes on by itself until what is due is sent
 
+    def keep(self, policy: "Policy") -> int:
+        """Launch as the policy says, below a keeper that replaces a killed supervisor; the exit code."""
+        from chronicle.cli.main import explain
+        from chronicle.launch.admission import end_left_behind
+        from chronicle.launch.keeper import Killed, keep_supervised
+        from chronicle.launch.restarts import chain_of, stand_down
 
-def _kept(
-    settings: Settings,
-    request: "LaunchRequest",
-    launch: "Callable[[LaunchRequest], LaunchResult]",
-    policy: "Policy",
-    check: Callable[[], object],
-    *,
-    autopilot: bool,
-) -> int:
-    """Launch as the policy says, below a keeper that replaces a killed supervisor; the exit code."""
-    from chronicle.cli.main import explain
-    from chronicle.launch.admission import end_left_behind
-    from chronicle.launch.keeper import Killed, keep_supervised
-    from chronicle.launch.restarts import chain_of, stand_down
+        node, grace = self.request.node, self.request.grace_seconds
+        chain = chain_of(self.request.environ, node)  # of all its launches
 
-    chain = chain_of(request.environ, request.node)
+        def work(killed: Killed | None) -> int:
+            if killed is not None and self.settings.paths.journal_dir.is_dir():
+                end_left_behind(self.settings.paths, killed, grace)
+                if node is not None:
+                    return stand_down(self.settings, node, grace, killed)
+            replaced = iter([killed])  # an autopilot begins several times, and stands in for it once
+            return self.mirrored(lambda: self._unattended(policy, chain, next(replaced, None))).exit_code
 
-    def work(killed: Killed | None) -> int:
-        if killed is not None and settings.paths.journal_dir.is_dir():
-            end_left_behind(settings.paths, killed, request.grace_seconds)
-            if request.node is not None:
-                return stand_down(settings, request.node, request.grace_seconds, killed)
-        replaced = iter([killed])  # an autopilot begins several times, and stands in for it once
+        return keep_supervised(work, most=policy.restarts, pause_seconds=0.5, say=say, explain=explain)
 
-        def begin() -> "LaunchResult":
-            return _unattended(settings, request, launch, policy, check, chain, next(replaced, None))
+    def _unattended(self, policy: "Policy", chain: str, killed: "Killed | None") -> "LaunchResult":
+        """Launch with what to resume from, and again as the policy says; of SLURM's nodes once: `chronicle again` decides."""
+        from chronicle.launch.restarts import hand_over_to_nodes, keep_going, keep_pods_going
 
-        return _mirrored(settings, request, begin, autopilot=autopilot).exit_code
+        settings, request = self.settings, self.request
+        first = True
 
-    return keep_supervised(work, most=policy.restarts, pause_seconds=0.5, say=_say, explain=explain)
+        def begin(handed: "HandedOver", part: "Node | None" = request.node) -> "LaunchResult":
+            nonlocal first
+            recorded = {**request.recorded, "chain": chain, "handed": handed.to_json()}
+            if not first:
+                self.check()  # of the host: disk, ports, strays and checkpoints may have changed
+                recorded.pop("fresh", None)  # that was the first launch
+            first = False
+            environ = {**request.environ, **handed.environment()}
+            return self.launch(replace(request, recorded=recorded, environ=environ, node=part))
+
+        if request.node is None:
+            return keep_going(settings, chain, policy, begin, say, killed=killed)
+        if not request.node.in_rounds:
+            return begin(hand_over_to_nodes(settings, request.node, chain, policy, say))
+        grace = request.grace_seconds
+        return keep_pods_going(settings, request.node, chain, policy, lambda part, handed: begin(handed, part), grace, say)
 
 
 def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "Policy":
@@ -222,38 +222,6 @@ def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "
         DEFAULT_CRASHES if crashes is None else crashes,
         DEFAULT_PAUSE_SECONDS if pause is None else pause,
     )
-
-
-def _unattended(
-    settings: Settings,
-    request: "LaunchRequest",
-    launch: "Callable[[LaunchRequest], LaunchResult]",
-    policy: "Policy",
-    check: Callable[[], object],
-    chain: str,
-    killed: "Killed | None",
-) -> "LaunchResult":
-    """Launch with what to resume from, and again as the policy says; of SLURM's nodes each once, `chronicle again` decides."""
-    from chronicle.launch.restarts import hand_over_to_nodes, keep_going, keep_pods_going
-
-    first = True
-
-    def begin(handed: "HandedOver", part: "Node | None" = request.node) -> "LaunchResult":
-        nonlocal first
-        recorded = {**request.recorded, "chain": chain, "handed": handed.to_json()}
-        if not first:
-            check()  # of the host: disk, ports, strays and checkpoints may have changed
-            recorded.pop("fresh", None)  # that was the first launch
-        first = False
-        return launch(replace(request, recorded=recorded, environ={**request.environ, **handed.environment()}, node=part))
-
-    if request.node is not None and request.node.in_rounds:
-        return keep_pods_going(
-            settings, request.node, chain, policy, lambda part, handed: begin(handed, part), request.grace_seconds, _say
-        )
-    if request.node is not None:
-        return begin(hand_over_to_nodes(settings, request.node, chain, policy, _say))
-    return keep_going(settings, chain, policy, begin, _say, killed=killed)
 
 
 def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
@@ -289,7 +257,7 @@ def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:
 
     if settings.mlflow_uri in (None, MLFLOW_OFF) or not first_node:
         return Beside()
-    return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=_say)
+    return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=say)
 
 
 def _start_alerts(settings: Settings, *, first_node: bool) -> Beside:
@@ -298,16 +266,12 @@ def _start_alerts(settings: Settings, *, first_node: bool) -> Beside:
         return Beside()
     from chronicle.alerts.process import start_alerts
 
-    return start_alerts(settings, talk=_say)
+    return start_alerts(settings, talk=say)
 
 
 def _type_command(words: Sequence[str]) -> int:
     """Run another `chronicle` command in a process of its own; returns its exit code."""
     return subprocess.run([sys.executable, "-m", "chronicle.cli.main", *words], check=False).returncode
-
-
-def _say(line: str) -> None:
-    print(f"chronicle: {line}", file=sys.stderr, flush=True)
 
 
 def _batch_script(
@@ -376,7 +340,7 @@ def _check_before(
         raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
     for result in results:
         if result.verdict is CheckVerdict.WARN:
-            _say(f"preflight {result.check} {result.title}: {result.message}")
+            say(f"preflight {result.check} {result.title}: {result.message}")
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped), **begun}
 

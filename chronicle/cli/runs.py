@@ -9,22 +9,22 @@ import ast
 import difflib
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption
+from chronicle.cli.options import CommandResult, JsonOption, LogsOption, all_runs
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.story.plain import format_age, format_number, plain
 from rollback.channels import Role, canonical_of
 
 if TYPE_CHECKING:
     from chronicle.report.comparison import ComparedArm
-
-__all__ = ["named_run", "runs", "show_comparison"]
 
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
 COLUMNS = ("name", "begins", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
@@ -34,27 +34,23 @@ OPERATORS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
 }  # fmt: skip
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 EXAMPLE = 'lr > 1e-3 and status != "finished"'
 
 
 def runs(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.",
-                                         metavar="[RUN…]")
-    ] = None,
+    names: list[str] | None = None,
     where: Annotated[
-        str | None, typer.Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
+        str | None, Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
     ] = None,
-    sort: Annotated[str, typer.Option(help="Order by this column or setting; `-NAME` for the highest first.")] = "name",
-    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag (repeatable).")] = None,
-    tree: Annotated[bool, typer.Option("--tree", help="Show forks below the run that they began from.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List also archived runs.")] = False,
-    add_tag: Annotated[list[str] | None, typer.Option("--add-tag", help="Give the named runs this tag (repeatable).")] = None,
-    remove_tag: Annotated[list[str] | None, typer.Option("--remove-tag", help="Take this tag off them (repeatable).")] = None,
-    archive: Annotated[
-        str | None, typer.Option("--archive", help="Leave the named runs out of lists; no file is moved.", metavar="REASON")
-    ] = None,
-    restore: Annotated[bool, typer.Option("--restore", help="Show archived runs in lists again.")] = False,
+    sort: str = "name",
+    tag: list[str] | None = None,
+    tree: bool = False,
+    every: bool = False,
+    add_tag: list[str] | None = None,
+    remove_tag: list[str] | None = None,
+    archive: str | None = None,
+    restore: bool = False,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -65,10 +61,21 @@ def runs(
     Example: chronicle runs --where 'loss < 2.1 and "baseline" in tags' --sort loss
 
     Set aside what is superseded: chronicle runs tr-180 tr-181 --archive "wrong tokenizer"
+
+    Options:
+      [RUN…]: Only these runs; needed with --add-tag, --remove-tag, --archive, --restore.
+      --sort: Order by this column or setting; `-NAME` for the highest first.
+      --tag: Only runs with this tag (repeatable).
+      --tree: Show forks below the run that they began from.
+      --all: List also archived runs.
+      --add-tag: Give the named runs this tag (repeatable).
+      --remove-tag: Take this tag off them (repeatable).
+      --archive REASON: Leave the named runs out of lists; no file is moved.
+      --restore: Show archived runs in lists again.
     """
     from chronicle.runs import rows_of
 
-    directory = _directory(logs)
+    directory = all_runs(logs)
     marked = _mark(directory, names or (), add_tag or (), remove_tag or (), archive, restore)
     found = [row for row in rows_of(directory) if not names or row["name"] in names]
     hidden = 0 if every or names else sum(bool(row.get("archived")) for row in found)
@@ -105,13 +112,9 @@ def _mark(
     from chronicle.runs import list_runs, mark_runs
 
     known = {one.run: one for one in list_runs(logs)}
-    missing = [name for name in names if name not in known]
-    if missing:
-        near = difflib.get_close_matches(missing[0], known, n=3) or list(known)[:8]
-        raise ChronicleError(
-            f"no run `{missing[0]}` in `{logs}`: found {', '.join(f'`{one}`' for one in near) or 'no run at all'}",
-            "name one of them, or another directory with --logs DIR",
-        )
+    for name in names:
+        if name not in known:
+            raise _no_run(name, logs, list(known))
     if not (add or remove or archive is not None or restore):
         return ()
     if not names:
@@ -122,6 +125,13 @@ def _mark(
     chosen = [known[name] for name in dict.fromkeys(names)]
     mark_runs(chosen, tags=add, untags=remove, archived=archived, why=archive or "")
     return (f"written into the journal of {', '.join(one.run for one in chosen)}",)
+
+
+def _no_run(name: str, logs: Path, known: Sequence[str]) -> ChronicleError:
+    near = difflib.get_close_matches(name, known, n=3) or known[:8]
+    found = ", ".join(f"`{one}`" for one in near) or "no run at all"
+    way_out = "name one of them, or another directory with --logs DIR"
+    return ChronicleError(f"no run `{name}` in `{logs}`: found {found}", way_out)
 
 
 def _as_tree(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -144,46 +154,37 @@ def _as_tree(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         if id(row) in seen:
             return
         seen.add(id(row))
-        step, parent = row.get("parent_step"), row.get("parent")
-        known_step = "step not known" if step is None else f"step {step}"
-        begins = None if parent is None else known_step if mark else f"{known_step} of {parent} (not listed)"
+        begins = None
+        if row.get("parent") is not None:
+            begins = "step not known" if row.get("parent_step") is None else f"step {row['parent_step']}"
+            begins += "" if mark else f" of {row['parent']} (not listed)"
         yield {**row, "branch": lead + mark, "begins": begins}
+        inner = {"": lead, "└─ ": f"{lead}   ", "├─ ": f"{lead}│  "}[mark]
         children = below.get(str(row.get("run_id")), [])
-        inner = lead + ("" if not mark else "   " if mark.startswith("└") else "│  ")
-        for at, child in enumerate(children):
-            yield from walk(child, inner, "└─ " if at == len(children) - 1 else "├─ ")
+        for child in children:
+            yield from walk(child, inner, "└─ " if child is children[-1] else "├─ ")
 
     for row in (*tops, *rows):  # the second time finds what only a circle of parents holds
         yield from walk(row, "", "")
-
-
-def _directory(logs: Path | None) -> Path:
-    """The directory of all runs: of the settings, without asking which run is meant."""
-    import os
-
-    from chronicle.settings import load_settings
-
-    return load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
 
 
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
 def _table(rows: Sequence[Mapping[str, Any]], sort: str) -> str:
+    if not rows:
+        return ""
     columns = [*COLUMNS, *((sort,) if sort not in COLUMNS else ())]
     cells = [[_cell(name, _lookup(row, name)) for name in columns] for row in rows]
     for row, line in zip(rows, cells, strict=True):
-        line[0] = f"{row.get('branch', '')}{line[0]}{' (archived)' * bool(row.get('archived'))}"
-    shown = [at for at, name in enumerate(columns) if name in ("name", "status") or any(line[at] for line in cells)]
-    widths = [max(len(columns[at]), *(len(line[at]) for line in cells)) if cells else 0 for at in shown]
-    lines = []
-    for line in [list(columns), *cells] if cells else []:
-        parts = (
-            line[at].ljust(width) if columns[at] in LEFT else line[at].rjust(width)
-            for at, width in zip(shown, widths, strict=True)
-        )
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
+        line[0] = f"{row.get('branch', '')}{line[0]}{' (archived)' if row.get('archived') else ''}"
+    lines: list[list[str]] = [[] for _ in range(len(rows) + 1)]
+    for name, *column in zip(columns, *cells, strict=True):
+        if name in ("name", "status") or any(column):
+            width = max(map(len, (name, *column)))
+            for line, cell in zip(lines, (name, *column), strict=True):
+                line.append(cell.ljust(width) if name in LEFT else cell.rjust(width))
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -211,82 +212,59 @@ def _select(rows: Sequence[Mapping[str, Any]], where: str | None) -> tuple[list[
         return list(rows), 0
     try:
         tree = ast.parse(where.strip(), mode="eval").body
-        _check(tree)
+        _value(tree, {"settings": {}, "values": {}})
     except (SyntaxError, ValueError, RecursionError) as problem:
         why = problem.msg if isinstance(problem, SyntaxError) else problem
         raise UsageProblem(f"--where `{where}` is not understood ({why})", f"expected as `{EXAMPLE}`") from problem
-    answers = [_holds(tree, row) for row in rows]
+    answers = [_value(tree, row) for row in rows]
     return [row for row, answer in zip(rows, answers, strict=True) if answer], answers.count(None)
 
 
 def _known_nowhere(where: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of a condition that are no column, setting or channel of any run."""
-    named = (_dotted(node) for node in ast.walk(ast.parse(where.strip(), mode="eval")))
-    whole = dict.fromkeys(name for name in named if name)
+    nodes = [node for node in ast.walk(ast.parse(where.strip())) if isinstance(node, ast.Name | ast.Attribute)]
+    whole = dict.fromkeys(ast.unparse(node) for node in nodes)
     names = [name for name in whole if not any(other.startswith(f"{name}.") for other in whole)]
     return [name for name in names if name not in COLUMNS and all(_lookup(row, name) is None for row in rows)]
 
 
-def _check(node: ast.AST) -> None:
-    """Raise ValueError for anything but comparisons, and, or, not, names, numbers, texts and lists of them."""
-    if isinstance(node, ast.BoolOp):
-        parts: Sequence[ast.AST] = node.values
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-        parts = [node.operand]
-    elif isinstance(node, ast.Compare) and all(type(one) in OPERATORS for one in node.ops):
-        parts = [node.left, *node.comparators]
-    elif isinstance(node, ast.List | ast.Tuple):
-        parts = node.elts
-    elif isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Attribute) and _dotted(node)):
-        parts = []
-    else:
-        raise ValueError(f"`{ast.unparse(node)}` is no comparison")
-    for part in parts:
-        _check(part)
+def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
+    """What a condition, or a part of one, is for this run; None where that is not known. Raises ValueError for anything else.
+
+    As in SQL, `or` needs one part that is true, `and` one that is false.
+    """
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List() | ast.Tuple():
+            return [_value(part, row) for part in node.elts]
+        case ast.Name() | ast.Attribute() if NAME.fullmatch(ast.unparse(node)):
+            return _lookup(row, ast.unparse(node))
+        case ast.UnaryOp(op=ast.USub()):
+            value = _value(node.operand, row)
+            return -value if isinstance(value, int | float) else None
+        case ast.UnaryOp(op=ast.Not()):
+            value = _value(node.operand, row)
+            return None if value is None else not value
+        case ast.BoolOp():
+            answers = [None if value is None else bool(value) for value in (_value(part, row) for part in node.values)]
+            deciding = isinstance(node.op, ast.Or)
+            if deciding in answers:
+                return deciding
+            return None if None in answers else not deciding
+        case ast.Compare() if all(type(how) in OPERATORS for how in node.ops):
+            values = [_value(part, row) for part in (node.left, *node.comparators)]
+            return _compared(node.ops, values)
+    raise ValueError(f"`{ast.unparse(node)}` is no comparison")
 
 
-def _dotted(node: ast.AST) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
-        return f"{before}.{node.attr}"
-    return ""
-
-
-def _holds(node: ast.AST, row: Mapping[str, Any]) -> bool | None:
-    """Whether it holds; None where that is not known. As in SQL, `or` needs one part that is true, `and` one that is false."""
-    if isinstance(node, ast.BoolOp):
-        answers = [_holds(part, row) for part in node.values]
-        deciding = isinstance(node.op, ast.Or)
-        return deciding if deciding in answers else None if None in answers else not deciding
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        answer = _holds(node.operand, row)
-        return None if answer is None else not answer
-    if not isinstance(node, ast.Compare):
-        value = _value(node, row)
-        return None if value is None else bool(value)
-    values = [_value(part, row) for part in (node.left, *node.comparators)]
+def _compared(ops: Sequence[ast.cmpop], values: Sequence[Any]) -> bool | None:
     if any(value is None for value in values):
         return None
     try:
-        return all(
-            OPERATORS[type(how)](one, other) for how, one, other in zip(node.ops, values, values[1:], strict=False)
-        )
+        return all(OPERATORS[type(how)](*pair) for how, pair in zip(ops, pairwise(values), strict=True))
     except TypeError:
         return None  # a text compared with a number
-
-
-def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_value(part, row) for part in node.elts]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _value(node.operand, row)
-        return -value if isinstance(value, int | float) else None
-    if isinstance(node, ast.Name | ast.Attribute):
-        return _lookup(row, _dotted(node))
-    return _holds(node, row)
 
 
 def _lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -309,21 +287,11 @@ def _sortable(value: Any) -> tuple[int, Any]:
 
 
 def show_comparison(
-    names: Annotated[
-        list[str],
-        typer.Argument(help="Runs: names, directories, or RUN@LAUNCH for the settings of a launch.", metavar="RUN…"),
-    ],
-    channel: Annotated[str, typer.Option(help="The channel that is compared.")] = "loss",
-    by: Annotated[
-        str, typer.Option(help="Align by `step`, `tokens`, training `time`, or from the common `ancestor`.", metavar="AXIS")
-    ] = "step",
-    margin: Annotated[
-        float | None,
-        typer.Option(help="Of two arms with several seeds: what counts as equal; chosen before looking.", metavar="VALUE"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
-    ] = None,
+    names: list[str],
+    channel: str = "loss",
+    by: str = "step",
+    margin: float | None = None,
+    out: Path | None = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
@@ -334,6 +302,13 @@ def show_comparison(
     Forks from where they parted: chronicle compare tr-190 tr-190-low --by ancestor
 
     Two arms at several seeds, by the studies' statistics: chronicle compare low-1 low-2 … high-1 high-2 … --margin 0.02
+
+    Options:
+      RUN…: Runs: names, directories, or RUN@LAUNCH for the settings of a launch.
+      --channel: The channel that is compared.
+      --by AXIS: Align by `step`, `tokens`, training `time`, or from the common `ancestor`.
+      --margin VALUE: Of two arms with several seeds: what counts as equal; chosen before looking.
+      --out FILE: Draw the curves into this file (.png, .svg or .pdf).
     """
     from chronicle.report.comparison import Alignment, arms_of, compare_runs, draw_comparison, tell
 
@@ -390,15 +365,9 @@ def named_run(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
     base, at, number = name.rpartition("@")
     launch = int(number) if at and number.isdigit() else None
     base = base if launch is not None else name
-    directory = Path(base) if "/" in base or (Path(base) / "journal").is_dir() else _directory(logs) / base
+    directory = Path(base) if "/" in base or (Path(base) / "journal").is_dir() else all_runs(logs) / base
     if not (directory / "journal").is_dir() and "/" not in base:
-        known = [one.run for one in list_runs(directory.parent)]
-        near = difflib.get_close_matches(base, known, n=3) or known[:8]
-        found = ", ".join(f"`{one}`" for one in near) or "no run at all"
-        raise ChronicleError(
-            f"no run `{base}` in `{directory.parent}`: found {found}",
-            "name one of them, or another directory with --logs DIR",
-        )
+        raise _no_run(base, directory.parent, [one.run for one in list_runs(directory.parent)])
     run = open_run(directory)
     if launch is not None and all(one.number != launch for one in run.launches):
         numbers = ", ".join(str(one.number) for one in run.launches[-8:]) or "none"

@@ -1,23 +1,12 @@
 """`chronicle skill`: the skill for agents that watch runs, printed or put where they look for skills."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from chronicle.cli.options import CommandResult, JsonOption
 from chronicle.errors import ChronicleError, UsageProblem
 
-__all__ = ["skill"]
 
-
-def skill(
-    directory: Annotated[
-        Path | None, typer.Argument(help="Where it looks for skills [.agents/skills].", metavar="[DIR]", show_default=False)
-    ] = None,
-    install: Annotated[bool, typer.Option("--install", help="Write DIR/chronicle/SKILL.md.")] = False,
-    json: JsonOption = False,
-) -> CommandResult:
+def skill(directory: Path | None = None, install: bool = False, json: JsonOption = False) -> CommandResult:
     """Print the skill for agents that watch runs, or install it.
 
     It says what they may read and write, and that they act on a run only as plans that a person confirms.
@@ -25,6 +14,10 @@ def skill(
     Example: chronicle skill --install
 
     For another agent: chronicle skill --install ~/.config/my-agent/skills
+
+    Options:
+      [DIR]: Where it looks for skills [.agents/skills].
+      --install: Write DIR/chronicle/SKILL.md.
     """
     from chronicle.skill import install_skill, skill_text
 

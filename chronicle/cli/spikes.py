@@ -2,86 +2,69 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from chronicle.cli.options import (
-    CheckpointsOption,
+    AT_CHECKPOINTS,
+    FORCING,
+    AtCheckpoints,
     CommandResult,
     ExitCode,
-    ForceOption,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    given_flags,
-    need_run,
+    Forcing,
+    Given,
     settings_from,
-    settings_with_checkpoints,
 )
-from chronicle.cli.transaction import read_sound_journal
 from chronicle.errors import UsageProblem
+from chronicle.goback.opened import read_sound_journal
 from chronicle.metrics.readers import LogReading, NothingToWatch, UnknownLog, line_format
 from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
 from rollback.channels import LossKind
 from rollback.detect import Tier
 from rollback.propose import Action, Proposal
 
-__all__ = [
-    "FormatOption",
-    "IgnoreOption",
-    "KindOption",
-    "LossOption",
-    "LrOption",
-    "StepOption",
-    "propose_rollback",
-    "reading_of",
-    "spikes",
-]
-
 BARS = "▁▂▃▄▅▆▇█"
 
 
-# --- What a person says about a log
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogWords(Given):
+    """What a person says about a log."""
 
-LossOption = Annotated[str | None, typer.Option("--loss", help="The series that is the loss.", metavar="NAME")]
-StepOption = Annotated[str | None, typer.Option("--step", help="The column that counts steps.", metavar="NAME")]
-LrOption = Annotated[str | None, typer.Option("--lr", help="The series that is the LR.", metavar="NAME")]
-IgnoreOption = Annotated[list[str] | None, typer.Option("--ignore", help="Series to leave out; `*` stands for any text.")]
-KindOption = Annotated[
-    LossKind | None, typer.Option("--kind", help="How the loss behaves: it falls, is a reward, or two networks compete.")
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--format", help="A line format of chronicle.toml, or a regular expression with named groups.", metavar="NAME|REGEX"
-    ),
-]
+    loss: Annotated[str | None, Option("--loss", help="The series that is the loss.", metavar="NAME")] = None
+    step: Annotated[str | None, Option("--step", help="The column that counts steps.", metavar="NAME")] = None
+    lr: Annotated[str | None, Option("--lr", help="The series that is the LR.", metavar="NAME")] = None
+    ignore: Annotated[
+        list[str] | None, Option("--ignore", help="Series to leave out; `*` stands for any text.")
+    ] = None
+    kind: Annotated[
+        LossKind | None, Option("--kind", help="How the loss behaves: it falls, is a reward, or two networks compete.")
+    ] = None
+    form: Annotated[
+        str | None,
+        Option(
+            "--format", help="A line format of chronicle.toml, or a regular expression with named groups.", metavar="NAME|REGEX"
+        ),
+    ] = None
+
+    def reading(self) -> LogReading:
+        """What these options say about a log."""
+        pattern = None if self.form is None else line_format(self.form, settings_from("file", None).formats)
+        ignore = tuple(self.ignore or ())
+        return LogReading(loss=self.loss, step=self.step, lr=self.lr, ignore=ignore, kind=self.kind, pattern=pattern)
 
 
-def reading_of(
-    loss: str | None, step: str | None, lr: str | None, ignore: Sequence[str] | None, kind: LossKind | None, form: str | None
-) -> LogReading:
-    """What these options say about a log."""
-    pattern = None if form is None else line_format(form, settings_from("file", None).formats)
-    return LogReading(loss=loss, step=step, lr=lr, ignore=tuple(ignore or ()), kind=kind, pattern=pattern)
+NO_WORDS = LogWords()
 
 
 def spikes(
-    files: Annotated[list[str] | None, typer.Argument(help="Log files, or the name of a run.", metavar="[FILE…|RUN]")] = None,
-    fail: Annotated[bool, typer.Option("--fail", help="Exit 5 when an event has tier warn or propose.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the loss and the events into this file.", metavar="PNG")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    loss: LossOption = None,
-    step: StepOption = None,
-    lr: LrOption = None,
-    ignore: IgnoreOption = None,
-    kind: KindOption = None,
-    form: FormatOption = None,
-    json: JsonOption = False,
+    files: list[str] | None = None,
+    fail: bool = False,
+    plot: Path | None = None,
+    words: LogWords = NO_WORDS,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """List spikes and divergences in training logs.
 
@@ -89,8 +72,13 @@ def spikes(
     that is known ends with 2; name the loss with --loss.
 
     Example: chronicle spikes train.log --fail
+
+    Options:
+      [FILE…|RUN]: Log files, or the name of a run.
+      --fail: Exit 5 when an event has tier warn or propose.
+      --plot PNG: Draw the loss and the events into this file.
     """
-    scans = _scan(files or [], run, logs, checkpoints, reading_of(loss, step, lr, ignore, kind, form))
+    scans = _scan(files or [], at, words.reading())
     if plot is not None:
         from chronicle.watch.scan import draw_scans
 
@@ -111,17 +99,15 @@ def _exit_code(scans: Sequence[Scan], *, fail: bool) -> ExitCode:
     return ExitCode.FINDINGS if fail and loud else ExitCode.DONE
 
 
-def _scan(
-    names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None, reading: LogReading
-) -> list[Scan]:
+def _scan(names: Sequence[str], at: AtCheckpoints, reading: LogReading) -> list[Scan]:
     """Scan each name: an existing file, else a run. Without a name, scan the run of this directory."""
     if not names:
-        settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
-        return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints), reading=reading)]
+        settings = at.existing()
+        return [scan_run(settings.paths, settings.checkpoints_dir, options=at.flags(), reading=reading)]
     scans = []
     for name in names:
         try:
-            scans.append(_scan_one(name, logs, checkpoints, reading))
+            scans.append(_scan_one(name, at, reading))
         except (UnknownLog, NothingToWatch, OSError) as problem:
             if len(names) == 1:
                 raise
@@ -129,17 +115,17 @@ def _scan(
     return scans
 
 
-def _scan_one(name: str, logs: Path | None, checkpoints: Path | None, reading: LogReading) -> Scan:
+def _scan_one(name: str, at: AtCheckpoints, reading: LogReading) -> Scan:
     path = Path(name)
     if path.exists() or Path(name.partition("#")[0]).is_file():  # `mlflow.db#RUN`
         with progress_bar(path) as progress:
-            return scan_file(path, checkpoints_dir=checkpoints, progress=progress, reading=reading)
+            return scan_file(path, checkpoints_dir=at.checkpoints, progress=progress, reading=reading)
     if "/" in name:
         raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
-    named = settings_with_checkpoints(name, logs, checkpoints)
+    named = replace(at, run=name).settings()
     if not named.paths.run_dir.is_dir():
         raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
-    return scan_run(named.paths, named.checkpoints_dir, options=given_flags(logs, checkpoints), reading=reading)
+    return scan_run(named.paths, named.checkpoints_dir, options=at.flags(), reading=reading)
 
 
 def describe_scan(scan: Scan) -> str:
@@ -185,22 +171,16 @@ def marks(scan: Scan) -> str:
 # --- chronicle propose, an old name: what `chronicle spikes` says last
 
 
-def propose_rollback(
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    force: ForceOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def propose_rollback(at: Forcing = FORCING) -> CommandResult:
     """Propose a checkpoint to go back to, with reasons.
 
     Changes nothing.
 
     Example: chronicle propose --run tr-190-80b
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
-    read_sound_journal(settings.paths, force)
-    scan = scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))
+    settings = at.existing()
+    read_sound_journal(settings.paths, at.force)
+    scan = scan_run(settings.paths, settings.checkpoints_dir, options=at.flags())
     if scan.proposal is None:
         text = f"nothing in run `{settings.run}` calls for a rollback ({scan.rows} points to step {scan.last_step})"
         return CommandResult(text=text, data={"proposal": None, "run": settings.run})

@@ -9,21 +9,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    need_run,
-    settings_with_checkpoints,
-)
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.journal import Journal
 from chronicle.journal.events import (
     EndCause,
@@ -39,15 +30,12 @@ from chronicle.journal.events import (
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
-from chronicle.settings import Settings
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
 from rollback.errors import RollbackError
-
-__all__ = ["show_status"]
 
 WELL = (EndCause.FINISHED, EndCause.PROPOSAL)  # causes of an end that need no explanation
 EXPECTED = (EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT)  # nothing broke
@@ -56,58 +44,53 @@ HEADS = ("DAMAGED:", "run")  # come first, in this order
 NAME_WIDTH = 12
 WIDTH, LEAST_WIDTH, ENDLESS = 80, 40, 1 << 20
 UNCUT: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+UNCUT_SPACE = "\u2007"  # where a line is not cut
 LOUD, WARN, PLAIN = "31;1", "33", ""  # how bad a row is, as the terminal's colour: red, yellow, none
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One fact: its name in the first column, "" where it continues the row above; the text; how bad it is."""
 
     name: str
     text: str
     tone: str = PLAIN
 
-    def lines(self, width: int) -> Iterator[str]:
+    def lines(self, width: int) -> list[str]:
         """The row within `width` columns; what stands between backticks is not cut."""
-        whole = "`".join(part.replace(" ", "\u2007") if at % 2 else part for at, part in enumerate(self.text.split("`")))
+        parts = self.text.split("`")
+        parts[1::2] = [part.replace(" ", UNCUT_SPACE) for part in parts[1::2]]
         lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH}}"
         rest = " " * NAME_WIDTH
-        wrapped = textwrap.wrap(whole, width, initial_indent=lead, subsequent_indent=rest, **UNCUT)
-        for line in wrapped or [lead]:
-            yield line.replace("\u2007", " ")
+        wrapped = textwrap.wrap("`".join(parts), width, initial_indent=lead, subsequent_indent=rest, **UNCUT)
+        return [line.replace(UNCUT_SPACE, " ") for line in wrapped or [lead]]
 
 
-def show_status(
-    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
-) -> CommandResult:
+def show_status(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     """Show where the run is, what is open and what to do next.
 
     Prints step, loss and LR of the lineage, the last checkpoint, open entries, and the next command.
 
     Example: chronicle status --run tr-190
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=True))
-    story = read_story(settings.paths)
-    lr = check_lr(story, settings.paths)
-    verdict = _verdict(story.last_checkpoint, story)
-    journal = Journal(run=story.run, entries=story.entries, problems=story.problems)
-    damage = find_damage(settings.paths, journal, quick=True)
-    beats = read_heartbeats(settings.paths.heartbeats_dir) if story.last_launch is not None and story.last_launch.alive else []
-    seen = _newest_on_disk(settings.checkpoints_dir, story) if story.last_checkpoint is None else ""
-    said = [_Row("DAMAGED:", plain(describe_damage(settings.paths, damage)), LOUD), _Row("", DAMAGED_HINT)] if damage else []
-    concerned = {matter.entry.launch for matter in story.open_matters}
-    printed = {launch for launch in concerned if launch is not None and _has_prints(settings, launch)}
-    text = _drawn([*said, *_screen(story, lr, verdict, seen, beats, time.time(), printed)])
+    settings = at.existing(stores=True)
+    paths, story = settings.paths, read_story(settings.paths)
+    lr = check_lr(story, paths)
+    saved, last = story.last_checkpoint, story.last_launch
+    verdict = find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
+    damage = find_damage(paths, Journal(run=story.run, entries=story.entries, problems=story.problems), quick=True)
+    beats = read_heartbeats(paths.heartbeats_dir) if last is not None and last.alive else []
+    seen = _newest_on_disk(settings.checkpoints_dir, story) if saved is None else ""
+    rows = [_Row("DAMAGED:", plain(describe_damage(paths, damage)), LOUD), _Row("", DAMAGED_HINT)] if damage else []
+    launches = {matter.entry.launch for matter in story.open_matters} - {None}
+    printed = {launch for launch in launches if (paths.launch_dir(launch or 0) / "prints-0.ring").exists()}
+    rows += _screen(story, lr, verdict, seen, beats, time.time(), printed)
     data = summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]}
-    return CommandResult(text=text, data=data | {"progress": {beat.host: beat.progress for beat in beats if beat.progress}})
+    progress = {beat.host: beat.progress for beat in beats if beat.progress}
+    return CommandResult(text=_drawn(rows), data=data | {"progress": progress})
 
 
 def _damaged(problem: JournalProblem) -> dict[str, object]:
     return {"check": problem.check, "file": problem.path.name, "line": problem.line, "message": problem.message}
-
-
-def _verdict(saved: SavedCheckpoint | None, story: Story) -> CheckpointVerdict | None:
-    return find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
 
 
 def _newest_on_disk(root: Path | None, story: Story) -> str:
@@ -137,20 +120,22 @@ def _drawn(rows: Sequence[_Row]) -> str:
     parts: list[list[_Row]] = []
     for row in rows:
         if row.name or not parts:
-            parts.append([row])
-        else:
-            parts[-1].append(row)
+            parts.append([])
+        parts[-1].append(row)
     order = (*HEADS, LOUD, WARN, PLAIN)
     parts.sort(key=lambda part: order.index(part[0].name if part[0].name in HEADS else part[0].tone))
     columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) >= LEAST_WIDTH else WIDTH if _on_terminal() else ENDLESS
+    width = WIDTH if _on_terminal() else ENDLESS
+    if columns.isdecimal() and int(columns) >= LEAST_WIDTH:
+        width = int(columns)
     coloured = _on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     lines = []
-    for part in parts:
-        tone = part[0].tone
-        for line in (line for row in part for line in row.lines(width)):
-            name, rest = line[:NAME_WIDTH], line[NAME_WIDTH:]
-            lines.append(f"\x1b[{tone}m{name}\x1b[0m{rest}" if coloured and tone and name.strip() else line)
+    for first, *rest in parts:
+        for line in (line for row in (first, *rest) for line in row.lines(width)):
+            name = line[:NAME_WIDTH]
+            if coloured and first.tone and name.strip():
+                line = f"\x1b[{first.tone}m{name}\x1b[0m{line[NAME_WIDTH:]}"
+            lines.append(line)
     return "\n".join(lines)
 
 
@@ -188,16 +173,16 @@ def _screen(
 
 def _where(story: Story, now: float) -> Iterator[_Row]:
     last, head = story.last_launch, story.headline
+    parent = [] if story.parent is None else [_Row("begins from", plain(describe_parent(story.parent)))]
     if last is None:
         yield _Row("run", f"{story.run} · no launch yet")
-        yield from _begins(story)
+        yield from parent
         return
-    place = f"step {head.step}" + (f" of launch {head.launch}" if head.launch else "")
+    place = f"step {head.step} of launch {head.launch}" if head.launch else f"step {head.step}"
     if head.launch is None and not head.step:  # without a guard and a log, steps may have been taken all the same
         place = "no step recorded"
-    age = _since(last, now)
-    yield _Row("run", f"{story.run} · {place} · launch {last.number} {last.outcome}{age}")
-    yield from _begins(story)
+    yield _Row("run", f"{story.run} · {place} · launch {last.number} {last.outcome}{_since(last, now)}")
+    yield from parent
     if last.because and not last.alive and last.cause not in WELL:
         yield _Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
     yield from _restart(story)
@@ -205,8 +190,8 @@ def _where(story: Story, now: float) -> Iterator[_Row]:
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
-        parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
-        yield _Row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
+        told = f"{launches}, {abandoned} steps abandoned" if abandoned else launches
+        yield _Row("lineage", f"{told} · {story.lineage.doubt}" if story.lineage.doubt else told)
 
 
 def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[_Row]:
@@ -263,11 +248,6 @@ def _restart(story: Story) -> Iterator[_Row]:
     found = [event for entry, event in events_of(story.entries, Restarted) if last is not None and entry.launch == last.number]
     if found and found[-1].decision != "finished" and last is not None and not last.alive:
         yield _Row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
-
-
-def _begins(story: Story) -> Iterator[_Row]:
-    if story.parent is not None:
-        yield _Row("begins from", plain(describe_parent(story.parent)))
 
 
 def _since(launch: LaunchStory, now: float) -> str:
@@ -354,27 +334,23 @@ def _guard(story: Story) -> Iterator[_Row]:
                 yield _Row("guard fault", plain(words), WARN)
 
 
-def _has_prints(settings: Settings, launch: int) -> bool:
-    """Whether a launch has step prints to compare a replay with."""
-    return (settings.paths.launch_dir(launch) / "prints-0.ring").exists()
-
-
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
     """What a replay found out about an incident, or the line that asks for one."""
     onset, launch = matter.onset, matter.entry.launch
     if onset is None or onset < 1:
         return
+    of_launch = [entry for entry in story.entries if entry.launch == launch]
     searched = [
-        event for entry, event in events_of(story.entries, Searched)
-        if entry.launch == launch and event.found and (event.start or 0) <= onset <= (event.until or 0)
+        event for _, event in events_of(of_launch, Searched)
+        if event.found and (event.start or 0) <= onset <= (event.until or 0)
     ]  # fmt: skip
     if searched:
         yield _Row("", plain(f"{'tried' if searched[-1].axis == 'rollback' else 'bisect'}: {searched[-1].answer}"))
     if launch not in printed:
         return
     found = [
-        event for entry, event in events_of(story.entries, Replayed)
-        if entry.launch == launch and entry.step is not None and entry.step <= onset <= (event.until or entry.step)
+        event for entry, event in events_of(of_launch, Replayed)
+        if entry.step is not None and entry.step <= onset <= (event.until or entry.step)
     ]  # fmt: skip
     if found:
         yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
@@ -400,7 +376,7 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
         yield _Row("", f"… and {hidden} more: `chronicle log --open`")
     if story.proposal is not None:
         yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
-        yield _Row("", plain(story.proposal.command).replace(" ", "\u2007"))  # to be pasted: on one line
+        yield _Row("", plain(story.proposal.command).replace(" ", UNCUT_SPACE))  # to be pasted: on one line
         if "--to" in story.proposal.command:
             yield _Row("", "other ways tried first, in a sandbox: `chronicle rollback --try 3`")
 

@@ -4,24 +4,14 @@ The journal is the log of operations: `undo --list` reads it, and the undo of ea
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import typer
-
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    ForceOption,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    YesOption,
-    settings_with_checkpoints,
-)
-from chronicle.cli.transaction import agree, find_undoable, open_run, uninterrupted
+from chronicle import goback
+from chronicle.cli.options import CHANGING, FORCING, Changing, CommandResult, Forcing, InRun
+from chronicle.cli.transaction import agree
 from chronicle.errors import ChronicleError, Refusal
+from chronicle.goback.applying import refuse_elsewhere
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import (
     EntryKind,
@@ -32,16 +22,8 @@ from chronicle.journal.events import (
     SetAside,
     find_open_transaction,
 )
-from chronicle.settings import Settings
 from chronicle.story.plain import format_when
 from rollback.transaction.apply import newer_checkpoints
-from rollback.transaction.protocol import Receipt, recover_change, undo_change
-
-__all__ = [
-    "operations",
-    "recover_transaction",
-    "undo_rollback",
-]
 
 
 class Operation(NamedTuple):
@@ -56,19 +38,7 @@ class Operation(NamedTuple):
         return self.entry.id[-8:]
 
 
-def undo_rollback(
-    operation: Annotated[
-        str | None,
-        typer.Argument(help="Id of the operation. Without it, the last rollback.", metavar="[ID]", show_default=False),
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List what was done, and whether it can be undone.")] = False,
-    force: ForceOption = None,
-    yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def undo_rollback(operation: str | None = None, listed: bool = False, at: Changing = CHANGING) -> CommandResult:
     """Undo the last rollback, or what `undo --list` names.
 
     Bytes, modes and times of edited files are restored, and later checkpoints are moved back. Checkpoints that a
@@ -78,41 +48,45 @@ def undo_rollback(
     Example: chronicle undo
 
     What was done to this run: chronicle undo --list
+
+    Options:
+      [ID]: Id of the operation. Without it, the last rollback.
+      --list: List what was done, and whether it can be undone.
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = at.settings()
     if listed:
         return _list(operations(read_journal(settings.paths).entries))
     if operation is not None:
         chosen = _find(operations(read_journal(settings.paths).entries), operation)
-        if chosen is not None and chosen.entry.kind != EntryKind.ROLLBACK_RECEIPT:
-            return _undo_other(chosen, settings, yes=yes, force=force)
-    if settings.checkpoints_url is not None:
-        from chronicle.cli.in_store import undo_store  # only where the checkpoints are in a store
-
-        return undo_store(settings, operation, force=force, yes=yes)
-    with open_run(settings, force=force) as opened:
-        entry = find_undoable(opened.journal.entries, operation)
+        if chosen.entry.kind != EntryKind.ROLLBACK_RECEIPT:
+            return _undo_other(chosen, at.of(settings))
+    with goback.open_run(settings, force=at.force) as opened:
+        entry = goback.find_undoable(opened.journal.entries, operation)
         if entry is None:
             return CommandResult(text="no rollback to undo", data={"changed": False})
-        opened.refuse_outside(entry)
-        opened.refuse_shared(entry)
-        newer = newer_checkpoints(entry.data)
-        text = _describe(entry, RollbackReceipt.of(entry), newer)
-        agree("Undo it?", text, yes=yes)
-        opened = opened.finishing(entry)
-        with uninterrupted():
-            receipt = undo_change(
-                Receipt(id=entry.id, data=entry.data),
-                newer=newer,
-                objects_dir=opened.paths.objects_dir,
-                record=opened.record,
-            )
-    data = {"changed": True, "receipt": receipt.id, "undone": entry.id, "abandoned": list(newer)}
+        refuse_elsewhere(opened, entry)
+        in_store = opened.bucket is not None
+        newer = () if in_store else newer_checkpoints(entry.data)
+        text = _describe_stored(entry) if in_store else _describe(entry, newer)
+        agree("Undo it?", text, yes=at.yes)
+        receipt = goback.undo(opened, entry, newer)
+    data: dict[str, object] = {"changed": True, "receipt": receipt.id}
+    if not in_store:
+        data |= {"undone": entry.id, "abandoned": list(newer)}
     talk = (receipt.left_over,) if receipt.left_over else ()
     return CommandResult(text=f"{text}\n\ndone ({receipt.id})", data=data, talk=talk)
 
 
-def _describe(entry: Entry, receipt: RollbackReceipt, newer: tuple[str, ...]) -> str:
+def _describe_stored(entry: Entry) -> str:
+    store = RollbackReceipt.of(entry).store
+    return (
+        f"undo of {entry.title or 'rollback'} ({entry.id})\n\n  pointer     {store['pointer']}\n"
+        f"  remove      {store['folder']}  (the copy that the rollback made)"
+    )
+
+
+def _describe(entry: Entry, newer: tuple[str, ...]) -> str:
+    receipt = RollbackReceipt.of(entry)
     lines = [f"undo of {entry.title or 'rollback'} ({entry.id}, {format_when(entry.ts)})", ""]
     lines += [f"  restore     {file['path'] or receipt.entry}" for file in receipt.files]
     lines += [f"  move back   {name}" for name in receipt.abandoned]
@@ -128,7 +102,7 @@ def operations(entries: Sequence[Entry]) -> list[Operation]:
     """Every act of the run that changed something outside its journal, in order of time."""
     backs = [one for one in entries if one.kind in TAKEN_BACK or (one.kind == EntryKind.NOTE and _is_mark(one))]
     done = {ref: entry for entry in backs for ref in entry.refs}
-    last = find_undoable(entries)
+    last = goback.find_undoable(entries)
     return [
         Operation(entry, _stands(entry, entries[place + 1 :], done.get(entry.id), last))
         for place, entry in enumerate(entries)
@@ -199,8 +173,8 @@ def _stands(entry: Entry, later: Sequence[Entry], taken_back: Entry | None, last
     return ""
 
 
-def _find(found: Sequence[Operation], wanted: str) -> Operation | None:
-    """The operation of this id; None where it may be a rollback's that the journal knows by another name."""
+def _find(found: Sequence[Operation], wanted: str) -> Operation:
+    """The operation of this id."""
     name = wanted.upper()
     chosen = [one for one in found if one.entry.id.endswith(name) or one.entry.id.startswith(name)]
     if len(chosen) > 1:
@@ -223,65 +197,49 @@ def _list(found: Sequence[Operation]) -> CommandResult:
     return CommandResult(text="\n".join(lines) or "nothing outside the journal was changed", data=rows)
 
 
-def _undo_other(one: Operation, settings: Settings, *, yes: bool, force: str | None) -> CommandResult:
+def _undo_other(one: Operation, at: Changing) -> CommandResult:
     """Undo an operation that is no rollback, by the verb that did it."""
     if one.stands:
         what = f"`{one.entry.title or one.entry.kind}` ({one.id}): {one.stands}"
         raise Refusal(what, "`chronicle undo --list` says what can be undone")
-    run, logs = settings.run, settings.logs_dir
     if one.entry.kind == EntryKind.QUARANTINE:
         from chronicle.cli.verify import verify_checkpoints
 
-        return verify_checkpoints(restore=one.entry.id, yes=yes, run=run, logs=logs, checkpoints=settings.checkpoints_dir)
+        return verify_checkpoints(restore=one.entry.id, yes=at.yes, at=at)
     if one.entry.kind == EntryKind.KEEP:
         from chronicle.cli.keep import keep
 
-        return keep(restore_id=one.entry.id, force=force, yes=yes, run=run, logs=logs, checkpoints=settings.checkpoints_dir)
+        return keep(restore_id=one.entry.id, at=at)
     if one.entry.kind == EntryKind.HARDWARE:
         from chronicle.cli.hardware import exclude_node
         from chronicle.launch.admission import EXCLUDE
 
         said = Hardware.of(one.entry)
-        return exclude_node(said.host, f"undo of {one.id}", said.action == EXCLUDE, run, logs)
+        return exclude_node(said.host, f"undo of {one.id}", said.action == EXCLUDE, InRun(run=at.run, logs=at.logs))
     from chronicle.runs import mark_runs
 
     note = Note.of(one.entry)
     archived = None if note.archived is None else not note.archived
     why = f"undo of {one.id}"
-    mark_runs([settings.paths], tags=note.untags, untags=note.tags, archived=archived, why=why, undoes=one.entry.id)
+    mark_runs([at.settings().paths], tags=note.untags, untags=note.tags, archived=archived, why=why, undoes=one.entry.id)
     return CommandResult(text=f"undone: {one.entry.title}", data={"changed": True, "undone": one.entry.id})
 
 
 # --- chronicle recover
 
 
-def recover_transaction(
-    force: ForceOption = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
+def recover_transaction(at: Forcing = FORCING) -> CommandResult:
     """Finish or revert an interrupted rollback or undo.
 
     It is finished if it was fully prepared, else reverted. Running it again is safe.
 
     Example: chronicle recover
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
-    if settings.checkpoints_url is not None:
-        from chronicle.cli.in_store import recover_store  # only where the checkpoints are in a store
-
-        return recover_store(settings, force=force)
-    with open_run(settings, force=force, recovering=True) as opened:
+    with goback.open_run(at.settings(), force=at.force, recovering=True) as opened:
         intent = find_open_transaction(opened.journal.entries)
         if intent is None:
             return CommandResult(text="nothing to recover", data={"recovered": None})
-        opened.refuse_unknown_place(intent)
-        opened.refuse_shared(intent)
-        opened = opened.finishing(intent)
-        with uninterrupted():
-            receipt = recover_change(intent.id, intent.data, record=opened.record, moved=partial(opened.prepared_here, intent))
+        receipt = goback.recover(opened, intent)
     outcome = "reverted: nothing was changed" if receipt is None else f"finished ({receipt.id})"
     verb = intent.kind.partition(".")[0]
     data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}

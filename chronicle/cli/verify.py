@@ -7,77 +7,37 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from chronicle.checkpoints import record_verdicts, stamp_or_none
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    ExitCode,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    YesOption,
-    checkpoint_named,
-    name_twins,
-    settings_root,
-    settings_with_checkpoints,
-)
-from chronicle.cli.transaction import agree, byte_progress, move_back, open_run, uninterrupted
+from chronicle.checkpoints import name_twins, record_verdicts, stamp_or_none
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode, YesOption
+from chronicle.cli.transaction import agree, byte_progress, move_back
 from chronicle.errors import ChronicleError
+from chronicle.goback import open_run
+from chronicle.goback.applying import uninterrupted
 from chronicle.journal.events import Quarantined
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import directories_with_checkpoints, list_checkpoints, list_root_strays
 from rollback.checks.remnants import remnant_findings
-from rollback.checks.verify import (
-    passes,
-    root_stray_findings,
-    verify_checkpoint,
-)
+from rollback.checks.verify import passes, root_stray_findings, verify_checkpoint
 from rollback.disk import remote
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
 from rollback.plan.retention import check_retention
-from rollback.transaction.cleanup import (
-    apply_moves,
-    plan_quarantine,
-    quarantine_dir,
-    refuse_mount_points,
-)
-
-__all__ = [
-    "move_strays",
-    "verify_checkpoints",
-]
+from rollback.transaction.cleanup import apply_moves, plan_quarantine, quarantine_dir, refuse_mount_points
 
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
 
 def verify_checkpoints(
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            help="A path, a step or STEP@LAUNCH. Without it, all checkpoints.", metavar="[CKPT]", show_default=False
-        ),
-    ] = None,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Verify all checkpoints of the run, also abandoned ones.")
-    ] = False,
-    full: Annotated[bool, typer.Option("--full/--quick", help="Read every byte, or only names and structure.")] = True,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Move strays to a directory that no loader reads.")
-    ] = False,
-    restore: Annotated[
-        str | None, typer.Option("--restore", help="Move the strays of a quarantine back.", metavar="ID")
-    ] = None,
+    checkpoint: str | None = None,
+    all_: bool = False,
+    full: bool = True,
+    quarantine: bool = False,
+    restore: str | None = None,
     yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+    at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Verify one checkpoint or all of them (exit 5 on findings).
 
@@ -86,23 +46,30 @@ def verify_checkpoints(
     is valid until one of their files changes.
 
     Example: chronicle verify --all
+
+    Options:
+      [CKPT]: A path, a step or STEP@LAUNCH. Without it, all checkpoints.
+      --all: Verify all checkpoints of the run, also abandoned ones.
+      --full/--quick: Read every byte, or only names and structure.
+      --quarantine: Move strays to a directory that no loader reads.
+      --restore ID: Move the strays of a quarantine back.
     """
     if restore is not None:
-        with open_run(settings_with_checkpoints(run, logs, checkpoints)) as opened:
+        with open_run(at.settings()) as opened:
             return move_back(opened, Quarantined, restore, yes=yes)
     stores = not quarantine  # which moves what it finds
     if checkpoint and not all_:
         root, checkpoint = None, checkpoint if quarantine else str(remote.local_path(checkpoint))
-        chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints, stores=stores))]
+        chosen = [at.checkpoint(checkpoint, stores=stores)]
     else:
-        root = settings_with_checkpoints(run, logs, checkpoints, stores=stores).need_checkpoints()
+        root = at.settings(stores=stores).need_checkpoints()
         chosen = list_checkpoints(root)
     if quarantine:
         beside = list_root_strays(root) if root is not None else ()
         where = root or chosen[0].path.parent
-        return move_strays(where, chosen, beside, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
+        return move_strays(where, chosen, beside, at.settings(), yes=yes)
     found, stamps = _verified(chosen, full)
-    talk = (*_remember(found, stamps, full, run, logs, checkpoints), *name_twins(*chosen))
+    talk = (*_remember(found, stamps, full, at), *name_twins(*chosen))
     if root is not None:
         beside_them = remnant_findings(root, chosen) + root_stray_findings(list_root_strays(root)) + _retention(found)
         if beside_them:
@@ -147,16 +114,9 @@ class _Told:
             self.bar(count)
 
 
-def _remember(
-    found: Found,
-    stamps: Sequence[str | None],
-    full: bool,
-    run: str | None,
-    logs: Path | None,
-    checkpoints: Path | None,
-) -> tuple[str, ...]:
+def _remember(found: Found, stamps: Sequence[str | None], full: bool, at: AtCheckpoints) -> tuple[str, ...]:
     try:
-        settings = settings_with_checkpoints(run, logs, checkpoints, stores=True)
+        settings = at.settings(stores=True)
     except ChronicleError:
         return ()  # a checkpoint named by its path needs no run
     looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]
@@ -219,6 +179,7 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
 
 
 # --- Quarantine of strays
+
 
 def move_strays(
     root: Path, chosen: Sequence[Checkpoint], beside: Sequence[str], settings: Settings, *, yes: bool

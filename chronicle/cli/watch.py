@@ -4,9 +4,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -17,16 +14,7 @@ from chronicle.cli.options import (
     settings_from,
     settings_with_checkpoints,
 )
-from chronicle.cli.spikes import (
-    FormatOption,
-    IgnoreOption,
-    KindOption,
-    LossOption,
-    LrOption,
-    StepOption,
-    describe_proposal,
-    reading_of,
-)
+from chronicle.cli.spikes import NO_WORDS, LogWords, describe_proposal
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import LogReading
@@ -38,30 +26,20 @@ from rollback.detect import Event, Tier
 from rollback.errors import RollbackError
 from rollback.propose import Proposal
 
-__all__ = ["watch"]
-
 ENOUGH_ROWS = 8  # of a growing log, before it is said to hold no loss
 PATIENT_LOOKS = 5  # at a growing log without a point, before it is said that none was read
 
 
 def watch(
-    target: Annotated[
-        str | None,
-        typer.Argument(help="A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Read the log once and stop.")] = False,
-    on_notice: Annotated[str | None, typer.Option(help="Command to run on a notice.", metavar="COMMAND")] = None,
-    on_warn: Annotated[str | None, typer.Option(help="Command to run on a warning.", metavar="COMMAND")] = None,
-    on_propose: Annotated[str | None, typer.Option(help="Command to run on a proposal.", metavar="COMMAND")] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two reads.")] = 2.0,
+    target: str | None = None,
+    once: bool = False,
+    on_notice: str | None = None,
+    on_warn: str | None = None,
+    on_propose: str | None = None,
+    interval: float = 2.0,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
-    loss: LossOption = None,
-    step: StepOption = None,
-    lr: LrOption = None,
-    ignore: IgnoreOption = None,
-    kind: KindOption = None,
-    form: FormatOption = None,
+    words: LogWords = NO_WORDS,
     json: JsonOption = False,
 ) -> CommandResult:
     """Follow a run or a log file and report what the detector finds.
@@ -72,8 +50,16 @@ def watch(
     variables. Ctrl-C ends it with a summary.
 
     Example: chronicle watch tr-190-80b
+
+    Options:
+      [RUN|FILE]: A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.
+      --once: Read the log once and stop.
+      --on-notice COMMAND: Command to run on a notice.
+      --on-warn COMMAND: Command to run on a warning.
+      --on-propose COMMAND: Command to run on a proposal.
+      --interval: Seconds between two reads.
     """
-    reading = reading_of(loss, step, lr, ignore, kind, form)
+    reading = words.reading()
     follower, commands, advise = _follower(target, logs, checkpoints, once=once, reading=reading)
     given = {"on_notice": on_notice, "on_warn": on_warn, "on_propose": on_propose}
     hooks = Hooks({**commands, **{name: command for name, command in given.items() if command}}, say_on_stderr)

@@ -31,22 +31,6 @@ from chronicle.journal.events import (
 )
 from chronicle.journal.lineage import FIRST_STEP, Lineage, compute_lineage
 
-__all__ = [
-    "Cause",
-    "Costs",
-    "Interruption",
-    "LostWork",
-    "compute_costs",
-    "drop_preflights",
-    "end_is_well",
-    "interruptions_of",
-    "merge_nodes",
-    "seconds_of",
-    "seconds_to_decide",
-    "seconds_to_detect",
-    "seconds_to_resume",
-]
-
 HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
 NODE_KINDS = frozenset((EntryKind.LAUNCH_START, EntryKind.LAUNCH_END))  # written once per node
 ALARMS = frozenset((EntryKind.INCIDENT, EntryKind.NOTE))

@@ -12,8 +12,6 @@ from typing import Any
 
 from chronicle.errors import JournalError
 
-__all__ = ["FIRST_PREV", "VERSION", "Entry"]
-
 VERSION = 1
 FIRST_PREV = "0" * 64  # `prev` of a writer's first line
 

@@ -46,7 +46,6 @@ class EntryKind(StrEnum):
     GUARD_LOG = "guard.log"
     GUARD_FAULT = "guard.fault"
     GUARD_FIRST_BATCH = "guard.first_batch"
-    LR_MISMATCH = "lr.mismatch"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_SEEN = "checkpoint.seen"
     VERIFIED = "verified"
@@ -73,7 +72,6 @@ class EntryKind(StrEnum):
     HARDWARE = "hardware"
     SWEEP = "sweep"
     EVIDENCE = "evidence"
-    EVIDENCE_SEALED = "evidence.sealed"
     DATA_START = "data.start"
     DATA_RATIO = "data.ratio"
     DATA_OBSERVED = "data.observed"
@@ -462,12 +460,6 @@ class SealedParts(JournalEvent, kind=EntryKind.EVIDENCE):
     sealed: tuple[Mapping[str, Any], ...]
 
 
-class EvidenceSealed(JournalEvent, kind=EntryKind.EVIDENCE_SEALED):
-    """Digests of evidence files, as an earlier version wrote them."""
-
-    sealed: tuple[Mapping[str, Any], ...] = ()
-
-
 class Swept(JournalEvent, kind=EntryKind.SWEEP):
     """Orphans of earlier launches were ended (`chronicle ps --sweep`)."""
 
@@ -582,10 +574,6 @@ class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):
     checks: tuple[Mapping[str, Any], ...]
 
 
-class LrMismatch(JournalEvent, kind=EntryKind.LR_MISMATCH):
-    """The logged LR did not follow the plan, as an earlier version wrote it."""
-
-
 # --- checkpoints -------------------------------------------------------------------------------------------------------
 
 
@@ -697,7 +685,6 @@ class Incident(Words, kind=EntryKind.INCIDENT):
     sigmas: float | None = None
     interval: float | None = None
     change: str = ""  # opened, changed, closed
-    event: Mapping[str, Any] | None = None  # the detector's fields, nested, in older journals
 
 
 class Proposed(JournalEvent, kind=EntryKind.PROPOSAL):
@@ -788,7 +775,6 @@ class RollbackFacts(JournalEvent):
     identity: Mapping[str, Any] = NOTHING  # of the target, as it carries it or by its stamp: id, run_id, run, launch, step
     plan: str | None = None  # digest of the plan
     lr_ratio: float | None = None
-    lr_scale: float | None = None  # the ratio, as earlier versions wrote it
     sets: Mapping[str, Any] = NOTHING  # fields set by hand
     base_lr_before: float | None = None
     base_lr_after: float | None = None
@@ -805,11 +791,6 @@ class RollbackFacts(JournalEvent):
     root: str = ""  # the directory of the checkpoints, or its URL
     entry: str = ""  # name of the target in it
     store: Mapping[str, Any] = NOTHING  # in an object store: the new prefix, the pointer, what it said and says
-
-    @property
-    def asked_ratio(self) -> float | None:
-        """The factor by which the LR was changed; None when the rollback did not say."""
-        return self.lr_scale if self.lr_ratio is None else self.lr_ratio
 
 
 class RollbackIntent(RollbackFacts, kind=EntryKind.ROLLBACK_INTENT):

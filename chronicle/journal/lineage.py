@@ -35,8 +35,6 @@ from chronicle.journal.events import (
     read,
 )
 
-__all__ = ["Interval", "LaunchSpan", "Lineage", "RollbackMark", "compute_lineage"]
-
 ABANDONED = re.compile(r"/abandoned/([0-9A-Z]{26})/")  # where a rollback puts later checkpoints, by the id of its intent
 FIRST_STEP = "before the first step"  # the moment of a verdict after which training begins
 APPLIED = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
@@ -209,7 +207,7 @@ class _Guarding:
 
 
 def _copied_from(fork: RunFork) -> dict[str, int]:
-    last = fork.parent.get("last_launch", fork.parent.get("launch"))  # earlier versions wrote the newest as `launch`
+    last = fork.parent.get("last_launch")
     return {str(fork.parent.get("run_id")): last} if fork.copied and isinstance(last, int) else {}
 
 

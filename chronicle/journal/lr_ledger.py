@@ -14,10 +14,8 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, LaunchStart, RollbackReceipt
 from chronicle.journal.lineage import LaunchSpan, Lineage
 
-__all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
-
 FOLDED = frozenset((EntryKind.LAUNCH_START, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
-FINDINGS = frozenset((EntryKind.INCIDENT, EntryKind.LR_MISMATCH, EntryKind.GUARD_VERDICT))
+FINDINGS = frozenset((EntryKind.INCIDENT, EntryKind.GUARD_VERDICT))
 LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])|learning rate")  # `lr.group0`, `next_lrs`, not `lrelu`
 
 LR_EVENTS = ("lr-bug", "lr-mismatch")  # classes of the detector
@@ -136,7 +134,7 @@ class _Fold:
             self.first_base = before / old
         if after is not None and self.first_base:
             return _tidy(after / self.first_base), "rollback"
-        ratio = receipt.asked_ratio
+        ratio = receipt.lr_ratio
         if ratio is None and receipt.sets:
             return None, "fields set by hand"
         factor = None if old is None else _tidy(old * (1.0 if ratio is None else ratio))
@@ -176,7 +174,7 @@ def _broken_launches(entries: Iterable[Entry], lineage: Lineage) -> dict[int, st
             names = [str(check.get("name", "")) for check in verdict.checks if _failed(check)]
             if verdict.verdict in ("refused", "warned") and any(LR_WORD.search(name.lower()) for name in names):
                 broken.setdefault(entry.launch, f"{verdict.verdict} by the guard")
-        elif entry.kind == EntryKind.LR_MISMATCH or _is_wrong_at_the_start(entry, starts.get(entry.launch, 0)):
+        elif _is_wrong_at_the_start(entry, starts.get(entry.launch, 0)):
             broken.setdefault(entry.launch, entry.title or "LR does not follow")
     return broken
 

@@ -22,26 +22,6 @@ from chronicle.errors import JournalError, RunCopied
 from chronicle.journal.events import NOTHING, EntryKind
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "Anchors",
-    "Parent",
-    "Place",
-    "Root",
-    "Standing",
-    "anchors_of",
-    "describe_parent",
-    "find_run",
-    "is_parents",
-    "is_same_directory",
-    "look",
-    "names_of",
-    "read_place",
-    "refuse_copy",
-    "settle",
-    "standing_of",
-    "write_place",
-]
-
 VERSION = 1
 NAMES_RUN = frozenset(
     (EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.RUN_FORK, EntryKind.LAUNCH_START, EntryKind.GUARD_ATTACHED)
@@ -71,15 +51,10 @@ class Parent(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The form in `run.json` and in the `run.fork` entry."""
-        return {
-            "run_id": self.run_id,
-            "run": self.run,
-            "step": self.step,
-            "launch": self.launch,
-            "path": self.path,
-            "last_launch": self.last_launch,
-            **({"shared": list(self.shared)} if self.shared else {}),
-        }
+        record = self._asdict()
+        if not self.shared:
+            del record["shared"]
+        return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Parent":
@@ -181,18 +156,11 @@ class Place(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The persisted form."""
-        return {
-            "v": VERSION,
-            "run_id": self.run_id,
-            "host": self.host,
-            "path": self.path,
-            "inode": self.inode,
-            "journal_inode": self.journal_inode,
-            "roots": [{"path": root.path, "from_run": root.from_run} for root in self.roots],
-            "names": list(self.names),
-            **({"parent": self.parent.to_json()} if self.parent else {}),
-            **self.more,
-        }
+        record = {"v": VERSION, **self._asdict(), "roots": [root._asdict() for root in self.roots]}
+        del record["parent"], record["more"]
+        if self.parent:
+            record["parent"] = self.parent.to_json()
+        return record | dict(self.more)
 
     def anchors(self, run_dir: Path) -> Anchors:
         """Where the anchors are now."""

@@ -27,20 +27,6 @@ from chronicle.journal.place import Anchors, anchors_of, names_of
 from chronicle.journal.writer import end_line
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "DAMAGED_HINT",
-    "Journal",
-    "JournalProblem",
-    "anchor_heads",
-    "check_anchors",
-    "check_line",
-    "damage_overridden",
-    "describe_damage",
-    "find_damage",
-    "in_order",
-    "read_journal",
-]
-
 NEWEST_ENDS = 8  # of closed files that a screen looks at; those of earlier ones are recorded in later entries
 MOST_WRITERS = 64  # of the newest, whose last lines are recorded
 DIGITS = 16  # of a recorded digest

@@ -38,8 +38,6 @@ from chronicle.paths import RunPaths
 if TYPE_CHECKING:
     from chronicle.journal.events import JournalEvent
 
-__all__ = ["JournalWriter", "end_line", "fresh_id", "id_milliseconds", "new_id", "store_bytes", "store_file"]
-
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
 NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
 NOTED_FILES = 16  # of these, whose last lines the first entry records

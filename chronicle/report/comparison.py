@@ -23,18 +23,8 @@ from chronicle.report.lineage_picture import INK, PALETTE, RC
 from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
 from chronicle.story.plain import align_columns, format_number, plain
-from chronicle.story.series import (
-    TOKEN_NAMES,
-    ChannelCurve,
-    ancestry,
-    parent_directory,
-    robust_range,
-    smooth,
-    thin,
-)
+from chronicle.story.series import TOKEN_NAMES, ChannelCurve, ancestry, parent_directory, robust_range, smooth, thin
 from rollback.channels import Role, role_of
-
-__all__ = ["Alignment", "ComparedArm", "Comparison", "arms_of", "compare_runs", "draw_comparison"]
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step

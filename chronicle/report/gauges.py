@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["CONTENT_TYPE", "GAUGES", "exposition", "otlp_request"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGES: Mapping[str, str] = {
     "chronicle_step": "Optimizer steps of the present weights.",

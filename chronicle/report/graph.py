@@ -23,14 +23,6 @@ from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_factor, format_number, format_when, plain
 
-__all__ = [
-    "GraphLine",
-    "Stretch",
-    "Tree",
-    "draw_graph",
-    "tell_stretches",
-]
-
 CHECKPOINTS_NAMED = 4
 REASON = 48  # characters shown of why an LR follows no schedule
 MARKS: dict[str, str] = {
@@ -362,6 +354,6 @@ def _event_text(entry: Entry) -> str:
 
 
 def _rollback(entry: Entry) -> str:
-    ratio = RollbackReceipt.of(entry).asked_ratio
+    ratio = RollbackReceipt.of(entry).lr_ratio
     lr = "" if ratio is None or ratio == 1 else f", LR {format_factor(ratio)}"
     return f"rollback to {entry.step}{lr}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
 from chronicle.report.markdown import IMAGES, machine_words, trial_rows
-from chronicle.report.markup import Raw, anchor_of, folded, html_table, html_text, link_target, plot, section
+from chronicle.report.markup import Raw, anchor_of, evidence_target, folded, html_table, html_text, plot, section
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
@@ -19,14 +19,6 @@ from chronicle.story.learning import MOST_WINDOWS
 from chronicle.story.matters import incident_title
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
 from chronicle.story.series import LaunchSeries, ParentSeries
-
-__all__ = [
-    "page_body",
-    "page_header",
-    "page_story",
-    "render_html",
-    "render_state",
-]
 
 FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are in closed parts
 SHOWN, PART = 200, 1_000
@@ -142,9 +134,7 @@ def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     items = []
     for row in rows:
         path, what = str(row.get("path") or ""), str(row.get("what") or "")
-        digest = row.get("sha256")
-        stored = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
-        target = f"objects/{str(digest)[:2]}/{digest}" if stored else link_target(path)
+        target, stored = evidence_target(row)
         named = f"<code>{html_text(path)}</code>"
         if target and (stored or path.lower().endswith(IMAGES)):
             named = f'<a href="{html_text(target)}">{html_text(path)}</a>'

@@ -16,15 +16,13 @@ from typing import Any
 from urllib.parse import quote
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.report.markup import html_text, write_page
 from chronicle.runs import list_runs, summarize_run
+from chronicle.story.curve import canonical_rows
 from chronicle.story.plain import format_age, format_number, format_size
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_of, find_channel
-
-__all__ = ["ServedIndex", "loss_line", "render_index", "write_site"]
 
 AGAIN_SECONDS = 30
 MOST_ATTACHED = 50_000_000  # bytes of a file that a site takes along
@@ -114,15 +112,13 @@ def loss_line(paths: RunPaths) -> str:
     story = read_story(paths, signs_of_life=False)
     values: list[float] = []
     name: str | None = None
-    for interval in story.lineage.kept:
-        try:
-            for point in read_metrics(paths.metrics_path(interval.launch)):
-                if interval.first <= point.step <= interval.last and "train_runtime" not in point.values:
-                    name = find_channel(point.values, Role.LOSS) if name is None or name not in point.values else name
-                    if name is not None and name in point.values:
-                        values.append(point.values[name])
-        except OSError:
-            continue  # a launch that logged nothing
+    for row in canonical_rows(paths, story.lineage):
+        if "train_runtime" in row.values:  # Trainer's last record: the mean of the run
+            continue
+        if name is None or name not in row.values:
+            name = find_channel(row.values, Role.LOSS)
+        if name is not None:
+            values.append(row.values[name])
     return _drawn(values)
 
 
@@ -160,20 +156,28 @@ class ServedIndex:
     def page(self) -> str:
         """The index as it is now."""
         with self._lock:
-            found = [self._row(paths) for paths in self.runs()]
-        rows, sparks = [row for row, _ in found], {str(row["name"]): spark for row, spark in found}
-        now = datetime.now(UTC).timestamp()
-        return render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}/", now=now, again_seconds=AGAIN_SECONDS)
+            found = [_look(paths, self._line) for paths in self.runs()]
+        return _index(found, lambda run: f"runs/{quote(run)}/", again_seconds=AGAIN_SECONDS)
 
-    def _row(self, paths: RunPaths) -> tuple[dict[str, Any], str]:
-        mark, known = self._mark(paths), self._known.get(paths.run)
-        try:
-            row = summarize_run(paths)  # whether it is alive is asked every time
-            spark = known[1] if known is not None and known[0] == mark else loss_line(paths)
-        except (ChronicleError, OSError, ValueError) as problem:
-            row, spark = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
-        self._known[paths.run] = (mark, spark)
-        return row, spark
+    def _line(self, paths: RunPaths) -> str:
+        mark = self._mark(paths)
+        if self._known.get(paths.run, ("",))[0] != mark:
+            self._known[paths.run] = (mark, loss_line(paths))
+        return self._known[paths.run][1]
+
+
+def _look(paths: RunPaths, line: Callable[[RunPaths], str]) -> tuple[dict[str, Any], str]:
+    """The row of a run and its line; a run that cannot be read is a row that says why."""
+    try:
+        return summarize_run(paths), line(paths)
+    except (ChronicleError, OSError, ValueError) as problem:
+        return {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
+
+
+def _index(found: Sequence[tuple[dict[str, Any], str]], link: Callable[[str], str], again_seconds: int | None = None) -> str:
+    sparks = {str(row["name"]): spark for row, spark in found}
+    now = datetime.now(UTC).timestamp()
+    return render_index([row for row, _ in found], sparks, link=link, now=now, again_seconds=again_seconds)
 
 
 def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> list[dict[str, Any]]:
@@ -181,18 +185,15 @@ def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> lis
 
     `page(paths)` makes a run's page. A run that cannot be read is a row without a page.
     """
-    rows, sparks = [], {}
-    for paths in list_runs(logs):
-        try:
-            row = summarize_run(paths)
-            sparks[paths.run] = loss_line(paths)
-            write_page(out / "runs" / f"{paths.run}.html", _with_attachments(page(paths), paths, out / "runs"))
-        except (ChronicleError, OSError, ValueError) as problem:
-            row = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}
-        rows.append(row)
-    now = datetime.now(UTC).timestamp()
-    write_page(out / "index.html", render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}.html", now=now))
-    return rows
+
+    def written(paths: RunPaths) -> str:
+        line = loss_line(paths)
+        write_page(out / "runs" / f"{paths.run}.html", _with_attachments(page(paths), paths, out / "runs"))
+        return line
+
+    found = [_look(paths, written) for paths in list_runs(logs)]
+    write_page(out / "index.html", _index(found, lambda run: f"runs/{quote(run)}.html"))
+    return [row for row, _ in found]
 
 
 def _with_attachments(page: str, paths: RunPaths, beside: Path) -> str:

@@ -17,8 +17,6 @@ from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import ChannelCurve, LaunchSeries, ParentSeries, shown_range, smooth, thin
 from rollback.channels import Role, find_channel, role_of
 
-__all__ = ["PALETTE", "draw_lineage"]
-
 # Of launches: neither red (an incident) nor violet (hardware) nor grey (abandoned). Neighbours, and the first four among them,
 # are 16 or more apart (CIE76) for normal, protan, deutan and tritan sight (Machado 2009), and 10 or more from the red
 PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#72591d", "#1c5fc4", "#5c99d6", "#6aa117", "#1d7225", "#4ea6bc", "#a98560")

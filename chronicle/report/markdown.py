@@ -11,21 +11,11 @@ from typing import Any
 from chronicle.journal import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, Replayed, Searched, StudyReport, Words
 from chronicle.journal.place import describe_parent
-from chronicle.report.markup import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
+from chronicle.report.markup import Raw, anchor_of, evidence_target, markdown_line, markdown_table, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.matters import event_of
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain
-
-__all__ = [
-    "IMAGES",
-    "LINEAGE_PICTURE",
-    "changed",
-    "chapter_section",
-    "machine_words",
-    "render_markdown",
-    "trial_rows",
-]
 
 LINEAGE_PICTURE = "plots/lineage.png"
 MARKS = {"supported": "☑", "refuted": "☒"}
@@ -159,12 +149,14 @@ def _paragraphs(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[s
         yield f"**Outcome.** {_came_out(chapter, imported)}"
     for rule in chapter.rules:
         yield f"> Rule learnt: {markdown_line(rule)}"
-    yield from _checks(GuardVerdict.view(chapter.data).checks)
+    checks = GuardVerdict.view(chapter.data).checks
+    if checks:
+        heads = ["check", "expected", "found", "where"]
+        yield markdown_table(heads, [[row.get(name) for name in ("name", *heads[1:])] for row in checks])
     yield from _study(StudyReport.view(chapter.data))
     trials = trial_rows(chapter.entry)
     if trials:
-        lines = ["| change | what came of it | last step |", "|---|---|--:|"]
-        yield "\n".join([*lines, *("| " + " | ".join(map(markdown_cell, row)) + " |" for row in trials)])
+        yield markdown_table(["change", "what came of it", "last step"], trials, numeric=(2,))
     pieces = [row for row in words.evidence if isinstance(row, Mapping)]
     if pieces:
         yield "\n".join(_piece(row, chapter.title) for row in pieces)
@@ -219,24 +211,11 @@ def _came_out(chapter: Chapter, imported: Mapping[str, Chapter]) -> str:
     return f"{markdown_line(chapter.outcome)}{words}{link}"
 
 
-def _checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
-    lines = ["| check | expected | found | where |", "|---|---|---|---|"]
-    for row in rows:
-        cells = (markdown_cell(row.get(name, "")) for name in ("name", "expected", "found", "where"))
-        lines.append("| " + " | ".join(cells) + " |")
-    yield "\n".join(lines)
-
-
 def _study(report: StudyReport) -> Iterator[str]:
     arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
     if arms:
-        lines = ["| arm | name | restarts | data |", "|---|---|--:|---|"]
-        for arm in arms:
-            cells = (markdown_cell(arm.get(name, "")) for name in ("id", "name", "restarts", "data"))
-            lines.append("| " + " | ".join(cells) + " |")
-        yield "\n".join(lines)
+        rows = [[arm.get(name) for name in ("id", "name", "restarts", "data")] for arm in arms]
+        yield markdown_table(["arm", "name", "restarts", "data"], rows, numeric=(2,))
     answers = report.questions
     if answers:
         yield "\n".join(f"- **{markdown_line(q.get('q', ''))}** {markdown_line(q.get('answer', ''))}" for q in answers)
@@ -248,14 +227,10 @@ def _study(report: StudyReport) -> Iterator[str]:
 
 def _piece(row: Mapping[str, Any], title: str) -> str:
     path, what = str(row.get("path") or ""), str(row.get("what") or "")
-    digest = row.get("sha256")
-    if isinstance(digest, str) and digest.isalnum() and len(digest) == 64:
-        target: str | None = f"objects/{digest[:2]}/{digest}"
-    else:
-        target = link_target(path)
+    target, stored = evidence_target(row)
     if target and path.lower().endswith(IMAGES):
         return f"![{markdown_line(what or title)}]({target})"
-    named = f"[{markdown_line(path)}]({target})" if target and (digest or row.get("kind") == "link") else _code(path)
+    named = f"[{markdown_line(path)}]({target})" if target and (stored or row.get("kind") == "link") else _code(path)
     return f"- {markdown_line(row.get('kind', 'evidence'))}: {named}" + (f": {markdown_line(what)}" if what else "")
 
 
@@ -325,59 +300,48 @@ def _alt(story: Story) -> str:
 
 
 def _table(chapters: Sequence[Chapter]) -> Iterator[str]:
-    yield "## The whole story"
-    yield ""
-    yield "| # | when | launch | step | what | action | to | changes | outcome |"
-    yield "|--:|---|--:|--:|---|---|--:|---|---|"
+    yield "## The whole story\n"
+    rows = []
     for chapter in chapters:
         entry = chapter.entry
-        cells = [
-            f"[{chapter.number}](#{anchor_of(entry.id)})",
-            _date(entry.ts),
-            "" if entry.launch is None else str(entry.launch),
-            "" if entry.step is None else str(entry.step),
-            markdown_cell(chapter.title),
-            markdown_cell(chapter.action),
-            "" if chapter.to is None else str(chapter.to),
-            ", ".join(changed(*change) for change in chapter.changes).replace("|", "\\|"),
-            markdown_cell(chapter.outcome),
-        ]
-        yield "| " + " | ".join(cells) + " |"
+        changes = ", ".join(changed(*change) for change in chapter.changes).replace("|", "\\|")
+        where = (_link(chapter), format_when(entry.ts), entry.launch, entry.step)
+        rows.append((*where, chapter.title, chapter.action, chapter.to, Raw(changes), chapter.outcome))
+    heads = ["#", "when", "launch", "step", "what", "action", "to", "changes", "outcome"]
+    yield markdown_table(heads, rows, numeric=(0, 2, 3, 6))
     yield ""
 
 
-def _date(ts: str) -> str:
-    return markdown_cell(format_when(ts))
+def _link(chapter: Chapter) -> Raw:
+    return Raw(f"[{chapter.number}](#{anchor_of(chapter.entry.id)})")
 
 
 def _launches(story: Story) -> Iterator[str]:
     if not story.launches:
         return
-    yield "## Launches"
-    yield ""
-    yield "| launch | from | to | kept to | LR | guard | checkpoints | ended |"
-    yield "|--:|--:|--:|--:|--:|---|--:|---|"
-    for launch in story.launches:
-        yield "| " + " | ".join(_launch_cells(launch, story.lineage.is_guess(launch.span))) + " |"
+    yield "## Launches\n"
+    rows = [_launch_cells(launch, story.lineage.is_guess(launch.span)) for launch in story.launches]
+    heads = ["launch", "from", "to", "kept to", "LR", "guard", "checkpoints", "ended"]
+    yield markdown_table(heads, rows, numeric=(0, 1, 2, 3, 4, 6))
     yield ""
 
 
-def _launch_cells(launch: LaunchStory, guess: bool) -> list[str]:
+def _launch_cells(launch: LaunchStory, guess: bool) -> list[object]:
     span = launch.span
     kept = span.last_step if span.abandoned_after is None else span.abandoned_after
     none_kept = span.abandoned_after is not None and span.abandoned_after <= (span.start_step or 0)
     factor = "" if launch.lr is None else format_factor(launch.lr.factor)
     if launch.lr is not None and launch.lr.factor is None:
-        factor += f" ({markdown_cell(launch.lr.reason)})"
+        factor += f" ({launch.lr.reason})"
     return [
-        str(launch.number),
+        launch.number,
         _step(span.start_step) + (" (inferred)" if guess else ""),
         _step(span.last_step),
         "–" if none_kept else _step(kept),
         factor,
-        markdown_cell(launch.verdict or ("" if not launch.resumed else "no guard")),
-        str(len(launch.checkpoints)),
-        markdown_cell(launch.outcome),
+        launch.verdict or ("no guard" if launch.resumed else ""),
+        len(launch.checkpoints),
+        launch.outcome,
     ]
 
 
@@ -386,28 +350,25 @@ def _step(step: int | None) -> str:
 
 
 def _costs(story: Story, chapters: Sequence[Chapter], lost_seconds: Mapping[str, float]) -> Iterator[str]:
-    marked = [chapter for chapter in chapters if chapter.mark is not None]
-    if not marked:
-        return
-    yield "## What the rollbacks cost"
-    yield ""
-    yield "| rollback | from | to | steps lost | time lost |"
-    yield "|---|--:|--:|--:|--:|"
-    total = 0
-    for chapter in marked:
+    rows: list[tuple[object, ...]] = []
+    steps, seconds = 0, []
+    for chapter in chapters:
         mark = chapter.mark
-        if mark is None:
-            continue
-        lost = max(0, mark.from_step - mark.to_step)
-        total += lost
-        seconds = lost_seconds.get(mark.entry_id)
-        hours = "unknown" if seconds is None else format_age(seconds)
-        link = f"[{chapter.number}](#{anchor_of(chapter.entry.id)})"
-        yield f"| {link} | {mark.from_step} | {mark.to_step} | {lost} | {hours} |"
-    seconds_known = [lost_seconds[c.mark.entry_id] for c in marked if c.mark and c.mark.entry_id in lost_seconds]
-    hours = format_age(sum(seconds_known)) if len(seconds_known) == len(marked) else "unknown"
-    yield f"| all | | | {total} | {hours} |"
-    yield ""
+        if mark is not None:
+            lost, took = max(0, mark.from_step - mark.to_step), lost_seconds.get(mark.entry_id)
+            rows.append((_link(chapter), mark.from_step, mark.to_step, lost, _hours(took)))
+            steps += lost
+            seconds.append(took)
+    if rows:
+        known = [one for one in seconds if one is not None]
+        rows.append(("all", None, None, steps, _hours(sum(known) if len(known) == len(rows) else None)))
+        yield "## What the rollbacks cost\n"
+        yield markdown_table(["rollback", "from", "to", "steps lost", "time lost"], rows, numeric=(1, 2, 3, 4))
+        yield ""
+
+
+def _hours(seconds: float | None) -> str:
+    return "unknown" if seconds is None else format_age(seconds)
 
 
 def _rules(chapters: Sequence[Chapter]) -> Iterator[str]:

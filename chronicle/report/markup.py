@@ -5,27 +5,13 @@ Code spans in backticks stay code; all other markup is escaped.
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from chronicle.story.plain import plain
 from rollback.disk.durable import write_atomic
-
-__all__ = [
-    "Raw",
-    "anchor_of",
-    "folded",
-    "html_table",
-    "html_text",
-    "link_target",
-    "markdown_cell",
-    "markdown_line",
-    "markdown_text",
-    "plot",
-    "section",
-    "write_page",
-]
 
 CODE_SPAN = re.compile(r"`[^`\n]+`")
 POWERFUL = re.compile(r"([\\*\[\]~])")
@@ -47,6 +33,16 @@ def markdown_line(text: object) -> str:
 def markdown_cell(text: object) -> str:
     """One cell of a table: pipes escaped, code or not."""
     return markdown_line(text).replace("|", "\\|")
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
+    """A table. Cells are escaped, except those of type `Raw`."""
+    rule = "|".join("--:" if index in numeric else "---" for index in range(len(heads)))
+    lines = [f"| {' | '.join(heads)} |", f"|{rule}|"]
+    for row in rows:
+        cells = (cell.markup if isinstance(cell, Raw) else markdown_cell("" if cell is None else cell) for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def markdown_text(text: object) -> str:
@@ -86,6 +82,14 @@ def link_target(path: str) -> str | None:
     if not path or path.startswith(("/", "\\", "~")) or ".." in parts or ":" in parts[0] or plain(path) != path:
         return None
     return quote(path, safe="/.-_~+@,=")
+
+
+def evidence_target(row: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Where a piece of evidence lies, as a link; and whether it is in the run's object store."""
+    digest = row.get("sha256")
+    if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
+        return f"objects/{digest[:2]}/{digest}", True
+    return link_target(str(row.get("path") or "")), False
 
 
 # --- building blocks of the HTML page -----------------------------------------------------------------------------------

@@ -36,20 +36,6 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, find_channel, is_health, is_held_out, role_of
 
-__all__ = [
-    "MANY",
-    "build_page_data",
-    "channel_curves",
-    "contrast_reach",
-    "cut",
-    "drawn",
-    "incident_cards",
-    "incident_row",
-    "packed",
-    "read_panels",
-    "short",
-]
-
 CARDS, FEW_CARDS = 24, 6  # notices have a card only where there are fewer than so many others
 CARD_BUCKETS = 120
 POINTS = 8_000  # of one channel over all launches: finer than a screen, fast as SVG; 40 channels are below 5 MB

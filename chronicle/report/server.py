@@ -14,7 +14,6 @@ import gzip
 import hashlib
 import hmac
 import json
-import math
 import os
 import re
 import socket
@@ -33,8 +32,7 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 from chronicle.report.gauges import CONTENT_TYPE, exposition
-
-__all__ = ["LiveServer", "Makers", "fingerprint", "mark_of"]
+from chronicle.report.page_data import short
 
 ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
@@ -130,15 +128,11 @@ def points_event(launch: int, points: Sequence[Point], mark: str) -> str:
     stride = 1
     while True:
         kept = [*points[:-1:stride], points[-1]]
-        rows = [[p.step, p.time, {name: _short(value) for name, value in p.values.items()}] for p in kept]
+        rows = [[p.step, p.time, {name: short(value) for name, value in p.values.items()}] for p in kept]
         text = json.dumps({"launch": launch, "points": rows, "mark": mark}, separators=(",", ":"))
         if len(text) <= MOST_BYTES or len(kept) <= 2:
             return text
         stride = max(2 * stride, len(points) * len(text) // (len(kept) * MOST_BYTES))
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 class Makers(NamedTuple):
@@ -299,43 +293,33 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._allowed():
             return
         path = self.path.partition("?")[0]
-        if path == "/" and self.server.index is not None:
-            self._send(HTTPStatus.OK, self.server.index().encode(), "text/html; charset=utf-8")
+        if self.server.index is not None and path in ("/", "/metrics"):
+            self._index(self.server.index, path)
             return
-        if path == "/metrics" and self.server.index is not None:
-            text = exposition([site.summary() for site in self.server.sites()])
-            self._send(HTTPStatus.OK, text.encode(), CONTENT_TYPE)
-            return
-        found = self.server.find(path)
-        if found is None:
-            self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8")
-            return
-        site, path = found
-        if path == "/events":
-            self._events(site)
-            return
-        body = site.body(path)
+        site, path = self.server.find(path) or (None, path)
+        body = None if site is None else site.body(path)
+        stored = DIGEST.fullmatch(path)
         if body is not None:
             kind = "application/json" if path.endswith(".json") else "text/html"
             self._send(HTTPStatus.OK, body, CONTENT_TYPE if path == "/metrics" else f"{kind}; charset=utf-8")
-            return
-        stored = DIGEST.fullmatch(path)
-        if stored and stored[2].startswith(stored[1]):
+        elif site is not None and path == "/events" and self.command == "GET":
+            self._events(site)
+        elif site is not None and stored and stored[2].startswith(stored[1]):
             self._object(site.paths.objects_dir / stored[1] / stored[2])
-            return
-        self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8")
-
-    def do_HEAD(self) -> None:
-        """Answer as GET, without the body."""
-        if not self._allowed():
-            return
-        path = self.path.partition("?")[0]
-        if path == "/" and self.server.index is not None:
-            body: bytes | None = self.server.index().encode()
         else:
-            found = self.server.find(path)
-            body = None if found is None else found[0].body(found[1])
-        self._send(HTTPStatus.OK if body is not None else HTTPStatus.NOT_FOUND, body or b"", "text/html; charset=utf-8")
+            self._refuse(HTTPStatus.NOT_FOUND, "not found")
+
+    do_HEAD = do_GET  # `_send` leaves the body out
+
+    def _index(self, index: Callable[[], str], path: str) -> None:
+        if path == "/":
+            self._send(HTTPStatus.OK, index().encode(), "text/html; charset=utf-8")
+        else:
+            text = exposition([site.summary() for site in self.server.sites()])
+            self._send(HTTPStatus.OK, text.encode(), CONTENT_TYPE)
+
+    def _refuse(self, code: HTTPStatus, why: str) -> None:
+        self._send(code, f"{why}\n".encode(), "text/plain; charset=utf-8")
 
     def _allowed(self) -> bool:
         """Whether who asks may read; what was answered otherwise."""
@@ -344,7 +328,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._has_token(token)
         if self.server.unix is not None or OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
             return True
-        self._send(HTTPStatus.FORBIDDEN, b"only this machine is served\n", "text/plain; charset=utf-8")
+        self._refuse(HTTPStatus.FORBIDDEN, "only this machine is served")
         return False
 
     def _has_token(self, token: str) -> bool:
@@ -356,21 +340,21 @@ class _Handler(BaseHTTPRequestHandler):
         if any(hmac.compare_digest(one.encode(), known.encode()) for one in given for known in (token, said)):
             return True
         asked = urlsplit(self.path)
-        if any(hmac.compare_digest(one.encode(), token.encode()) for one in parse_qs(asked.query).get("token", [])):
-            self.send_response(HTTPStatus.SEE_OTHER)  # the address without the token, which would stand in the history
-            self.send_header("Location", f"/{asked.path.lstrip('/')}")
-            self.send_header("Set-Cookie", f"{cookie}={said}; HttpOnly; SameSite=Lax; Path=/")
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+        tokens = parse_qs(asked.query).get("token", [])
+        if any(hmac.compare_digest(one.encode(), token.encode()) for one in tokens):
+            headers = {  # the address without the token, which would stand in the history
+                "Location": f"/{asked.path.lstrip('/')}",
+                "Set-Cookie": f"{cookie}={said}; HttpOnly; SameSite=Lax; Path=/",
+                "Referrer-Policy": "no-referrer",
+                "Content-Length": "0",
+            }
+            self._head(HTTPStatus.SEE_OTHER, headers)
             return False
         if "text/html" in self.headers.get("Accept", ""):  # a person, who is asked
-            wrong = "That is not the token." if "token" in parse_qs(asked.query) else "These runs are behind a token."
+            wrong = "That is not the token." if tokens else "These runs are behind a token."
             self._send(HTTPStatus.UNAUTHORIZED, ASKED.replace("@@", wrong).encode(), "text/html; charset=utf-8")
             return False
-        needed = b"a token is needed: ?token=... once, or Authorization: Bearer\n"
-        self._send(HTTPStatus.UNAUTHORIZED, needed, "text/plain; charset=utf-8")
+        self._refuse(HTTPStatus.UNAUTHORIZED, "a token is needed: ?token=... once, or Authorization: Bearer")
         return False
 
     def _object(self, path: Path) -> None:
@@ -378,38 +362,35 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             content = path.read_bytes()
         except OSError:
-            self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8")
+            self._refuse(HTTPStatus.NOT_FOUND, "not found")
             return
         self._send(HTTPStatus.OK, content, "application/octet-stream", download=True)
 
     def _send(self, code: HTTPStatus, body: bytes, kind: str, *, download: bool = False) -> None:
         packed = len(body) >= COMPRESSED and not download and "gzip" in self.headers.get("Accept-Encoding", "")
         body = gzip.compress(body, 5) if packed else body
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Vary", "Accept-Encoding")
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Vary": "Accept-Encoding"}
+        headers |= {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
         if packed:
-            self.send_header("Content-Encoding", "gzip")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+            headers["Content-Encoding"] = "gzip"
         if download:
-            self.send_header("Content-Disposition", "attachment")
-        self.end_headers()
+            headers["Content-Disposition"] = "attachment"
+        self._head(code, headers)
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def _head(self, code: HTTPStatus, headers: Mapping[str, str]) -> None:
+        self.send_response(code)
+        for name, value in {"Cache-Control": "no-store", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
     def _events(self, site: RunSite) -> None:
         if not self.server.streams.acquire(blocking=False):
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"too many listeners\n", "text/plain; charset=utf-8")
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many listeners")
             return
         try:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Connection", "close")
-            self.end_headers()
+            self._head(HTTPStatus.OK, {"Content-Type": "text/event-stream", "Connection": "close"})
             self.close_connection = True
             self._watch(site)
         except OSError:
@@ -419,18 +400,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _watch(self, site: RunSite) -> None:
         growth, quiet = LogGrowth(site.paths), time.monotonic()
-        self._say(f"event: here\ndata: {json.dumps({'mark': mark_of(growth.seen)})}\n\n")
-        while not self.server.stopping.wait(self.server.poll):
-            found = growth.look()
+        found: tuple[int, list[Point]] | str | None = "here"
+        while True:
+            mark = mark_of(growth.seen)
             if found is not None:
-                quiet, mark = time.monotonic(), mark_of(growth.seen)
-                if found == "story":
-                    self._say(f"event: story\ndata: {json.dumps({'mark': mark})}\n\n")
-                else:
+                quiet = time.monotonic()
+                if isinstance(found, tuple):
                     self._say(f"event: points\ndata: {points_event(*found, mark)}\n\n")
+                else:
+                    self._say(f"event: {found}\ndata: {json.dumps({'mark': mark})}\n\n")
             elif time.monotonic() - quiet > HEARTBEAT_SECONDS:
                 quiet = time.monotonic()
                 self._say(": still here\n\n")
+            if self.server.stopping.wait(self.server.poll):
+                return
+            found = growth.look()
 
     def _say(self, text: str) -> None:
         self.wfile.write(text.encode())

@@ -39,16 +39,6 @@ from chronicle.story.matters import (
 from chronicle.story.plain import plain
 from rollback.channels import Role, value_of
 
-__all__ = [
-    "Headline",
-    "LaunchStory",
-    "SavedCheckpoint",
-    "Story",
-    "assemble",
-    "saved_checkpoint",
-    "tell_launches",
-]
-
 PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
 
 

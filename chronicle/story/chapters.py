@@ -14,14 +14,12 @@ from chronicle.journal.events import Close, EntryKind, FirstBatchSeen, GuardVerd
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 
-__all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
-
 # Bookkeeping of programs: `chronicle log --kind …` shows it, the story does not.
 BOOKKEEPING: frozenset[str] = frozenset(
     (
         *(EntryKind.RUN_INIT, EntryKind.LAUNCH_STEP, EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PLAN),
         *(EntryKind.GUARD_BATCHES, EntryKind.GUARD_DIGEST, EntryKind.DATA_START, EntryKind.VERIFIED),
-        *(EntryKind.EVIDENCE, EntryKind.EVIDENCE_SEALED, EntryKind.GUARD_ATTACHED, EntryKind.RUN_PLACE),
+        *(EntryKind.EVIDENCE, EntryKind.GUARD_ATTACHED, EntryKind.RUN_PLACE),
         EntryKind.TRIAL,  # the search tells all of its trials
     )
 )
@@ -171,7 +169,7 @@ def _action(entry: Entry) -> tuple[str, int | None]:
 
 def _changes(entry: Entry) -> tuple[tuple[str, str, str], ...]:
     if entry.kind == EntryKind.ROLLBACK_RECEIPT:
-        ratio = RollbackReceipt.of(entry).asked_ratio
+        ratio = RollbackReceipt.of(entry).lr_ratio
         return () if ratio is None or ratio == 1 else (("lr", "×1", f"×{ratio:g}"),)
     listed = (words_of(entry).action or {}).get("changes")
     rows = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list | tuple) else []

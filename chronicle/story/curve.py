@@ -7,8 +7,6 @@ from chronicle.journal import Lineage
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 
-__all__ = ["CurveRow", "canonical_rows", "channel_names"]
-
 
 class CurveRow(NamedTuple):
     """One logged point. `kept`: the present weights descend from it."""

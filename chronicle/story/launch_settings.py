@@ -17,21 +17,6 @@ from chronicle.journal.events import LaunchSettings, LaunchStart, Preflight, eve
 from chronicle.paths import RunPaths
 from rollback.errors import RollbackError
 
-__all__ = [
-    "FILE_SOURCE",
-    "HIDDEN",
-    "ChangedSetting",
-    "Told",
-    "changed_before",
-    "changes_between",
-    "described",
-    "files_changed_between",
-    "packages_changed_between",
-    "plain_settings",
-    "planned_steps",
-    "settings_of",
-]
-
 CODE = ("code.commit", "code.changes", "code.python")
 ENVIRONMENT = "environment"  # the name of the digest of the list of packages
 # variables that name one job and differ between any two

@@ -13,17 +13,6 @@ from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.series import ChannelCurve, LaunchSeries
 from rollback.channels import Role, find_channel
 
-__all__ = [
-    "MOST_WINDOWS",
-    "Progress",
-    "ResumeWindow",
-    "Shift",
-    "canonical",
-    "resume_windows",
-    "tell_progress",
-    "would_have_resumed_at",
-]
-
 BINS = 240
 SPIKE_SIGMAS = 5.0
 NORMAL_MAD = 1.4826  # MAD -> standard deviation of a normal distribution

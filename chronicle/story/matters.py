@@ -12,19 +12,6 @@ from typing import NamedTuple
 from chronicle.journal import Entry, Lineage, RollbackMark
 from chronicle.journal.events import Close, EntryKind, Incident, Proposed, RollbackReceipt
 
-__all__ = [
-    "Intervention",
-    "Matter",
-    "OpenProposal",
-    "answer_matters",
-    "collect_interventions",
-    "collect_matters",
-    "event_of",
-    "incident_detail",
-    "incident_title",
-    "open_proposal",
-]
-
 MATTERS = frozenset((EntryKind.INCIDENT, EntryKind.CLOSE))
 INTERVENTIONS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.CLOSE))
 PROPOSALS = frozenset((EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.CLOSE))
@@ -120,9 +107,8 @@ class OpenProposal(NamedTuple):
 
 
 def event_of(entry: Entry) -> Incident:
-    """What the detector recorded in an incident; older journals nest it in `event`."""
-    incident = Incident.of(entry)
-    return incident if incident.event is None else Incident.view(incident.event)
+    """What the detector recorded in an incident."""
+    return Incident.of(entry)
 
 
 def incident_title(entry: Entry) -> str:

@@ -6,24 +6,18 @@ Control characters and marks that change the direction of writing are shown as e
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-
-__all__ = [
-    "align_columns",
-    "format_age",
-    "format_factor",
-    "format_number",
-    "format_seconds",
-    "format_size",
-    "format_when",
-    "plain",
-    "plain_block",
-]
 
 ON = ("1", "true", "yes")  # of CHRONICLE_UTC; a command sets it from the setting `utc`
 # C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def say(line: str) -> None:
+    """Tell the person who runs this command one line, on stderr."""
+    print(f"chronicle: {line}", file=sys.stderr, flush=True)
 
 
 def plain(text: object) -> str:

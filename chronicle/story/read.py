@@ -19,17 +19,10 @@ from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.story.assemble import Story, assemble
 from rollback.disk import open_file, pread
 
-__all__ = [
-    "ends_of",
-    "lost_seconds",
-    "observed_steps",
-    "points_until",
-    "read_story",
-]
-
 WHOLE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16
 WINDOW = 64  # lines read before a step: evaluation and gradient norm may be logged less often than the loss
+
 
 def ends_of(path: Path) -> tuple[int, int] | None:
     """First and last logged step; None when there is no readable line."""

@@ -24,27 +24,6 @@ from chronicle.story.assemble import Story
 from chronicle.story.plain import plain
 from chronicle.story.read import read_story
 
-__all__ = [
-    "MACHINE_CHANNELS",
-    "TOKEN_NAMES",
-    "ChannelCurve",
-    "LaunchSeries",
-    "ParentSeries",
-    "TimeAxis",
-    "ancestry",
-    "flops_are_estimated",
-    "parent_directory",
-    "read_machine",
-    "read_parent",
-    "read_series",
-    "robust_range",
-    "shown_range",
-    "smooth",
-    "tell_clocks",
-    "thin",
-    "with_machine",
-]
-
 ROOM_FOR_ABANDONED = 0.6  # of the kept range
 
 

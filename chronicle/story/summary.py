@@ -17,12 +17,6 @@ from chronicle.story.plain import format_factor
 from chronicle.story.read import points_until
 from rollback.channels import Role, value_of
 
-__all__ = [
-    "LrCheck",
-    "check_lr",
-    "summarize",
-]
-
 LOOKED_AT = 20  # steps after the resume
 TOLERANCE = 0.01  # logs print LRs with three or four digits
 

@@ -73,17 +73,14 @@ class Adviser:
 
     def advise(self, events: Sequence[Event], trigger: Event) -> str | None:
         """Make the proposal, write it to the journal, return its line; None when none is due or it was made before."""
-        from rollback.propose import propose
-
         entries = read_journal(self.paths).entries
         history = collect_history(
             entries, run=self.paths.run, launch=self.launch, last_step=self._last_step,
             seconds_per_step=self._seconds_per_step(),
         )  # fmt: skip
-        roots = find_checkpoint_roots(entries, self._checkpoints_dir, Path.cwd())
+        history = replace(history, options=self._options, lr_expected=self._lr_expected)
         before = trigger.onset_low_step if trigger.onset_low_step is not None else self._last_step
-        candidates = collect_candidates(roots, before=before, entries=entries)
-        proposal = propose(events, candidates, replace(history, options=self._options, lr_expected=self._lr_expected))
+        proposal = propose_of_run(events, entries, history, before, self._checkpoints_dir)
         if proposal is None or (proposal.target_step, proposal.command) in self._said:
             return None
         self._said.add((proposal.target_step, proposal.command))
@@ -119,6 +116,16 @@ class Adviser:
 
 
 # --- Checkpoints that can be a target
+
+
+def propose_of_run(
+    events: Sequence[Event], entries: Sequence[Entry], history: History, before: int, checkpoints_dir: Path | None
+) -> Proposal | None:
+    """What the events of a run call for, with the checkpoints that it has on disk at or before the step `before`."""
+    from rollback.propose import propose
+
+    roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
+    return propose(events, collect_candidates(roots, before=before, entries=entries), history)
 
 
 def collect_candidates(
@@ -240,8 +247,7 @@ def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
                 action = Action(proposed.action)
         elif entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id not in undone and entry.step is not None:
             receipt = RollbackReceipt.of(entry)
-            scale = receipt.lr_ratio if receipt.lr_ratio is not None else receipt.lr_scale
-            scale = 1.0 if scale is None else scale
+            scale = 1.0 if receipt.lr_ratio is None else receipt.lr_ratio
             yield PastRollback(
                 onset_step=entry.step if onset is None else onset, target_step=entry.step,
                 action=_action_taken(action, scale), lr_scale=scale,

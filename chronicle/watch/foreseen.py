@@ -14,8 +14,6 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.events import RollbackReceipt, Tried, UndoReceipt, events_of
 from rollback.detect import Event, Kind
 
-__all__ = ["Foreseen", "foreseen_rises"]
-
 NEAR = 20  # steps between the two onsets
 TRY = "chronicle rollback --to "
 RISES = frozenset((Kind.INSTANT_SPIKE, Kind.LEVEL_SHIFT, Kind.GRADUAL_DIVERGENCE))
@@ -63,7 +61,7 @@ def foreseen_rises(entries: Sequence[Entry], launch: int) -> tuple[Foreseen, ...
 
 def _way_taken(receipt: RollbackReceipt) -> tuple[Any, ...] | None:
     """The state that a rollback went to, and what it changed; None where that is more than a try can do."""
-    ratio, state = receipt.asked_ratio, str(receipt.identity.get("id") or "")
+    ratio, state = receipt.lr_ratio, str(receipt.identity.get("id") or "")
     if not state or receipt.warmup_steps:
         return None
     sets = tuple(sorted((str(name), _number(value)) for name, value in receipt.sets.items()))

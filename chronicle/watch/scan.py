@@ -15,19 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.checkpoints import find_checkpoint_roots
 from chronicle.errors import ChronicleError
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
 from chronicle.paths import RunPaths
-from chronicle.watch.advice import breach_events, collect_candidates, collect_history
+from chronicle.watch.advice import breach_events, collect_candidates, collect_history, propose_of_run
 from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
+LONG_BYTES = 24 << 20  # a log that is worth a progress bar
 SPARK_POINTS = 72  # of a line of text
-LONG_BYTES = 24 << 20  # of a log whose reading is shown as it goes
 BAND_POINTS = 600  # of the picture, at least
 Slice = tuple[int, float, float]  # first row, lowest, highest loss
 JSON_FIELDS = (
@@ -100,73 +99,63 @@ def _merge(a: Slice, b: Slice) -> Slice:
     return a[0], min(lows, default=math.nan), high
 
 
-class Trace:
-    """Collects what the picture and the summary need of each point."""
-
-    def __init__(self, contents: Contents, progress: Callable[[int], None] | None = None) -> None:
-        self.band, self.last_step, self.rows = Band(), 0, 0
-        self.contents = contents
-        self._progress = progress
-
-    def note(self, point: Point) -> None:
-        """Add one point."""
-        self.contents.note(point)
-        self.last_step = point.step
-        self.rows = max(self.rows, point.row)
-        loss = self.contents.reading.loss_of(point.values)
-        if loss is not None:
-            self.band.feed(self.rows, loss)
-        self.rows += 1
-        if self._progress is not None and not self.rows & 0x3FFF:
-            self._progress(self.rows)
-
-
 def unread(source: str, problem: str, *, blind: bool = False) -> Scan:
     """Return the scan of a log that could not be read."""
     return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem, blind=blind)
 
 
+Progress = Callable[[int], None] | None
 Advise = Callable[[Sequence[Event], int], Proposal | None]
 
 
 def scan_points(
     points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: (),
-    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN, progress: Callable[[int], None] | None = None,
+    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN, progress: Progress = None,
 ) -> Scan:
     """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one.
 
     `more(events)`: events that stand in no log.
     """
-    detector, trace = Detector(role_of=reading.role_of), Trace(Contents(form, reading), progress)
+    detector, contents, band = Detector(role_of=reading.role_of), Contents(form, reading), Band()
+    last_step = 0
     for point in points:
         detector.skip_to(point.row)
+        row = detector.row
         detector.feed(point.step, point.values, time=point.time, launch=point.launch)
-        trace.note(point)
+        contents.note(point)
+        last_step = point.step
+        loss = reading.loss_of(point.values)
+        if loss is not None:
+            band.feed(row, loss)
+        if progress is not None and not detector.row & 0x3FFF:
+            progress(detector.row)
     detector.finish()
     found = more(detector.events)
     events = (*detector.events, *found)
-    trace.contents.need_loss(source)
+    contents.need_loss(source)
+    last_step = max([last_step, *(event.alarm_step for event in found)])
     calls = any(event.tier is Tier.PROPOSE for event in events)
-    last_step = max([trace.last_step, *(event.alarm_step for event in found)])
     return Scan(
-        source=source, rows=detector.row, last_step=last_step, events=events,
-        proposal=advise(events, last_step) if calls else None, band=tuple(trace.band.slices),
-        contents=trace.contents,
-    )  # fmt: skip
+        source=source,
+        rows=detector.row,
+        last_step=last_step,
+        events=events,
+        proposal=advise(events, last_step) if calls else None,
+        band=tuple(band.slices),
+        contents=contents,
+    )
 
 
 def scan_file(
-    path: Path, *, checkpoints_dir: Path | None = None, progress: Callable[[int], None] | None = None,
-    reading: LogReading = PLAIN,
-) -> Scan:  # fmt: skip
+    path: Path, *, checkpoints_dir: Path | None = None, progress: Progress = None, reading: LogReading = PLAIN
+) -> Scan:
     """Scan one log that belongs to no run. `progress` gets the number of points so far.
 
     Without a directory of checkpoints a proposal names the onset and no target.
     """
-
+    form = form_of(path, reading)
     advise = advice_on_file(checkpoints_dir)
-    form, points = form_of(path, reading), read_log(path, reading)
-    return scan_points(points, str(path), advise, form=form, reading=reading, progress=progress)
+    return scan_points(read_log(path, reading), str(path), advise, form=form, reading=reading, progress=progress)
 
 
 def scan_run(
@@ -202,12 +191,11 @@ def advice_on_run(paths: RunPaths, checkpoints_dir: Path | None, options: tuple[
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
         entries = read_journal(paths).entries
-        lineage = compute_lineage(entries)
-        launch = lineage.launches[-1].number if lineage.launches else None
-        roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
-        candidates = collect_candidates(roots, before=_newest_onset(events, last_step), entries=entries)
+        launches = compute_lineage(entries).launches
+        launch = launches[-1].number if launches else None
         history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
-        return propose(events, candidates, replace(history, options=options))
+        before = _newest_onset(events, last_step)
+        return propose_of_run(events, entries, replace(history, options=options), before, checkpoints_dir)
 
     return advise
 

@@ -15,8 +15,8 @@ import pytest
 from chronicle.checkpoints import CheckpointVerdict
 from chronicle.cli import transaction
 from chronicle.cli.options import CommandResult, nearest_runs
-from chronicle.cli.transaction import has_guard
 from chronicle.errors import Declined
+from chronicle.goback import has_guard
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.story.plain import format_when
@@ -106,7 +106,7 @@ def test_no_at_the_prompt_changes_nothing_and_is_no_error(
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     with pytest.raises(Declined):
         transaction.agree("Apply?", "plan", yes=False)
-    monkeypatch.setattr("chronicle.cli.undo.open_run", declined)
+    monkeypatch.setattr("chronicle.goback.open_run", declined)
     answered = chronicle("undo")
     assert (answered.code, answered.err) == (0, "nothing was changed\n")
 

@@ -21,6 +21,12 @@ def test_the_toy_run_trains_at_half_after_its_rollback(tmp_path: Path) -> None:
     assert ledger(toy_run(tmp_path)).factors() == (1.0, 0.5)
 
 
+def wrong_lr(run: StoryRun, launch: int, step: int) -> None:
+    """What the detector writes where the LR is not the promised one."""
+    data = {"kind": "lr-mismatch", "tier": "propose", "onset_step": step}
+    run.add("incident", launch=launch, step=step, title="LR restarted from zero", data=data)
+
+
 def test_the_seed_80b_run_ends_at_0_1875_and_says_where_the_lr_was_wrong(tmp_path: Path) -> None:
     """1 → .75 → .375 → (bug) → .375 → .1875; the authors wrote "25 % from the original" for the last one."""
     run = StoryRun(tmp_path)
@@ -35,10 +41,10 @@ def test_the_seed_80b_run_ends_at_0_1875_and_says_where_the_lr_was_wrong(tmp_pat
     launch(run, 5, 16250, 29300)
     run.rollback(29000, 2.0)  # exp8: "going back to the original LR" is ×0.75 …
     launch(run, 6, 29000, 30600)  # … and Accelerate loaded no state at all: the LR starts at zero
-    run.add("lr.mismatch", launch=6, step=29001, title="LR restarted from zero")
+    wrong_lr(run, 6, 29001)
     run.rollback(30250, base_lr_after=None)
     launch(run, 7, 30250, 30900)
-    run.add("lr.mismatch", launch=7, step=30251, title="LR restarted from zero")
+    wrong_lr(run, 7, 30251)
     run.rollback(30500, base_lr_before=5e-5, base_lr_after=1.875e-5, parent_launch=6)
     launch(run, 8, 30500, 35500)
     run.rollback(34000, 0.5)
@@ -57,7 +63,7 @@ def test_a_stated_base_lr_repairs_the_ledger_after_a_bug(tmp_path: Path) -> None
     run.end(1, 100)
     run.rollback(80, 0.375)
     launch(run, 2, 80, 120)
-    run.add("lr.mismatch", launch=2, step=81, title="LR restarted from zero")
+    wrong_lr(run, 2, 81)
     run.rollback(110, base_lr_after=1.875e-5)
     launch(run, 3, 110, 140)
     run.rollback(130, 0.5)

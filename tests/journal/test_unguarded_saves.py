@@ -15,8 +15,8 @@ pytest.importorskip("accelerate")
 
 from benchmarks.histories.world import RUN, World
 from chronicle.checkpoints import checkpoints_left, known_states, stamp_or_none, stamps_below
-from chronicle.cli import transaction
 from chronicle.cli.main import run
+from chronicle.goback import OpenedRun
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.paths import RunPaths
@@ -130,15 +130,15 @@ def test_a_recovered_rollback_names_its_target(tmp_path: Path, monkeypatch: pyte
     world.create()
     world.launch(None, 12, guarded=guarded)
     world.launch(None, 12, guarded=guarded, on_purpose=True)
-    record = transaction.OpenedRun.record
+    record = OpenedRun.record
 
-    def full(self: transaction.OpenedRun, kind: str, data: dict[str, Any]) -> str:
+    def full(self: OpenedRun, kind: str, data: dict[str, Any]) -> str:
         if kind == EntryKind.ROLLBACK_RECEIPT:
             raise RollbackError("no space left", None)
         return record(self, kind, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(transaction.OpenedRun, "record", full)
+        patch.setattr(OpenedRun, "record", full)
         assert world.command("rollback", "--to", "5", "--lr-scale", "0.5", "--yes")[0] == 4
     assert world.command("recover")[0] == 0
     (receipt,) = of_kind(world, EntryKind.ROLLBACK_RECEIPT)

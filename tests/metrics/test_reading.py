@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.cli.spikes import spikes
+from chronicle.cli.spikes import LogWords, spikes
 from chronicle.cli.watch import watch
 from chronicle.errors import UsageProblem
 from chronicle.metrics.readers import NothingToWatch, UnknownLog, read_log
@@ -121,7 +121,7 @@ def test_a_person_names_loss_step_and_lr(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     records = ({"tick": step, "energy": x, "loss/of/no/use": 1.0} for step, x in zip(STEPS, losses(1), strict=True))
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    result = spikes([str(path)], loss="energy", step="tick", ignore=["loss/*"])
+    result = spikes([str(path)], words=LogWords(loss="energy", step="tick", ignore=["loss/*"]))
     assert isinstance(result.data, dict)
     assert [event["onset_step"] for event in result.data["events"]] == [3000] and result.data["read"]["loss"] == ["energy"]
     assert result.data["read"]["channels"]["loss/of/no/use"]["role"] == "ignored"
@@ -136,7 +136,7 @@ def test_the_kind_of_a_loss_decides_how_it_is_judged(tmp_path: Path) -> None:
     path.write_text("step,loss\n" + "".join(rows))
     tiers: dict[Any, set[str]] = {}
     for kind in (None, LossKind.REWARD, LossKind.ADVERSARIAL):
-        data = spikes([str(path)], kind=kind).data
+        data = spikes([str(path)], words=LogWords(kind=kind)).data
         assert isinstance(data, dict)
         tiers[kind] = {event["tier"] for event in data["events"]}
         assert bool(data["proposals"]) == (kind is None)
@@ -149,12 +149,12 @@ def test_a_line_format_is_taught_in_one_line(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "chronicle.toml").write_text("[formats]\nmine = '<<(?P<step>\\d+)>> L~(?P<loss>\\S+) @ (?P<lr>\\S+)'\n")
     monkeypatch.chdir(tmp_path)
     for form in ("mine", r"<<(?P<step>\d+)>> L~(?P<loss>\S+)"):
-        data = spikes([str(path)], form=form).data
+        data = spikes([str(path)], words=LogWords(form=form)).data
         assert isinstance(data, dict) and [event["onset_step"] for event in data["events"]] == [3000]
     with pytest.raises(UsageProblem, match="no step and value"):
-        spikes([str(path)], form="loss (.*)")
+        spikes([str(path)], words=LogWords(form="loss (.*)"))
     with pytest.raises(UsageProblem, match="no regular expression"):
-        spikes([str(path)], form="(")
+        spikes([str(path)], words=LogWords(form="("))
 
 
 FOREIGN = {  # file: (its text, what the message must name)
@@ -206,9 +206,9 @@ def test_the_way_out_of_an_unreadable_log_is_one(name: str, tmp_path: Path) -> N
     path = tmp_path / name
     head = FOREIGN[name][0].split("\n")[0] + "\n" if name.endswith(".csv") else ""
     path.write_text(f"[{text[:-2]}]" if name == "document.json" else head + text)
-    data = spikes([str(path)], loss=energy, step=tick).data
+    data = spikes([str(path)], words=LogWords(loss=energy, step=tick)).data
     assert isinstance(data, dict) and [event["onset_step"] for event in data["events"]] == [3000]
-    watched = watch(str(path), once=True, loss=energy, step=tick)
+    watched = watch(str(path), once=True, words=LogWords(loss=energy, step=tick))
     assert isinstance(watched.data, dict) and [event["onset_step"] for event in watched.data["events"]] == [3000]
     assert f"{energy} " in watched.text.splitlines()[1]
 

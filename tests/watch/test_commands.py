@@ -300,8 +300,9 @@ def test_ctrl_c_ends_a_watch_with_its_summary_and_0(tmp_path: Path, monkeypatch:
 
 def test_an_imported_run_is_scanned_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chronicle.cli.importing import import_
+    from chronicle.cli.options import InRun
 
     monkeypatch.chdir(tmp_path)
-    result = import_([str(write(tmp_path / "old.jsonl", DIVERGENCE))], run="old")
+    result = import_([str(write(tmp_path / "old.jsonl", DIVERGENCE))], at=InRun(run="old"))
     assert "scanned: 1 event\n" in result.text and "propose" in result.text
     assert isinstance(result.data, dict) and [event["tier"] for event in result.data["events"]] == ["propose"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from chronicle.cli.options import Forcing
 from chronicle.cli.spikes import propose_rollback as propose
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
@@ -188,7 +189,7 @@ def test_propose_command_agrees_with_the_live_watch(stage: Stage, monkeypatch: p
         stage.train(log, 1, 560, diverges_at=400)
     watch(stage).finish()
     (entry,) = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
-    result = propose(run="tiny", logs=stage.paths.run_dir.parent, checkpoints=stage.checkpoints)
+    result = propose(Forcing(run="tiny", logs=stage.paths.run_dir.parent, checkpoints=stage.checkpoints))
     assert isinstance(result.data, dict) and result.data["proposal"]["target_step"] == entry.step
     assert f"--to {entry.step} " in result.text and f"--checkpoints {stage.checkpoints}" in result.text
 
