@@ -166,10 +166,9 @@ class Channel(Fold):
         if z > SUDDEN_LEAST and self._is_often(shift):
             return changed if self.said_often else self._say_often(row, step, value, sigma, changed)
         # the fast level
-        far = sudden or shift < -2.0 * HIGH_RISE * sigma
-        self.far = self.far + 1 if far else 0
-        residual = value - self.level
         limit = HIGH_RISE * sigma
+        self.far = self.far + 1 if sudden or shift < -2.0 * limit else 0
+        residual = value - self.level
         if self.far >= AWAY_POINTS:
             shift /= FAST_GAIN
         elif shift > limit:

@@ -46,8 +46,7 @@ class Stream(Fold):
 
     __slots__ = (
         "candidate", "candidate_count", "descending", "first_step", "interval", "last_launch", "last_step", "other_step",
-        "points", "quiet",
-        "repeats", "turns",
+        "points", "quiet", "repeats", "turns",
     )  # fmt: skip
 
     def __init__(self) -> None:
