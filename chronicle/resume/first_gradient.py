@@ -349,10 +349,12 @@ class FirstGradient:
         if kept is None:
             return
         if own is None:
-            yield not_compared(NAME, "M6", "the gradient of this step cannot be read before it")
+            if kept.get("ranks") == self._num_ranks():
+                yield not_compared(NAME, "M6", "the gradient of this step cannot be read before it")
             return
         if not _comparable(kept, own):
-            if _is_same_step(kept, own):  # other batches have a check of their own
+            # other batches have a check of their own; what the generators of other ranks do is not known here
+            if _is_same_step(kept, own) and kept["entered"] != own["entered"]:
                 yield not_compared(NAME, "M6", DRAWN)
             return
         self._lrs_then = [kept.get("lrs"), *(one.get("lrs") for one in kept["next"])]

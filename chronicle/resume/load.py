@@ -394,13 +394,12 @@ class Loads:
             why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
             self._loaded_unseen(why, None)
             return []
-        if loads_nothing and pending is None and not step and self.weights_loaded and history.has_trained:
-            self._loaded_unseen(_left_behind(found, history) or WEIGHTS_ALONE, None)
-            return []
         # one of step 0 holds nothing that was trained: an LR finder saves it, to come back to it
         if self._options.fresh_start or (pending is None and not any(saved for saved, _ in history.checkpoints)):
             if step and loads_nothing:
                 self._loaded_unseen(AT_STEP.format(step), None)
+            elif loads_nothing and self.weights_loaded and history.has_trained:
+                self._loaded_unseen(WEIGHTS_ALONE, None)
             return []
         is_main = self._ranks.rank == 0
         root = next(

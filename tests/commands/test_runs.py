@@ -177,7 +177,7 @@ def test_two_arms_at_several_seeds_get_the_verdict_of_the_studies(tmp_path: Path
     same = chronicle("compare", *runs("low", "same"), "--margin", "0.05").out
     assert "over seeds, at the last common place: equivalent" in same and "lr=0.0002 − lr=0.0001 = +0.00" in same
     few = chronicle("compare", *runs("low", "high", seeds=3), "--margin", "0.05").out
-    assert "inconclusive" in few and "below 4 pairs no verdict" in few
+    assert "inconclusive" in few and "3 independent units are too few for a verdict, 4 are the least" in few
     for wrong in (runs("low", seeds=2), runs("low", "high", "same", seeds=2)):
         refused = chronicle("compare", *wrong, "--margin", "0.05")
         assert refused.code == 2 and "expected runs of two arms" in refused.err

@@ -76,7 +76,7 @@ def test_prints_of_several_optimizers_are_numbered_as_lightning_counts(
     trainer.callbacks[0].session.prints.finish()
     steps = read_ring(ring_path(tmp_path / "launch", 0)).steps()
     assert sorted(steps) == [2, 4, 6, 8] and trainer.global_step == 8
-    assert all(SeenParts.OUTPUT | SeenParts.PULL in one.seen for one in steps.values())
+    assert all(SeenParts.BATCH | SeenParts.GRADIENT in one.seen for one in steps.values())
 
 
 def test_scheduler_that_is_stepped_by_epochs_resumes(tmp_path: Path, run_dir: Path) -> None:

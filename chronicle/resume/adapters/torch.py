@@ -19,6 +19,7 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
 from chronicle.resume.adapters.hooks import StepLog, hear_saves, hook_optimizer_steps
+from chronicle.resume.compiled import ModelHook
 from chronicle.resume.contract import Options, parse_mode
 from chronicle.resume.faults import (
     last_resort,
@@ -160,7 +161,7 @@ class AttachedRun:
         hear_saves(self)
         self.session.before_change = self._memory_changes
         for model in self._live.models:
-            model.register_load_state_dict_post_hook(shield(self._weights_loaded, self._load_failed))
+            model.register_load_state_dict_post_hook(ModelHook(shield(self._weights_loaded, self._load_failed)))
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
             self.session.batches.watch_outputs(self._live.models[1:])
