@@ -32,8 +32,6 @@ from chronicle.resume.fingerprint import LiveState, groups_of
 from chronicle.resume.learning_rate import number
 from chronicle.resume.memory import LrRow, Memory, ParamGroup
 
-__all__ = ["HandSet", "option_rows"]
-
 LR = "lr"
 OF_LR = ("learning rate per group", "learning rates of the next steps")
 NUM_RECENT = 2  # different values

@@ -26,8 +26,6 @@ from chronicle.resume.first_batch import BatchFault
 from chronicle.resume.learning_rate import BoundScheduler, far_points, schedule_functions
 from chronicle.resume.memory import Scheduler
 
-__all__ = ["ABOUT_LRS", "SCHEDULE", "LrCurve", "bound_numbers", "find_in_plan", "note_longer_schedule", "numbers_used_by"]
-
 SCHEDULE = "schedule"
 ABOUT_THE_FUTURE = ("learning rates of the next steps", "schedule further on")
 ABOUT_LRS = (*ABOUT_THE_FUTURE, "learning rate per group")

@@ -17,13 +17,6 @@ from typing import Any
 from chronicle.resume.batch_reader import read_rows
 from chronicle.resume.batches import is_call, leaves_in
 
-__all__ = [
-    "SHOW_VARIABLE",
-    "StepBatch",
-    "read_shown",
-    "tell_shown",
-]
-
 SHOW_VARIABLE = "CHRONICLE_SHOW"
 NUM_ROWS = 256  # of one step and rank
 NUM_TOLD = 3
