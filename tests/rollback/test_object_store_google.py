@@ -250,7 +250,9 @@ def test_gs_reads_as_a_disk_does(store: Path, capsys: pytest.CaptureFixture[str]
         for place in (str(store), ROOT):
             code = chronicle(*(word.format(place) for word in words))
             told.append((code, capsys.readouterr().out))
-        assert told[0] == told[1] and told[0][0] == 0 and told[0][1]
+        unread = "  info  F11 .: not looked for NaN: its bytes would be fetched from the store once more\n"
+        assert (unread in told[1][1]) == (words[0] == "verify")
+        assert told[0] == (told[1][0], told[1][1].replace(unread, "")) and told[0][0] == 0 and told[0][1]
     assert chronicle("latest", "--verified", "--print-path", "--checkpoints", ROOT) == 0
     assert capsys.readouterr().out == f"{ROOT}/opt_step-10\n"
     assert Google.writes == 0 and not list(Path.cwd().iterdir())
