@@ -61,12 +61,12 @@ class Careful(torch.optim.SGD):
             super().step(closure)
 
 
-@pytest.mark.parametrize("share", [1e-12, 1.0])
+@pytest.mark.parametrize("share", [1e-12, math.inf])
 @pytest.mark.parametrize("begins", [1, 3, 11, 70])
 def test_gradients_that_are_not_finite_are_told_with_the_step_at_which_they_began(
     tmp_path: Path, begins: int, share: float
 ) -> None:
-    """Whatever share of the time the looks may take: with none of it, there is a look in fifty steps."""
+    """Whatever share of the time the looks may take: with none of it one in fifty steps, with all of it one at every step."""
     model = network()
     optimizer = Careful(model.parameters(), lr=0.1)
     run = attached(tmp_path, model, optimizer)
@@ -78,8 +78,7 @@ def test_gradients_that_are_not_finite_are_told_with_the_step_at_which_they_bega
         optimizer.zero_grad()
 
     breach = fly(run, begins + 8, step).told[BreachKind.GRADIENTS]
-    assert breach.step == begins and (breach.seen or 0) <= begins + 3
-    assert breach.low is None or begins - 50 <= breach.low < begins  # a busy machine leaves a look out
+    assert breach.step == begins and (breach.low in (None, begins - 1)) and (breach.seen or 0) <= begins + 3
 
 
 def test_a_scale_that_is_searched_for_two_steps_is_no_incident(tmp_path: Path) -> None:
