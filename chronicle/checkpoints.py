@@ -43,30 +43,6 @@ if TYPE_CHECKING:
     from rollback.errors import Finding
     from rollback.lr.authority import Evidence
 
-__all__ = [
-    "LR_NOT_AS_PROMISED",
-    "NO_STATES",
-    "CheckpointVerdict",
-    "KnownStates",
-    "SaveWatch",
-    "Stamped",
-    "checkpoints_left",
-    "describe_verdict",
-    "find_checkpoint_roots",
-    "find_lost_saves",
-    "find_present_roots",
-    "find_verdict",
-    "is_by_stamp",
-    "known_states",
-    "launch_evidence",
-    "name_twins",
-    "record_verdicts",
-    "stamp_or_none",
-    "stamps_below",
-    "verdict_event",
-    "with_launches",
-]
-
 BY_STAMP = "stamp:"  # how the id of such an identity begins
 MAX_ERRORS = 5  # kept in the entry; `chronicle verify` prints all of them again
 

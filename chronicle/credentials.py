@@ -14,19 +14,6 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 
-__all__ = [
-    "MASK",
-    "SECRET_PLACE",
-    "hidden_arguments",
-    "holds_secret",
-    "looks_secret",
-    "redact",
-    "redact_command",
-    "redact_source",
-    "redact_values",
-    "secret_of",
-]
-
 MASK = "***"
 SECRET_PLACE = re.compile(r"(env|file):(.+)")  # where a secret stands, instead of the secret
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")

@@ -11,8 +11,6 @@
 Packages define their own subclasses.
 """
 
-__all__ = ["ChronicleError", "DataError", "Declined", "JournalError", "Refusal", "RunCopied", "SettingsError", "UsageProblem"]
-
 
 class ChronicleError(Exception):
     """Base of the errors that are raised on purpose; `remedy` is the way out, shown as `hint:`."""

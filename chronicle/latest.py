@@ -47,8 +47,6 @@ from rollback.transaction.cleanup import (
     refuse_mount_points,
 )
 
-__all__ = ["Latest", "PassedOver", "Why", "find_latest", "pointers_to", "rolled_back_in_store", "set_aside"]
-
 
 class Why(Enum):
     """Why a newer checkpoint is not the latest one."""

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RunPaths", "list_launch_numbers"]
-
 LAUNCH_DIR = re.compile(r"\d{4,}")
 
 

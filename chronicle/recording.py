@@ -22,8 +22,6 @@ from chronicle.metrics.log import MetricsWriter, number_of
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import described, plain_settings
 
-__all__ = ["Recording", "start"]
-
 TIERS = ("notice", "warn", "propose")
 MAX_CONFIG_BYTES = 65_536
 

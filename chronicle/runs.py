@@ -25,9 +25,6 @@ from chronicle.story.launch_settings import settings_of
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_name, find_channel, role_of
 
-__all__ = ["LoggedCurve", "Run", "list_runs", "mark_runs", "open", "rows_of", "summarize_run"]
-
-
 
 class LoggedCurve(NamedTuple):
     """One channel as columns of equal length, in step order along the lineage.

@@ -14,8 +14,6 @@ from typing import Any
 from chronicle.errors import Refusal, SettingsError, UsageProblem
 from chronicle.paths import RunPaths
 
-__all__ = ["Settings", "is_url", "load_settings", "refuse_store"]
-
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")

@@ -18,20 +18,6 @@ from rollback.channels import Role, role_of
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.plan.request import RESHUFFLE, SKIP
 
-__all__ = [
-    "LADDER",
-    "LR_SCALES",
-    "Action",
-    "Alternative",
-    "Budgets",
-    "CandidateCheckpoint",
-    "History",
-    "PastRollback",
-    "Proposal",
-    "propose",
-]
-
-
 # --- Values
 
 

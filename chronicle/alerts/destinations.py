@@ -23,8 +23,6 @@ from chronicle.alerts.messages import TIERS, Alert
 from chronicle.credentials import SECRET_PLACE, redact
 from chronicle.errors import SettingsError
 
-__all__ = ["Destination", "read_destinations"]
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"

@@ -17,8 +17,6 @@ from chronicle.story.launch_settings import changed_before
 from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import plain, plain_block
 
-__all__ = ["TIERS", "Alert", "alerts_of", "body_for", "headline"]
-
 TIERS = ("notice", "warn", "propose")
 OPENED, ENDED = "opened", "ended"
 # ends that alarm nobody

@@ -18,8 +18,6 @@ from chronicle.alerts.messages import Alert
 from chronicle.alerts.sending import Answer, send
 from chronicle.paths import RunPaths
 
-__all__ = ["Outbox", "alerts_dir"]
-
 SETTLE_SECONDS = 3.0  # an incident's proposal is written moments after it
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 

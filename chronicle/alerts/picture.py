@@ -17,8 +17,6 @@ from chronicle.metrics.log import parse_line
 from chronicle.paths import RunPaths
 from rollback.channels import Role, find_channel
 
-__all__ = ["Picture", "draw_curve", "picture_of"]
-
 WIDTH, HEIGHT, MARGIN = 640, 240, 12  # pixels
 MOST_READ = 8 << 20  # bytes from the end of the log: about 100,000 lines
 BEFORE, LEAST = 400, 2  # steps before the onset; points

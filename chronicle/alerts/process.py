@@ -25,8 +25,6 @@ from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 from chronicle.story.read import read_story
 
-__all__ = ["Courier", "destinations_of", "open_outboxes", "send_until_stdin_ends", "start_alerts"]
-
 INTERVAL_SECONDS = 2.0
 LAST_PASS_SECONDS = 900  # a network that is down when the launch ends
 WORDS = "chronicle alerts --send"

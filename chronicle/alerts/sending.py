@@ -25,8 +25,6 @@ from chronicle.alerts.picture import Picture
 from chronicle.credentials import secret_of
 from chronicle.errors import ChronicleError
 
-__all__ = ["Answer", "post", "send"]
-
 SECONDS = 10.0
 PICTURED = ("email", "discord", "json")
 PERMANENT = (400, 413, 415, 422)  # this message will never be taken; anything else may be mended by a person

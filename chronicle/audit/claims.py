@@ -20,18 +20,6 @@ from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence
 from chronicle.errors import UsageProblem
 from chronicle.journal.events import Claim, LaunchEnd, events_of
 
-__all__ = [
-    "FIELDS",
-    "ClaimVerdict",
-    "Judgement",
-    "Quantity",
-    "judge_claim",
-    "list_unjudged",
-    "overall",
-    "read_quantity",
-    "recheck_claims",
-]
-
 IDLE_BELOW = 0.05  # a device busy for less than this fraction between two samples was idle
 IDLE_SHARE = 0.9
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32"}

@@ -19,8 +19,6 @@ from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.channels import Role, value_of
 
-__all__ = ["LaunchEvidence", "Observation", "RunEvidence", "read_evidence"]
-
 EVIDENCE_FILE = re.compile(r"(rank-\d+|host-[\w.-]+)\.jsonl")
 HOST = -1  # rank of records written by a host's supervisor
 

@@ -21,8 +21,6 @@ from chronicle.metrics.lines import PrintedLines, log_lines
 from chronicle.metrics.log import Point
 from rollback.channels import Role, value_of
 
-__all__ = ["Event", "FoundFile", "LaunchTrace", "Scan", "scan_directory", "write_draft"]
-
 LOG_NAMES = (".log", ".out", ".err", ".txt")
 MAX_FILES = 20_000
 MAX_LOG_BYTES = 64 << 20

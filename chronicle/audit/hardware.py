@@ -15,14 +15,6 @@ from typing import Any
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
 
-__all__ = [
-    "HardwareEvent",
-    "find_step",
-    "guess_year",
-    "parse_kernel_log",
-    "parse_nvidia_smi",
-]
-
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): (?P<xid>\d+)(?:,\s*(?P<detail>.*))?")
 SYSLOG = re.compile(r"(?P<month>\w{3})\s+(?P<day>\d{1,2}) (?P<clock>\d{2}:\d{2}:\d{2}) (?P<host>[\w.-]+) kernel:")
 ISO = re.compile(

@@ -27,16 +27,6 @@ from typing import Any
 from chronicle.launch.processes import read_boot_id, read_process
 from chronicle.launch.ranks import rank_of
 
-__all__ = [
-    "VERSION",
-    "ParameterCounts",
-    "RankEvidence",
-    "count_parameters",
-    "describe_device",
-    "digest_json",
-    "open_evidence",
-]
-
 VERSION = 1
 
 

@@ -20,9 +20,9 @@ from chronicle.settings import is_url
 from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_identity
 from rollback.plan.plan import Plan
 from rollback.transaction.apply import apply_plan
-from rollback.transaction.change import Prepared
+from rollback.transaction.change import Prepared, Receipt
 from rollback.transaction.copied import in_this_copy
-from rollback.transaction.protocol import Receipt, recover_change, undo_change
+from rollback.transaction.protocol import recover_change, undo_change
 
 if TYPE_CHECKING:
     from rollback.transaction.in_store import StorePlan

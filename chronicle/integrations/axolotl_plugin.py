@@ -10,8 +10,6 @@ from axolotl.integrations.base import BasePlugin
 
 from chronicle.recording import start
 
-__all__ = ["ChroniclePlugin"]
-
 
 class ChroniclePlugin(BasePlugin):  # type: ignore[misc]
     """Records the configuration; adds the guard's callback where `CHRONICLE_RUN` or `CHRONICLE_RUN_DIR` names a run."""

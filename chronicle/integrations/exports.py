@@ -16,15 +16,6 @@ from chronicle.errors import ChronicleError
 from chronicle.journal import Lineage
 from chronicle.story.curve import CurveRow
 
-__all__ = [
-    "write_csv",
-    "write_json",
-    "write_jsonl",
-    "write_parquet",
-    "write_tensorboard",
-]
-
-
 # --- Tables
 
 LEADING = ("step", "launch", "time", "kept")

@@ -17,17 +17,6 @@ from chronicle.errors import ChronicleError
 from chronicle.journal.events import EntryKind
 from chronicle.metrics import Point
 
-__all__ = [
-    "Draft",
-    "Import",
-    "ImportedLaunch",
-    "cut_into_launches",
-    "is_event_table",
-    "parse_moment",
-    "read_entries",
-    "read_events",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:

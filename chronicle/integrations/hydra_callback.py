@@ -10,8 +10,6 @@ from omegaconf import OmegaConf
 
 from chronicle.recording import start
 
-__all__ = ["ChronicleCallback"]
-
 
 class ChronicleCallback(Callback):  # type: ignore[misc]
     """Named in `hydra.callbacks`. Nothing it does ends a job, and outside `chronicle run` it does nothing."""

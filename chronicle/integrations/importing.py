@@ -31,13 +31,6 @@ from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "FORMATS",
-    "Imported",
-    "read_source",
-    "write_import",
-]
-
 NON_FINITE_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 

@@ -24,15 +24,6 @@ from chronicle.report.markdown import render_markdown
 from chronicle.story import LaunchStory, Story, read_story
 from chronicle.story.plain import plain
 
-__all__ = [
-    "Projection",
-    "launch_params",
-    "launch_tags",
-    "metric_key",
-    "read_mlflow",
-    "run_tags",
-]
-
 EXPERIMENT = "chronicle"
 BATCH = 1000  # MLflow's limit of metrics per request
 CHUNK_BYTES = 1 << 20

@@ -7,8 +7,6 @@ imported here: MLflow loads this in every process that logs.
 
 import os
 
-__all__ = ["LaunchContext"]
-
 
 class LaunchContext:
     """MLflow's `RunContextProvider`, which MLflow does not ask to be inherited from."""

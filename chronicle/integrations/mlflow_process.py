@@ -15,8 +15,6 @@ from chronicle.errors import ChronicleError
 from chronicle.launch.beside import Beside, start_beside, wait_for_end
 from chronicle.paths import RunPaths
 
-__all__ = ["MLFLOW_OFF", "default_uri", "feed_until_stdin_ends", "start_mlflow_process", "store_of"]
-
 MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is sent, which is the default
 MLFLOW_LOCAL = "local"  # the store of `default_uri`
 LAST_PASS_SECONDS = 300

@@ -13,8 +13,6 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.report.gauges import otlp_request
 from chronicle.report.server import LiveServer
 
-__all__ = ["OtlpSender", "otlp_target"]
-
 OTLP_SECONDS = 15.0
 OTLP_PATH = "/v1/metrics"
 

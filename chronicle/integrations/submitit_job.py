@@ -15,8 +15,6 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["SupervisedTraining"]
-
 WAIT_ONLY = os.WEXITED | os.WNOWAIT  # leaves the process to whoever collects it, so a signal handler may wait as well
 
 

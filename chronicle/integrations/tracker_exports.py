@@ -20,8 +20,6 @@ from chronicle.story import LaunchStory, Story
 from chronicle.story.curve import CurveRow, canonical_rows
 from chronicle.story.launch_settings import plain_settings, settings_of
 
-__all__ = ["write_trackio", "write_wandb"]
-
 MARK = ".chronicle-export"  # in a directory that an earlier export made, and only there
 ABANDONED = "abandoned/"
 

@@ -27,8 +27,6 @@ from chronicle.metrics.trackio_log import TrackioRun, is_trackio_database, read_
 from chronicle.metrics.wandb_log import WandbSession, read_sessions, wandb_files
 from chronicle.story.launch_settings import plain_settings
 
-__all__ = ["TRACKERS", "Tracked", "read_tracked"]
-
 TIERS = {"info": "notice", "warn": "warn", "error": "warn"}  # an alert's level there -> tier
 MLFLOW_META = "meta.yaml"
 

@@ -47,26 +47,6 @@ if TYPE_CHECKING:
     from chronicle.launch.keeper import Killed
     from chronicle.settings import Settings
 
-__all__ = [
-    "EXCLUDE",
-    "READMIT",
-    "LaunchFacts",
-    "LaunchRefused",
-    "LiveProcess",
-    "NotResumable",
-    "ProcessRole",
-    "close_lost_launches",
-    "end_orphans",
-    "ensure_node_in_use",
-    "ensure_saves_are_there",
-    "ensure_startable",
-    "find_alive",
-    "find_alive_elsewhere",
-    "find_excluded",
-    "hold_admission",
-    "list_launches",
-    "take_number",
-]
 
 class ProcessRole(Enum):
     """Role of a living process of the run."""

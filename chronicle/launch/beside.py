@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Beside", "start_beside", "wait_for_end"]
-
 
 @dataclass(slots=True)
 class Beside:

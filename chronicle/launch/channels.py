@@ -20,12 +20,6 @@ from pathlib import Path
 from chronicle.launch.output import ROTATE_BYTES, LiveView, LogFile, split_lines
 from chronicle.launch.ranks import LATENCY_MARK
 
-__all__ = [
-    "Channels",
-    "LatencyTest",
-    "rank_prefix_of",
-]
-
 LIMIT_SECONDS = 2.0
 LONGEST_MARK_BYTES = 128
 MARK = LATENCY_MARK.encode()

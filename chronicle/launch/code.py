@@ -21,18 +21,6 @@ from typing import NamedTuple
 
 from chronicle.credentials import redact_source
 
-__all__ = [
-    "CODE_VARIABLE",
-    "MOST_PATCH_BYTES",
-    "CodeChange",
-    "CodeState",
-    "commits_between",
-    "files_of",
-    "lay_code",
-    "read_code",
-    "top_of",
-]
-
 GIT_SECONDS = 10.0
 SOURCE_SUFFIXES = (".py", ".pyx", ".sh", ".sbatch", ".toml", ".yaml", ".yml", ".cu", ".cpp", ".c", ".h")
 MOST_SOURCES = 2000

@@ -26,20 +26,6 @@ from chronicle.launch.processes import (
     send_signal,
 )
 
-__all__ = [
-    "TOKEN_VARIABLE",
-    "ControlGroup",
-    "EndReport",
-    "become_subreaper",
-    "describe_containment",
-    "die_with_parent",
-    "end_processes",
-    "find_contained",
-    "list_tagged",
-    "make_group",
-    "open_group",
-]
-
 MOUNTS = Path("/proc/self/mountinfo")
 OWN = Path("/proc/self/cgroup")
 PREFIX = "chronicle-"

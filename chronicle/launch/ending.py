@@ -20,19 +20,6 @@ from typing import NamedTuple
 from chronicle.journal.events import EndCause
 from chronicle.launch.slurm import JobWord
 
-__all__ = [
-    "Ending",
-    "LostSupervisor",
-    "Seen",
-    "Steps",
-    "count_oom_kills",
-    "full_disks",
-    "judge_attempt",
-    "judge_end",
-    "judge_lost",
-    "last_exception",
-]
-
 NEARLY_FULL_BYTES = 16 << 20
 LIMIT_MARGIN_SECONDS = 120.0  # SLURM sends its warning up to a minute early, and a save takes time
 LONGEST_LINE = 300

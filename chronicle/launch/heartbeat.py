@@ -11,16 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "FRESH_SECONDS",
-    "INTERVAL_SECONDS",
-    "Heartbeat",
-    "lease_path",
-    "read_heartbeats",
-    "remove_heartbeat",
-    "write_heartbeat",
-]
-
 INTERVAL_SECONDS = 30.0
 FRESH_SECONDS = 180.0
 VERSION = 1

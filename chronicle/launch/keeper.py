@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from chronicle.launch.containment import become_subreaper
 
-__all__ = ["Killed", "keep_supervised"]
-
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 BY_THE_KERNEL = 0x80  # si_code SI_KERNEL: from the terminal, whose whole process group has it
 

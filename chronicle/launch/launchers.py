@@ -14,12 +14,6 @@ from pathlib import Path
 from chronicle.launch.containment import TOKEN_VARIABLE
 from chronicle.launch.pulse import PULSES_VARIABLE
 
-__all__ = [
-    "REQUESTED_VARIABLE",
-    "build_environment",
-    "count_requested_ranks",
-]
-
 REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
 STARTUP_DIR = Path(__file__).resolve().parent / "startup"  # its `sitecustomize` guards HF Trainers without a line
 PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")

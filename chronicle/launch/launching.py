@@ -95,13 +95,6 @@ from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import FILE_SOURCE, plain_settings, planned_steps
 from rollback.disk.durable import mount_points
 
-__all__ = [
-    "Launch",
-    "LaunchRequest",
-    "LaunchResult",
-    "launch",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:

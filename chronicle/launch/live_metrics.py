@@ -26,18 +26,6 @@ from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
 from rollback.channels import HINTS
 
-__all__ = [
-    "DeviceSampler",
-    "LiveDetector",
-    "PrintedMetrics",
-    "Watcher",
-    "last_point",
-    "last_steps",
-    "parse_sample",
-    "read_start_step",
-    "tier_of",
-]
-
 HOLD_SECONDS = 10.0
 LINES_AT_ONCE = 64  # .3 to .5 ms each
 BACKLOG_BYTES = 8 << 20

@@ -24,8 +24,6 @@ from chronicle.journal.events import EndCause
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
 
-__all__ = ["Node", "Peers", "Rounds", "find_node", "has_passed", "share_number", "shared_number"]
-
 
 class Node(NamedTuple):
     """One node's part in a launch. `key`: what its nodes share and no other launch has; of pods first only their job's."""

@@ -11,8 +11,6 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ROTATE_BYTES", "LiveView", "LogFile", "read_last_lines", "split_lines"]
-
 RETRY_SECONDS = 10.0
 ROTATE_BYTES = 256 << 20
 BACKLOG_BYTES = 1 << 20

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["PodWord", "ask_pod", "is_free", "take_lease"]
-
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASK_SECONDS = 5.0
 OVER = ("Succeeded", "Failed")

@@ -14,21 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "Process",
-    "list_descendants",
-    "list_processes",
-    "parse_stat",
-    "read_boot_id",
-    "read_command",
-    "read_environment",
-    "read_exit_code",
-    "read_process",
-    "read_variable",
-    "send_signal",
-    "walk_children",
-]
-
 PROC = Path("/proc")
 
 

@@ -22,8 +22,6 @@ from chronicle.credentials import holds_secret, looks_secret, redact_command
 from chronicle.launch.code import CodeState, read_code
 from chronicle.launch.processes import read_boot_id, read_process
 
-__all__ = ["describe_launch", "host_name", "read_packages", "read_settings_files"]
-
 MOST_FILES, MOST_FILE_BYTES = 20, 65_536
 
 ALLOWED_VARIABLES = re.compile(

@@ -23,20 +23,6 @@ from typing import NamedTuple
 
 from chronicle.launch.processes import Process, read_process, send_signal
 
-__all__ = [
-    "PULSES_VARIABLE",
-    "Announcement",
-    "AttemptBegun",
-    "Pulse",
-    "PulseWriter",
-    "ask_for_stacks",
-    "make_pulses_dir",
-    "read_announcements",
-    "read_attempts_begun",
-    "read_pulses",
-    "remove_pulses_dir",
-]
-
 PULSES_VARIABLE = "CHRONICLE_PULSES"
 MEMORY = Path("/dev/shm")
 PREFIX = "chronicle-"

@@ -23,16 +23,6 @@ from chronicle.launch.processes import Process, read_environment, read_exit_code
 from chronicle.launch.pulse import AttemptBegun
 from chronicle.metrics.log import ATTEMPT_VARIABLE
 
-__all__ = [
-    "OUTPUT_VARIABLE",
-    "FirstFailure",
-    "RankDeath",
-    "RankWatch",
-    "leave_group",
-    "open_rank_output",
-    "rank_of",
-]
-
 OUTPUT_VARIABLE = "CHRONICLE_OUTPUT"
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 LATENCY_MARK = "\x1e"  # ASCII record separator: marks the line whose arrival is timed

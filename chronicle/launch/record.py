@@ -20,21 +20,6 @@ from chronicle.launch.ranks import FirstFailure, RankDeath
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
-__all__ = [
-    "TAIL_LINES",
-    "LaunchRecord",
-    "LaunchSeals",
-    "broken_seals",
-    "code_of",
-    "describe_end",
-    "first_failures",
-    "format_end",
-    "refusal_of",
-    "reported_failure",
-    "seal_file",
-    "title_of_end",
-]
-
 
 class LaunchRecord:
     """Journal entries of one launch. An entry that cannot be written waits and is tried again with each later one."""

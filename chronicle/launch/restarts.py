@@ -63,28 +63,6 @@ from rollback.errors import RollbackError
 if TYPE_CHECKING:
     from chronicle.launch.launching import LaunchResult
 
-__all__ = [
-    "PATIENCE",
-    "RULES",
-    "Attempt",
-    "HandedOver",
-    "NotResumable",
-    "Onward",
-    "Policy",
-    "Verdict",
-    "chain_of",
-    "decide_onward",
-    "hand_over",
-    "hand_over_to_nodes",
-    "keep_going",
-    "keep_pods_going",
-    "policy_of",
-    "requeued_before_a_launch",
-    "requeued_in_vain",
-    "settle_launch",
-    "stand_down",
-]
-
 LONGEST_PAUSE_SECONDS = 600.0
 PATIENCE = 10  # launches in a row without progress, where nothing is wrong with the run
 

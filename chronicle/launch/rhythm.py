@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Rhythm", "Silences"]
-
 FACTOR = 2.0  # of the 99th percentile
 FLOOR_SECONDS = 11.0  # nothing is looked at before: a process may wait that long for a machine that others use
 START_SECONDS = 120.0  # before steps are known: imports, downloads, rendezvous

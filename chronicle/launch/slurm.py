@@ -16,23 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-__all__ = [
-    "JobStart",
-    "JobWord",
-    "NodeWord",
-    "ask_job",
-    "ask_node",
-    "ask_past_state",
-    "ask_step_alive",
-    "exclude_from_job",
-    "expand_nodes",
-    "format_sbatch",
-    "is_over",
-    "job_of",
-    "requeue_job",
-    "start_of",
-]
-
 ASK_SECONDS = 10.0
 OVER = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")

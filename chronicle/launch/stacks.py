@@ -16,25 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "IDLE_CPU",
-    "PATIENT_SECONDS",
-    "WAITS_FOR_A_BUILD",
-    "Autopsy",
-    "CodeLine",
-    "ProcessReading",
-    "RankDoing",
-    "Stand",
-    "judge_rank",
-    "judge_stands",
-    "look_at",
-    "main_stack",
-    "parse_dump",
-    "parse_spied",
-    "shape_of",
-    "user_frame",
-]
-
 
 class CodeLine(NamedTuple):
     """One frame of a Python stack."""

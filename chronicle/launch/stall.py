@@ -45,8 +45,6 @@ from chronicle.launch.stacks import (
     parse_spied,
 )
 
-__all__ = ["StallWatch", "describe_silence"]
-
 WINDOW_SECONDS = 8.5
 SAMPLE_SECONDS = 0.9  # between two stacks of a rank that uses the CPU
 ANSWER_SECONDS = 0.9  # until a dump is read

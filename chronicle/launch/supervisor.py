@@ -25,8 +25,6 @@ from chronicle.launch.containment import ControlGroup, EndReport, die_with_paren
 from chronicle.launch.processes import Process, read_process, send_signal, walk_children
 from chronicle.launch.ranks import RankDeath, RankWatch
 
-__all__ = ["DO_NOT_REQUEUE", "FORWARDED", "LaunchOutcome", "Supervisor"]
-
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 1.0
 LOOK_SECONDS = 2.0  # for the first LOOK_EARLY_SECONDS, then with each heartbeat

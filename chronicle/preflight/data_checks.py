@@ -11,19 +11,6 @@ from collections import defaultdict
 from chronicle.preflight.facts import Baseline, RankFacts, TrainerFacts
 from chronicle.preflight.results import CheckAnswer, CheckResult
 
-__all__ = [
-    "check_causality",
-    "check_collectives",
-    "check_devices",
-    "check_free_memory",
-    "check_gradients",
-    "check_labels",
-    "check_samples",
-    "check_seeds",
-    "check_shards",
-    "check_size",
-]
-
 FEW_SAMPLES = 1000
 MOSTLY = 0.9  # of the labels
 HALF = 0.5  # of the positions

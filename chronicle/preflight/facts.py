@@ -21,17 +21,6 @@ from typing import Any
 from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import PlanDeclared, events_of
 
-__all__ = [
-    "PLAN_KEYS",
-    "SIGNAL_LEAD_VARIABLE",
-    "Baseline",
-    "DecodedSample",
-    "RankFacts",
-    "TrainerFacts",
-    "declare_plan",
-    "find_plan",
-    "read_seconds",
-]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:

@@ -28,18 +28,6 @@ from chronicle.settings import Settings
 if TYPE_CHECKING:
     from chronicle.launch.launching import LaunchResult
 
-__all__ = [
-    "FULL_VARIABLE",
-    "check_fit",
-    "check_micro_batches",
-    "check_round_trip",
-    "check_telemetry",
-    "find_reusable",
-    "mark_reused",
-    "reuse_experiments",
-    "run_experiments",
-]
-
 FULL_VARIABLE = "CHRONICLE_PREFLIGHT"  # "full": this start is for the experiments
 DIRECTORY_VARIABLE = "CHRONICLE_PREFLIGHT_DIR"  # shared by both starts: checkpoint and notes of the first
 STARTS = ("fit and save", "load in a fresh process and go on")

@@ -27,16 +27,6 @@ from chronicle.preflight.facts import (
 )
 from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed, count_verdicts
 
-__all__ = [
-    "CHECK_IDS",
-    "FACT_CHECKS",
-    "SKIP_VARIABLE",
-    "check_before_first_step",
-    "check_facts",
-    "record_facts",
-    "require_known",
-]
-
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
 

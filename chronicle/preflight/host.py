@@ -24,18 +24,6 @@ from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFac
 from chronicle.preflight.results import CheckAnswer, CheckResult
 from rollback.errors import RollbackError
 
-__all__ = [
-    "Host",
-    "available_memory",
-    "check_build_tools",
-    "check_disk",
-    "check_host",
-    "check_save_time",
-    "free_bytes",
-    "measured_save_seconds",
-    "sort_strays",
-]
-
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/dev/accel")
 QUERY_SECONDS = 1.5  # all checks before a launch together take at most two

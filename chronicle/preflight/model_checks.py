@@ -14,20 +14,6 @@ from typing import Any
 from chronicle.preflight.facts import PLAN_KEYS, Baseline, TrainerFacts, declare_plan
 from chronicle.preflight.results import CheckAnswer, CheckResult
 
-__all__ = [
-    "check_arithmetic_count",
-    "check_claimed_count",
-    "check_flags",
-    "check_horizon",
-    "check_lr_picture",
-    "check_plan",
-    "check_precision",
-    "check_tied_weights",
-    "check_warmup",
-    "check_wrapper",
-    "count_warmup",
-]
-
 CLAIM_TOLERANCE = 0.01
 SHARDED_WRAPPERS = ("FullyShardedDataParallel", "FSDP", "DeepSpeedEngine", "FSDPModule")
 COUNT_REMEDY = "correct the claim, or train the model that was claimed"

@@ -8,8 +8,6 @@ from typing import Any
 
 from chronicle.errors import Refusal
 
-__all__ = ["CheckAnswer", "CheckResult", "CheckVerdict", "PreflightFailed", "count_verdicts"]
-
 
 class CheckVerdict(Enum):
     """`UNKNOWN` means that there was nothing to read; it does not count as a pass."""

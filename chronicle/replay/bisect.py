@@ -39,8 +39,6 @@ from chronicle.replay.fork import (
 from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 
-__all__ = ["Axis", "Bisect", "BisectAnswer", "BisectTrial", "TrialOutcome", "halve", "plan_bisect", "run_bisect"]
-
 FINEST = 1.1  # neighbouring LR factors
 SKIPPED_CODE = 125  # of the user's command, as in git's own bisect
 

@@ -11,18 +11,6 @@ from dataclasses import dataclass
 
 from chronicle.resume.ring import Print, SeenParts
 
-__all__ = [
-    "OTHERS",
-    "PARTS",
-    "RESULT",
-    "PrintComparison",
-    "PrintDifference",
-    "Prints",
-    "compare_prints",
-    "prints_agree",
-    "step_that_tells",
-]
-
 Prints = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 
 # field of a print -> what says that it was seen, and its name in words; in the order in which a step is taken

@@ -39,22 +39,6 @@ from rollback.checks.verify import verify_checkpoint
 from rollback.detect import Tier
 from rollback.errors import RollbackError, Severity
 
-__all__ = [
-    "NOTHING_CHANGED",
-    "AsRecorded",
-    "ForkChange",
-    "Forked",
-    "Origin",
-    "Say",
-    "as_recorded",
-    "begin_at",
-    "find_origin",
-    "origin_of_new",
-    "play",
-    "recorded_code_of",
-    "usable",
-]
-
 # A fork tells no tracker: what these libraries read for "do nothing", or write into the sandbox.
 NO_TRACKERS = {
     "WANDB_MODE": "disabled",

@@ -38,8 +38,6 @@ from rollback.checks.remnants import find_remnants
 from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import point_elsewhere
 
-__all__ = ["Spec", "main"]
-
 GRACE_SECONDS = 10.0
 REFUSED = 3
 

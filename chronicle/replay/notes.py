@@ -18,8 +18,6 @@ from chronicle.checkpoints import KnownStates
 from chronicle.replay.places import identity_of
 from rollback.checkpoint.layout import Checkpoint, saved_number
 
-__all__ = ["rewrite_notes"]
-
 MOST_BYTES, MOST_FILES, SHOWN = 4096, 1000, 60
 Saved = tuple[Checkpoint, int | None]  # and its step
 

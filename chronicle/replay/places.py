@@ -19,8 +19,6 @@ from rollback.checkpoint.layout import Checkpoint, scan_entries
 from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint
 from rollback.errors import RollbackError
 
-__all__ = ["found_near", "holder_of", "identity_of", "is_wide", "made_since_start", "own_places", "states_of"]
-
 DEEPEST, MOST_DIRECTORIES, FEW_FILES = 3, 200, 4
 PASSED = ("__pycache__", "site-packages", "node_modules", "abandoned")
 

@@ -16,8 +16,6 @@ from chronicle.resume.launch_facts import read_facts
 from chronicle.resume.one_step import SHOW_VARIABLE, read_shown, tell_shown
 from chronicle.resume.ring import Print, Ring, rings_of
 
-__all__ = ["Played", "ReplayPlan", "batches_of", "play_once", "read_result"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:

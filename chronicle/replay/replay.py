@@ -38,7 +38,6 @@ from chronicle.resume.launch_facts import changed_facts, holds_data, new_sources
 from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 
-__all__ = ["Replay", "ReplayPlan", "plan_replay", "record_replay", "replay", "self_test"]
 MOST_PASSED_BY = 3
 OF_FILES = ("file", "doubt")
 # with these the question is what entered the model

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from chronicle.errors import ChronicleError
 
-__all__ = ["BIND", "SandboxRefused", "end_with_parent", "enter_sandbox", "minimal", "mount", "run_inside"]
-
 NEWNS, NEWUSER, NEWPID = 0x00020000, 0x10000000, 0x20000000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, NOATIME, NODIRATIME = 1, 2, 4, 8, 32, 1024, 2048
 BIND, REC, PRIVATE, RELATIME = 4096, 16384, 1 << 18, 1 << 21

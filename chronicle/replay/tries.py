@@ -48,8 +48,6 @@ from rollback.plan.lr import beta2_of
 from rollback.plan.request import BETA2, RESHUFFLE, SKIP
 from rollback.propose import SKIP_AFTER_ONSET, CandidateCheckpoint
 
-__all__ = ["Versus", "Way", "WayTried", "answer_of", "order", "try_ways"]
-
 BLOCKS = 8  # of the compared losses: means of neighbours, which are nearly independent
 ALL_ABOVE = 5  # blocks that are all higher: by chance in 3 % of cases
 T_95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.9)  # Student's, one side, for two blocks to eight

@@ -15,8 +15,6 @@ from chronicle.replay.compared import OTHERS, PARTS, PrintComparison, PrintDiffe
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.ring import SeenParts
 
-__all__ = ["ROWS", "ReplayCase", "ReplayVerdict", "Row", "Ruling", "StateLoaded", "judge_replay", "state_loaded"]
-
 
 class ReplayVerdict(StrEnum):
     """The verdicts of a replay."""

@@ -29,18 +29,6 @@ from chronicle.resume.horizon import LrCurve, find_in_plan
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.learning_rate import forecast_lrs
 
-__all__ = [
-    "FirstBatch",
-    "TrainerSays",
-    "check_revisions",
-    "has_decoder",
-    "heads_of",
-    "read_plan",
-    "read_rows",
-    "read_words",
-    "revisions_of",
-]
-
 NUM_ROWS = 32  # of one launch; a claim about a batch needs no more
 NUM_STEPPED = 2000  # steps of a scheduler that has no function of the step
 NUM_EVALUATED = 200_000  # steps of one that has

@@ -27,17 +27,6 @@ from typing import Any
 
 from rollback.disk.durable import write_atomic
 
-__all__ = [
-    "NO_STEP",
-    "BatchRecord",
-    "FirstPass",
-    "LastFrames",
-    "Position",
-    "read_batches",
-    "read_first_pass",
-    "read_recorded_batch",
-]
-
 VERSION = 1
 ENTRY = struct.Struct("<QII")
 NO_STEP = 0  # the step that uses the batch was not known yet: it is the launch's first

@@ -20,21 +20,6 @@ from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_cal
 from chronicle.resume.faults import shield
 from chronicle.resume.feed import Shapes
 
-__all__ = [
-    "BatchWitness",
-    "Places",
-    "batch_digest",
-    "digest_of",
-    "is_call",
-    "keep_yielded",
-    "leaves_in",
-    "readable",
-    "sample_batch",
-    "tensors_of",
-    "watch_loaders",
-    "yielded_lately",
-]
-
 SAMPLES = 64  # elements per tensor
 NUM_SHAPES = 3
 NUM_TENSORS = 16  # of one batch

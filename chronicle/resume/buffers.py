@@ -24,8 +24,6 @@ from chronicle.resume.fingerprint import SAMPLES, own_shard, saved_buffers
 if TYPE_CHECKING:
     from chronicle.resume.memory import RankDigest
 
-__all__ = ["BufferSample", "Calibration", "LoadedBuffers", "OwnBuffers", "check_buffers", "running_shares", "sample_buffers"]
-
 _NUMBER = re.compile(r"[0-9]+")
 NUM_NAMES = 64
 NUM_STEPS = 3  # of a launch, after which the buffers are looked at

@@ -19,22 +19,6 @@ from chronicle.resume.batches import is_call, tensors_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.fingerprint import own_shard
 
-__all__ = [
-    "SetParts",
-    "checksum",
-    "checksum_of_output",
-    "chosen",
-    "contents_of",
-    "digest_of_all",
-    "digest_of_batches",
-    "global_generators",
-    "is_ready",
-    "modes_of",
-    "sample_of",
-    "set_parts",
-    "short_digest",
-]
-
 ELEMENTS, TENSORS = 32, 8  # of one sample
 LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
 LARGEST_OUTPUT = 1 << 24  # elements of an output that is looked at bit by bit

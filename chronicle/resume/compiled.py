@@ -20,18 +20,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = [
-    "ModelHook",
-    "compiled_part",
-    "is_compiling_here",
-    "outside_graphs",
-    "outside_transforms",
-    "see_compiled_calls",
-    "see_own_compilation",
-    "skip_in_graphs",
-    "when_compiled",
-]
-
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _SEES_OUTPUT: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model

@@ -28,19 +28,6 @@ from typing import Any
 
 from rollback.channels import Role, role_of
 
-__all__ = [
-    "SKIPPED",
-    "constructor_arguments",
-    "flat_values",
-    "model_record",
-    "moved_between",
-    "other_mode",
-    "pattern_of",
-    "plain_value",
-    "short_digest",
-    "unwrapped",
-]
-
 MAX_TEXT = 200  # characters of one value
 MAX_ITEMS = 64  # of a list or mapping
 MAX_BYTES = 64_000  # of the record in JSON; above, rows are digests and a difference is said by module

@@ -21,25 +21,6 @@ from chronicle.paths import RunPaths
 from chronicle.resume.memory import LrRow, Memory
 from chronicle.settings import is_url
 
-__all__ = [
-    "COMPUTED",
-    "SMALL_JUMP",
-    "Contract",
-    "Expectation",
-    "Mode",
-    "Options",
-    "accepted_changes",
-    "close_rows",
-    "effective_options",
-    "is_close",
-    "launch_number",
-    "load_contract",
-    "parse_change",
-    "parse_mode",
-    "requested_ranks",
-    "same_checkpoint",
-]
-
 CONTRACT_VERSION = 1
 COMPUTED = 1e-6  # relative tolerance: a contract's LRs come from a closed form, torch's from its recursion
 EVERYTHING = "*"  # a reason without a name accepts every difference of topology and data plan …

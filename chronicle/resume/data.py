@@ -26,8 +26,6 @@ from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.verdict import Ranks, StartingPoint
 
-__all__ = ["NO_STEP_SEEN", "DataWatch", "compare_first_batch"]
-
 NAME = "next batch"
 NOT_SEEN = (
     "no call of the model was seen before this step: it is called by a method of its own, inside the step (a closure) "

@@ -20,19 +20,6 @@ from chronicle.journal.events import GuardFault
 from chronicle.resume.contract import launch_number
 from chronicle.resume.journal import GuardJournal, find_run_dir
 
-__all__ = [
-    "Containment",
-    "Faults",
-    "Handing",
-    "last_resort",
-    "or_else",
-    "raised_by_script",
-    "reason_of",
-    "record_without_session",
-    "shield",
-    "shielded",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from chronicle.resume.configuration import SKIPPED, constructor_arguments, plain_value, short_digest
 
-__all__ = ["LENGTH", "ROWS", "Shapes", "dataset_record", "feed_record", "order_record"]
-
 NUM_FILES = 16
 NUM_ROWS = 8  # of a Hugging Face dataset
 NUM_SAMPLES = 64  # elements of a tensor, items of a list

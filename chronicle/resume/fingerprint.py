@@ -19,28 +19,6 @@ from chronicle.resume.horizon import bound_numbers
 from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, number, raw_optimizer
 from chronicle.resume.memory import LrRow, Memory, ParamGroup, RankDigest, Scheduler, plain_numbers
 
-__all__ = [
-    "LiveState",
-    "buffers_digest",
-    "collect_optimizers",
-    "digest_of_each",
-    "epsilon_of",
-    "fingerprint_memory",
-    "fresh_seed",
-    "frozen_parameters",
-    "norm",
-    "object_digests",
-    "optimizer_steps",
-    "rank_digest",
-    "rng_digests",
-    "rounded_weights",
-    "saved_buffers",
-    "steppers_of",
-    "trained_weights_moved",
-    "weights_apart",
-    "weights_digests",
-]
-
 T = TypeVar("T")
 
 SAMPLES = 64  # elements per tensor

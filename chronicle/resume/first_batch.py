@@ -10,18 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "IGNORED",
-    "BatchFault",
-    "RowSetting",
-    "TokenRow",
-    "TokenizerFacts",
-    "find_in_batch",
-    "find_markers",
-    "format_batch",
-    "tell_batch",
-]
-
 IGNORED = -100
 NUM_SHOWN = 3  # rows
 SHOWN_CHARACTERS = 1200  # of a row

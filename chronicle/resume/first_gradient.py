@@ -46,8 +46,6 @@ from chronicle.resume.faults import shield
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import fresh_seed, rng_digests
 
-__all__ = ["NAME", "FirstGradient"]
-
 VERSION = 1
 NAME = "gradient"
 DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"

@@ -37,8 +37,6 @@ from chronicle.resume.sequel import Sequel
 from chronicle.resume.trained import check_trained
 from chronicle.resume.verdict import StartingPoint
 
-__all__ = ["check_first_step", "leave_open", "settle_checks"]
-
 
 def check_first_step(
     loads: Loads,

@@ -25,9 +25,6 @@ from chronicle.resume.learning_rate import WarmUp, can_warm_up
 from chronicle.resume.memory import Carried, Memory
 from rollback.plan.request import HONOURED, RESHUFFLE, SKIP, WARMUP
 
-__all__ = ["Honours", "MovedBatches", "can_move", "can_reshuffle", "has_fixed_order", "keeps_place",
-           "move_batches", "reads_from", "take_out"]
-
 BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
 ADVANCES_ITSELF = "SeedableRandomSampler"  # Accelerate's: at the end of a pass it moves to the next epoch
 BATCHES = ("BatchSampler", "BatchSamplerShard", "MovedBatches")

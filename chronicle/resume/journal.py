@@ -32,8 +32,6 @@ from chronicle.journal.place import Standing, look
 from chronicle.journal.writer import fresh_id, id_milliseconds, new_id
 from chronicle.paths import RunPaths
 
-__all__ = ["FURTHER", "RENEWED", "TRAINED_ON", "GuardHistory", "GuardJournal", "TakenState", "find_run_dir", "fold_history"]
-
 # as a verdict notes it: training goes on in a process that has trained these weights; the second one by a new optimizer
 TRAINED_ON = {"name": "resume", "why": "this process trained these weights before, and trains on with them"}
 RENEWED = {**TRAINED_ON, "why": f"{TRAINED_ON['why']}, by an optimizer that begins anew"}

@@ -30,8 +30,6 @@ from chronicle.credentials import holds_secret, looks_secret
 from chronicle.resume.ring import facts_path
 from rollback.disk.durable import write_atomic
 
-__all__ = ["ChangedFact", "born", "changed_facts", "holds_data", "is_outside", "new_sources", "read_facts", "write_facts"]
-
 VERSION = 2
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
 MOST_HERE, DEEPEST = 500, 3

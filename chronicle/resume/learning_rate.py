@@ -18,22 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "NUM_FORECAST",
-    "BoundScheduler",
-    "WarmUp",
-    "can_warm_up",
-    "far_points",
-    "forecast_further",
-    "forecast_lrs",
-    "is_within_its_step",
-    "number",
-    "raw_optimizer",
-    "raw_scheduler",
-    "schedule_functions",
-    "warmed",
-]
-
 NUM_FORECAST = 20  # steps
 NUM_FUNCTIONS = 4  # functions recorded per scheduler; a fifth was never the only one to differ
 OPTIMIZER_FILE = os.path.join("torch", "optim", "optimizer.py")  # whose `profile_hook_step` calls the hooks

@@ -63,8 +63,6 @@ from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
 from rollback.checkpoint.manifest import OtherVersion
 
-__all__ = ["Loads"]
-
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"

@@ -9,19 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-__all__ = [
-    "MEMORY_VERSION",
-    "OTHERS",
-    "WHOLE",
-    "Carried",
-    "LrRow",
-    "Memory",
-    "ParamGroup",
-    "RankDigest",
-    "Scheduler",
-    "plain_numbers",
-]
-
 MEMORY_VERSION = 1
 WHOLE = "memory"  # the part that is unknown when nothing could be described
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers

@@ -11,8 +11,6 @@ from typing import Any
 
 from chronicle.resume.faults import shield
 
-__all__ = ["see_own_loads"]
-
 LOAD = "load_state_dict"
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()
 

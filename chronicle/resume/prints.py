@@ -56,8 +56,6 @@ from chronicle.resume.one_step import StepBatch
 from chronicle.resume.ring import RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
-__all__ = ["PRINTS_VARIABLE", "Gradient", "StepPrints", "is_captured"]
-
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common

@@ -19,8 +19,6 @@ from chronicle.resume.memory import MEMORY_VERSION, Memory
 from rollback.checkpoint.state_digest import MOST_DEPTH, NUM_ELEMENTS, evenly, header
 from rollback.disk.durable import write_atomic
 
-__all__ = ["NOT_RECORDED", "Records", "optimizer_states", "state_digest"]
-
 NOT_RECORDED = "no record of this state is known here: it was saved without the guard, or by a run whose directory is elsewhere"
 NUM_KEPT = 512  # records of one launch and rank
 NUM_RANKS = 8  # that keep theirs; the others read rank 0's

@@ -39,20 +39,6 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 
-__all__ = [
-    "PRINT_BYTES",
-    "VERSION",
-    "Print",
-    "Ring",
-    "RingWriter",
-    "SeenParts",
-    "facts_path",
-    "pack_print",
-    "read_ring",
-    "ring_path",
-    "rings_of",
-]
-
 VERSION = 5
 HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")

@@ -38,8 +38,6 @@ from rollback.checkpoint.manifest import (
 )
 from rollback.errors import RollbackError, UnreadableFile
 
-__all__ = ["Sealer", "checkpoint_root", "files_in", "read_memory"]
-
 _NUMBER = re.compile(r"[0-9]+")
 WAIT_FOR_RANKS_SECONDS = 1.0  # while training waits
 WAIT_IN_BACKGROUND_SECONDS = 120.0

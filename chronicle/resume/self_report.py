@@ -22,8 +22,6 @@ from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.learning_rate import forecast_lrs
 from chronicle.resume.verdict import Ranks
 
-__all__ = ["SelfReport"]
-
 MOST_LOOKED_AT = 2_000_000_000  # elements of the gradients on an accelerator that are looked at; on a CPU a tenth
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "no": "fp32", "float32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 FORMS = {"parquet", "json", "csv", "text", "generator", "arrow", "pandas", "imagefolder", "audiofolder", "webdataset"}

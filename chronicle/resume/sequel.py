@@ -24,8 +24,6 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.trained import check_trained
 
-__all__ = ["AS_FIRST_PASS", "SPLIT", "Sequel"]
-
 VERSION = 1
 NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8  # that keep theirs; the others read rank 0's

@@ -54,8 +54,6 @@ from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
-__all__ = ["GuardSession"]
-
 NUM_RANKS_COMPARED = 64  # between saves
 
 

@@ -34,8 +34,6 @@ from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import numbers_used_by
 from chronicle.resume.memory import Memory
 
-__all__ = ["TrainedWatch", "check_trained", "feed_values", "is_near"]
-
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
 MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "lightning", "pytorch_lightning")  # of schedulers

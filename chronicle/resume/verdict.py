@@ -27,8 +27,6 @@ from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Carried, RankDigest
 from rollback.errors import RollbackError
 
-__all__ = ["Ranks", "StartingPoint", "Verdicts", "run_checks"]
-
 MAX_REPORT_BYTES = 1024
 LET_GO_SECONDS = 1.0
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare

@@ -20,8 +20,6 @@ from chronicle.paths import RunPaths
 from rollback.checkpoint.manifest import read_manifest
 from rollback.errors import RollbackError
 
-__all__ = ["claim_run", "foreign_owner", "release_run"]
-
 TAKEN = frozenset({errno.EACCES, errno.EAGAIN})
 _held: dict[str, int] = {}  # path -> descriptor, for the life of this process: closing any descriptor would release the lock
 

@@ -36,7 +36,7 @@ from rollback.detect import Event, Kind, Status, Tier
 from rollback.errors import RollbackError, Severity
 
 if TYPE_CHECKING:  # imported where something is to be proposed: most launches need none of it
-    from rollback.checkpoint import listing
+    from rollback.checkpoint.layout import Checkpoint
     from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal
 
 VERIFIED_AT_MOST = 6
@@ -137,7 +137,7 @@ def collect_candidates(
     """
     from rollback.propose import CandidateCheckpoint
 
-    found: dict[tuple[int, int | None], listing.Checkpoint] = {}
+    found: dict[tuple[int, int | None], Checkpoint] = {}
     for root in roots:
         for checkpoint in _list(root):
             if checkpoint.step is not None and checkpoint.abandoned is None:
@@ -163,7 +163,7 @@ def collect_candidates(
     return tuple(reversed(candidates))
 
 
-def _list(root: Path) -> Sequence[listing.Checkpoint]:
+def _list(root: Path) -> Sequence[Checkpoint]:
     from rollback.checkpoint.listing import list_checkpoints  # only when something is to be proposed
 
     try:
@@ -172,7 +172,7 @@ def _list(root: Path) -> Sequence[listing.Checkpoint]:
         return ()  # no such directory yet, or no right to read it: nothing can be proposed from it
 
 
-def _is_verified(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> bool:
+def _is_verified(checkpoint: Checkpoint, entries: Sequence[Entry]) -> bool:
     """Whether verification finds no error, now or when every byte was read; an unreadable one is not verified."""
     from rollback.checks.verify import verify_checkpoint
 
@@ -185,7 +185,7 @@ def _is_verified(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> bo
         return False
 
 
-def _lr_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> tuple[str, bool]:
+def _lr_of(checkpoint: Checkpoint, entries: Sequence[Entry]) -> tuple[str, bool]:
     """Why `chronicle rollback --lr-scale` would refuse this checkpoint, and whether `--lr` would take it.
 
     "" and yes where it would not, or where that is not known: the rollback says it.
@@ -285,7 +285,7 @@ def _latest_honours(entries: Sequence[Entry]) -> frozenset[str]:
     return next((_honours_in(CheckpointSaved.view(entry.data)) for entry in saves), frozenset())
 
 
-def _save_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> CheckpointSaved | None:
+def _save_of(checkpoint: Checkpoint, entries: Sequence[Entry]) -> CheckpointSaved | None:
     """Return what the guard recorded when this checkpoint was saved; None where no save is on record."""
     name = checkpoint.path.name
     for entry in reversed(entries):

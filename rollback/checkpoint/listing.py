@@ -33,34 +33,11 @@ from rollback.checkpoint.layout import (
     scan_entries,
 )
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
-from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, as_mapping, find_states
+from rollback.checkpoint.state import CheckpointState, as_mapping, find_states
 from rollback.checkpoint.state_digest import digest_in_file
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointState",
-    "OptimizerState",
-    "Role",
-    "SchedulerState",
-    "StateFile",
-    "directories_with_checkpoints",
-    "find_format",
-    "format_named",
-    "is_copy_of_newest",
-    "list_checkpoints",
-    "list_elsewhere",
-    "list_newest_copies",
-    "list_root_strays",
-    "open_checkpoint",
-    "read_identity",
-    "read_state",
-    "read_state_digests",
-    "refuse_strays",
-    "select_checkpoint",
-]
 
 _ABANDONED_DIR = "abandoned"
 IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer, written before 2026-11-28

@@ -16,8 +16,6 @@ from rollback.files.torch_file import open_state_file
 from rollback.files.torch_tree import PickleSegment, TorchFile
 from rollback.files.torch_zip import data_offset, read_at
 
-__all__ = ["MOST_DEPTH", "NUM_ELEMENTS", "digest_in_file", "evenly", "header"]
-
 NUM_TENSORS = 64  # of which a state's digest is made
 NUM_ELEMENTS = 16  # the first of each
 MOST_DEPTH = 6  # of containers around an optimizer's state

@@ -30,8 +30,6 @@ from rollback.checks.verify import STATE_SUFFIXES, passes, verify_checkpoint
 from rollback.errors import Finding, RollbackError, Severity
 from rollback.files.state_file import read_state_file
 
-__all__ = ["find_remnants", "remnant_findings", "unreadable_beside"]
-
 _SAVED_ALONE = (".pt", ".pth", ".ckpt")  # endings under which nothing else is kept than what torch saved
 _OF_STATE = (*STATE_SUFFIXES, ".json", ".yaml", ".metadata")  # pictures and notes are no part of a save
 _ONE_LEVEL, _TWO_LEVELS = 1, 2

@@ -34,8 +34,6 @@ from rollback.files.torch_file import open_state_file, read_zip_segment
 from rollback.files.torch_tree import LeafKind, PickleSegment, TorchFile
 from rollback.files.torch_zip import ZipRecord, data_offset
 
-__all__ = ["check_values"]
-
 CHUNK_BYTES = 4 << 20  # a multiple of every element's size
 WIDE, HALF = b"\x7f\xff", b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"  # highest bytes of elements that are not finite
 NOT_FINITE = {"float64": WIDE, "float32": WIDE, "bfloat16": WIDE, "float16": HALF}

@@ -50,18 +50,6 @@ from rollback.errors import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = [
-    "check_names",
-    "check_sound",
-    "compare_manifest",
-    "passes",
-    "refuse_unusable",
-    "root_stray_findings",
-    "spoilt_words",
-    "verify_and_read",
-    "verify_checkpoint",
-]
-
 FATAL = ("F1", "F2", "F3", "F11")  # an ERROR of these checks makes a checkpoint unusable
 MOMENT_FILES = 8  # sampled without `full`
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"

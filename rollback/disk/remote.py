@@ -28,20 +28,6 @@ from typing import Any
 from rollback.disk import RemoteFile, RemoteView
 from rollback.errors import Refused, StoreFailed
 
-__all__ = [
-    "Bucket",
-    "Superseded",
-    "accept_changes",
-    "bytes_read",
-    "fetch_whole",
-    "local_path",
-    "notes",
-    "object_mark",
-    "open_bucket",
-    "refuse_changed",
-    "shown",
-]
-
 # `Path("s3://bucket/x")` is `s3:/bucket/x`: settings hold paths, so both are read
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
 _PIECE_BYTES = 8 * 2**20

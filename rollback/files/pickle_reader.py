@@ -37,8 +37,6 @@ from rollback.files.pickle_values import (
     storage_from_persistent_id,
 )
 
-__all__ = ["Limits", "PickleContent", "PickleEndsEarly", "read_pickle"]
-
 _MAX_KEY_DEPTH = 8  # hashing a tuple recurses in C, without a check of depth
 _OPAQUE_BYTES = 256
 _U64 = struct.Struct("<Q")

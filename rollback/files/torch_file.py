@@ -17,7 +17,8 @@ from typing import TypeVar
 from rollback.disk import open_file, pread
 from rollback.disk.content import disk_bytes, expect
 from rollback.errors import UnknownFormat, UnreadableFile
-from rollback.files.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
+from rollback.files.pickle_machine import Limits, PickleEndsEarly
+from rollback.files.pickle_reader import PickleContent, read_pickle
 from rollback.files.pickle_values import (
     Encoding,
     NumberPlace,

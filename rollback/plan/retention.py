@@ -29,8 +29,6 @@ from statistics import fmean, median
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import Finding, Severity
 
-__all__ = ["Retention", "Save", "check_retention", "loss_of", "plan_retention"]
-
 WINDOW_SAVES = 20
 WINDOW_RUN = 0.25  # of the run's steps
 WINDOW_SHARE = 0.5

@@ -33,8 +33,8 @@ from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
-from rollback.transaction.change import Change, PatchedFile, Receipt, is_patched
-from rollback.transaction.protocol import Record, apply_change
+from rollback.transaction.change import Change, PatchedFile, Receipt, Record, is_patched
+from rollback.transaction.protocol import apply_change
 from rollback.transaction.staging import StagedFile, Writer
 
 # From this size on a file is patched in place where its filesystem has no reflinks: copying it and proving the copy reads

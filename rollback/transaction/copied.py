@@ -23,8 +23,6 @@ from rollback.errors import StoppedPartWay
 from rollback.transaction.change import Prepared, hidden_root
 from rollback.transaction.moves import Move, MoveKind, inode_of
 
-__all__ = ["in_this_copy"]
-
 
 def in_this_copy(prepared: Prepared) -> Prepared:
     """The transaction with the inodes that its files have here. Its paths must be those of the copy already.

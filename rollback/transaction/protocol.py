@@ -47,19 +47,6 @@ from rollback.transaction.moves import inode_of, run_moves
 from rollback.transaction.prepare import prepare_rollback, prepare_undo
 from rollback.transaction.staging import StagedFile, refuse_odd_entries
 
-__all__ = [
-    "Change",
-    "Receipt",
-    "Record",
-    "apply_change",
-    "check_change",
-    "check_undo",
-    "recover_change",
-    "refuse_shared",
-    "remove_leftovers",
-    "undo_change",
-]
-
 
 def apply_change(
     change: Change,

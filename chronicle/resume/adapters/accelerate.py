@@ -28,8 +28,6 @@ from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.save import checkpoint_root, files_in
 from chronicle.resume.session import GuardSession
 
-__all__ = ["ChronicleTracker", "guard_accelerator", "observe_accelerator"]
-
 NUMBER = re.compile(r"[0-9]+(?=[^/]*$)")
 
 

@@ -16,8 +16,6 @@ from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 
-__all__ = ["guard_engine", "observe_engine"]
-
 
 def guard_engine(engine: Any, options: Options) -> GuardSession:
     """Wrap one engine; a second call on the same object changes nothing."""

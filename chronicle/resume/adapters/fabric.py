@@ -18,8 +18,6 @@ from chronicle.resume.faults import or_else, reason_of, record_without_session, 
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler
 
-__all__ = ["callbacks_factory", "guard_fabric"]
-
 _every = [False]  # whether a Fabric is guarded that the script has not named
 
 

@@ -19,8 +19,6 @@ from chronicle.resume.faults import last_resort, raised_by_script, record_withou
 from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.session import GuardSession
 
-__all__ = ["GuardedCallback", "StepLog", "hear_saves", "hook_engine_steps", "hook_optimizer_steps"]
-
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
 

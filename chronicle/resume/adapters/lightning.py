@@ -23,8 +23,6 @@ from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.session import GuardSession
 
-__all__ = ["ChronicleCallback", "callbacks_factory"]
-
 TRAINER_SETTINGS = ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "precision", "world_size")
 
 

@@ -37,8 +37,6 @@ from chronicle.resume.own_objects import see_own_loads
 from chronicle.resume.records import NOT_RECORDED, optimizer_states, state_digest
 from chronicle.resume.session import GuardSession
 
-__all__ = ["MOST_UNSEEN", "STEPS_BETWEEN", "AttachedRun", "attach"]
-
 MOST_BEGUN = 8  # asynchronous saves, and states that are known by their digest
 MOST_UNSEEN, STEPS_BETWEEN = 16, 50  # states that are described though nobody was seen writing them; later one in so many steps
 KEY = "chronicle"  # in an optimizer's `state_dict`, where chronicle 0.1.0 put the description before 2026-11-28

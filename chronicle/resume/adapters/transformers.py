@@ -28,8 +28,6 @@ from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 from rollback.channels import Role, canonical_name, canonical_of
 
-__all__ = ["ChronicleCallback", "enter"]
-
 SUMMARY = "train_runtime"  # is in the Trainer's last record
 CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]+)")
 _began = [0]  # Trainers that began to train in this process under `chronicle run`

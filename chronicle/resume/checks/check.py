@@ -19,35 +19,6 @@ from chronicle.resume.faults import raised_by_script, reason_of
 from chronicle.resume.memory import Memory, Scheduler
 from rollback.errors import RollbackError
 
-__all__ = [
-    "EXIT_CODE",
-    "SAME",
-    "Check",
-    "Outcome",
-    "ResumeRefused",
-    "accepted_world",
-    "attempt",
-    "compared",
-    "equal",
-    "failed",
-    "forecast_cause",
-    "format_refusal",
-    "is_other_split",
-    "is_sharded",
-    "lr_cause",
-    "moment_cause",
-    "moments_cause",
-    "near",
-    "not_compared",
-    "noted",
-    "other_world",
-    "position_cause",
-    "rng_cause",
-    "show_row",
-    "step_cause",
-    "weights_cause",
-]
-
 EXIT_CODE = 78  # EX_CONFIG; schedulers are told not to requeue
 SAME = 1e-9  # relative tolerance: the same program on the same state
 

@@ -36,8 +36,6 @@ from chronicle.resume.contract import COMPUTED, SMALL_JUMP, Expectation, close_r
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, ParamGroup
 
-__all__ = ["PARTS", "LoadedState", "check_generators", "check_loaded", "check_memory", "check_mode", "further_checks"]
-
 NORM = 1e-4  # relative: a reduction may be summed in another order
 PARTS = {  # of a description, as a person knows them
     "step": "step",

@@ -21,22 +21,6 @@ from rollback.checkpoint.manifest import digest_file
 from rollback.checks.verify import verify_checkpoint
 from rollback.errors import CheckpointNotFound, RollbackError, Severity, UnknownFormat, UnreadableFile
 
-__all__ = [
-    "check_contract",
-    "check_digest",
-    "check_files",
-    "check_fresh_start",
-    "check_identity",
-    "check_newest",
-    "check_ranks",
-    "check_run_state",
-    "check_unspoilt",
-    "drives",
-    "keys_apart",
-    "shares_parameters",
-]
-
-
 NOT_IN_FILES = "weights of the model have no entry in the checkpoint's files"
 NOT_IN_MODEL = "entries of these files have no place in the model"
 WRAPPED = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")

@@ -17,17 +17,6 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import LrRow, Memory
 from rollback.channels import Role, canonical_of, value_of
 
-__all__ = [
-    "NUM_AFTER",
-    "NUM_BEFORE",
-    "NUM_TRIPWIRE_STEPS",
-    "LoggedRow",
-    "LrTripwire",
-    "LrWitness",
-    "check_log",
-    "logged_row",
-]
-
 NUM_TRIPWIRE_STEPS = 50
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
 

@@ -7,8 +7,6 @@ from enum import StrEnum
 from chronicle.journal.events import Incident
 from chronicle.resume.journal import GuardJournal
 
-__all__ = ["NOT_FINITE", "SPOILT", "Breach", "BreachKind", "BreachLog"]
-
 
 class BreachKind(StrEnum):
     """What stopped being true; the name of the incident."""

@@ -28,8 +28,6 @@ from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.verdict import Ranks
 
-__all__ = ["Envelope"]
-
 SHARE = 0.005  # of the time may be spent on looks
 MOST_STEPS = 50  # without a look
 STILL_LOOKS = (2, 6)  # steps without any movement of the one element that is read, after which all is looked at

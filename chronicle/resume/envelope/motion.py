@@ -26,8 +26,6 @@ from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
 
-__all__ = ["EngineClipping", "Motion", "Promises", "find_orphans", "lr_of"]
-
 FULL_LOOKS, FULL_TENSORS = 3, 512  # the first looks of an optimizer see every tensor, up to so many
 TENSORS = 32  # per later look, in turn
 BAD_LOOKS = 3  # in a row: a scaler inside an optimizer may skip two steps while it searches its scale

@@ -17,8 +17,6 @@ from typing import Any
 from chronicle.resume.fingerprint import own_shard
 from chronicle.resume.memory import RankDigest
 
-__all__ = ["DelayedReads", "Replicas", "SampleCopy", "Snapshot", "are_replicas", "differing_ranks", "part_of", "say_difference"]
-
 ELEMENTS = 16  # per tensor
 
 

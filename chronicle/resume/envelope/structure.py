@@ -19,8 +19,6 @@ from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
 from chronicle.resume.faults import shield
 
-__all__ = ["ForwardProbe", "PlannedLr", "Structure", "broken_promises"]
-
 StructureBreach = tuple[BreachKind, str]
 # attributes with which modules say that layers are frozen; not when, nor of batch statistics alone
 FROZEN_NAME = re.compile(r"(is_)?frozen(_(stages|layers|backbone|encoder))?|freeze(_(backbone|encoder|stages|layers|at))?")
