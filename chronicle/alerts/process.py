@@ -17,8 +17,7 @@ from pathlib import Path
 from chronicle.alerts.destinations import Destination, read_destinations
 from chronicle.alerts.messages import Alert, alerts_of
 from chronicle.alerts.outbox import SETTLE_SECONDS, Outbox, alerts_dir
-from chronicle.alerts.picture import picture_of
-from chronicle.alerts.sending import Answer, send
+from chronicle.alerts.sending import send
 from chronicle.errors import ChronicleError
 from chronicle.launch.beside import Beside, start_beside, wait_for_end
 from chronicle.paths import RunPaths
@@ -37,11 +36,7 @@ def destinations_of(settings: Settings) -> tuple[Destination, ...]:
 
 def open_outboxes(paths: RunPaths, destinations: Sequence[Destination]) -> list[Outbox]:
     """An outbox for each destination; a new one begins now, and is told nothing of the past."""
-
-    def send_one(destination: Destination, alert: Alert) -> Answer:
-        return send(destination, alert, lambda: picture_of(paths, alert))
-
-    return [Outbox(alerts_dir(paths) / f"{one.name}.jsonl", one, send_one=send_one) for one in destinations]
+    return [Outbox(alerts_dir(paths) / f"{one.name}.jsonl", one, send_one=send) for one in destinations]
 
 
 class Courier:

@@ -5,14 +5,13 @@ Then it is sent again *with the same key* (`Idempotency-Key`, PagerDuty's `dedup
 receiver that looks at the key has it once. Nothing is ever reported as sent that no receiver said it had taken.
 """
 
-import base64
 import json
 import shutil
 import smtplib
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.message import EmailMessage
 from http.client import HTTPException
 from typing import Any, NamedTuple
@@ -21,25 +20,19 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from chronicle.alerts.destinations import PAGERDUTY, Destination
 from chronicle.alerts.messages import Alert, alert_text, body_for, headline
-from chronicle.alerts.picture import Picture
 from chronicle.credentials import secret_of
 from chronicle.errors import ChronicleError
 
 SECONDS = 10.0
-PICTURED = ("email", "discord", "json")
 PERMANENT = (400, 413, 415, 422)  # this message will never be taken; anything else may be mended by a person
 
 
 class Answer(NamedTuple):
-    """`state`: sent, refused (never again), or failed (later). `why` names no secret; `after`: seconds it asks us to wait.
-
-    `body`: the first 64 kB of what the receiver answered when it took the message.
-    """
+    """`state`: sent, refused (never again), or failed (later). `why` names no secret; `after`: seconds it asks us to wait."""
 
     state: str
     why: str = ""
     after: float = 0.0
-    body: bytes = b""
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -49,64 +42,31 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def send(destination: Destination, alert: Alert, draw: Callable[[], Picture | None] = lambda: None) -> Answer:
-    """Send one alert; does not raise, whatever the network, the receiver or the settings do.
-
-    `draw` makes its picture, where the receiver takes one: e-mail, Discord and plain JSON. Webhooks of Slack and Teams and
-    PagerDuty's events take addresses of pictures only.
-    """
+def send(destination: Destination, alert: Alert) -> Answer:
+    """Send one alert; does not raise, whatever the network, the receiver or the settings do."""
     try:
-        picture = _drawn(draw) if destination.kind in PICTURED else None
         if destination.kind == "email":
-            return _mail(destination, alert, picture)
+            return _mail(destination, alert)
         if destination.kind == "desktop":
             return _desktop(alert)
-        return _post(destination, alert, picture)
+        return _post(destination, alert)
     except ChronicleError as problem:  # a secret that is not there
         return Answer("failed", problem.message)
     except Exception as problem:  # noqa: BLE001 an address or a library that does what nobody thought of
         return Answer("failed", type(problem).__name__)
 
 
-def _drawn(draw: Callable[[], Picture | None]) -> Picture | None:
-    try:
-        return draw()
-    except Exception:  # noqa: BLE001 an alert without its picture is better than none
-        return None
-
-
-def _with_picture(kind: str, body: Mapping[str, Any], picture: Picture | None, boundary: str) -> tuple[bytes, str]:
-    """The bytes of a request and their type; Discord takes files as a form whose `payload_json` is the message."""
-    if picture is None:
-        return json.dumps(body).encode(), "application/json"
-    if kind == "json":
-        more = {"picture_png_base64": base64.b64encode(picture.png).decode(), "picture_shows": picture.caption}
-        return json.dumps({**body, **more}).encode(), "application/json"
-    body = {**body, "attachments": [{"id": 0, "description": picture.caption}]}
-    parts = (
-        ('name="payload_json"', "application/json", json.dumps(body).encode()),
-        ('name="files[0]"; filename="loss.png"', "image/png", picture.png),
-    )
-    form = b"".join(
-        f"--{boundary}\r\nContent-Disposition: form-data; {name}\r\nContent-Type: {kind}\r\n\r\n".encode() + data + b"\r\n"
-        for name, kind, data in parts
-    )
-    form += f"--{boundary}--\r\n".encode()
-    return form, f"multipart/form-data; boundary={boundary}"
-
-
-def _post(destination: Destination, alert: Alert, picture: Picture | None) -> Answer:
+def _post(destination: Destination, alert: Alert) -> Answer:
     fields = destination.fields
     url = secret_of(fields.get("url", PAGERDUTY))
     if not url.startswith(("http://", "https://")):
         return Answer("failed", "its address is no http:// or https:// address")
     key = secret_of(fields["key"]) if "key" in fields else ""
     message = body_for(destination.kind, alert, routing_key=key)
-    body, kind = _with_picture(destination.kind, message, picture, f"chronicle-{alert.id}"[:70])
-    headers = {"Content-Type": kind, "Idempotency-Key": alert.id, "User-Agent": "chronicle"}
+    headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id, "User-Agent": "chronicle"}
     if "token" in fields:
         headers["Authorization"] = f"Bearer {secret_of(fields['token'])}"
-    return post(url, body, headers)._replace(body=b"")
+    return post(url, json.dumps(message).encode(), headers)
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
@@ -114,7 +74,8 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
     request = Request(url, data=body, headers=dict(headers), method="POST")
     try:
         with build_opener(_NoRedirect).open(request, timeout=SECONDS) as response:
-            return Answer("sent", body=response.read(1 << 16))
+            response.read(1 << 16)
+            return Answer("sent")
     except HTTPError as problem:
         with problem:
             after = problem.headers.get("Retry-After", "")
@@ -134,7 +95,7 @@ def _reason(problem: Exception) -> str:
     return (inner.strerror if isinstance(inner, OSError) and inner.strerror else type(inner).__name__) or "no answer"
 
 
-def _mail(destination: Destination, alert: Alert, picture: Picture | None) -> Answer:
+def _mail(destination: Destination, alert: Alert) -> Answer:
     fields = destination.fields
     message = EmailMessage()
     message["Subject"] = headline(alert)
@@ -142,9 +103,7 @@ def _mail(destination: Destination, alert: Alert, picture: Picture | None) -> An
     message["Message-ID"] = f"<{alert.id}@chronicle.invalid>"
     if alert.phase == "ended":
         message["References"] = f"<{alert.key}-opened@chronicle.invalid>"
-    message.set_content(alert_text(alert) + (f"\n\npicture: {picture.caption}" if picture is not None else ""))
-    if picture is not None:
-        message.add_attachment(picture.png, maintype="image", subtype="png", filename="loss.png")
+    message.set_content(alert_text(alert))
     tls, port = fields.get("tls", "starttls"), int(fields.get("port", "0"))
     connect = smtplib.SMTP_SSL if tls == "ssl" else smtplib.SMTP
     try:

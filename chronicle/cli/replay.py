@@ -11,8 +11,6 @@ from chronicle.story.plain import say
 if TYPE_CHECKING:
     from chronicle.replay.bisect import Bisect, BisectAnswer
     from chronicle.replay.replay import Replay
-    from chronicle.settings import Settings
-    from rollback.plan.request import RollbackRequest
 
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": True}
 
@@ -124,36 +122,6 @@ def bisect(
     text = _bisect_text(plan, answer, entry.data["answer"])
     told = {"entry": entry.id, **entry.data, "found": found}
     return CommandResult(text=text, data=told, exit_code=ExitCode.DONE if found else ExitCode.ERROR)
-
-
-def show_tries(settings: "Settings", request: "RollbackRequest", *, count: int, steps: int) -> CommandResult:
-    """Try ways back, and show their order; code 0 where one goes well, else 5."""
-    from chronicle.replay.tries import try_ways
-
-    if request.lr_in or request.keep_later:
-        raise UsageProblem("--try with --lr-in or --keep-later: these are not tried", "try without them")
-    named: dict[str, object] = {
-        "--lr-scale": request.lr_scale, "--lr": request.lr, "--warmup": request.warmup_steps or None,
-        "--skip-batches": request.skip_batches or None, "--accept-unproved": request.accept_unproved or None,
-    }  # fmt: skip
-    options = [word for name, value in named.items() if value is not None for word in (name, str(value))]
-    options += [word for name, number in request.sets.items() for word in ("--set", f"{name}={number}")]
-    options += ["--reshuffle"] if request.reshuffle else []
-    places = {"run": settings.run, "logs": settings.logs_dir, "checkpoints": settings.checkpoints_dir}
-    place = [word for key, name in places.items() if settings.origin.get(key) == "flag" for word in (f"--{key}", str(name))]
-    ranked, entry = try_ways(settings, request.step, options, count=count, steps=steps, place=place, say=say)
-    rows = [_row_of_try(number, row) for number, row in enumerate(entry.data["rows"], start=1)]
-    best = ranked[0]
-    back = best.way.begin[0] == request.step or bool(best.way.options)
-    talk = (f"to take the first: `{entry.data['rows'][0]['command']}`",) if back and not best.trouble else ()
-    code = ExitCode.FINDINGS if best.trouble else ExitCode.DONE
-    text = "\n".join([entry.data["answer"], *rows])
-    return CommandResult(text=text, data={"entry": entry.id, **entry.data}, talk=talk, exit_code=code)
-
-
-def _row_of_try(place: int, row: Mapping[str, Any]) -> str:
-    told = f" ({row['versus']})" if row["versus"] and not row["trouble"] else ""
-    return f"  {place}. {row['change']}: {row['verdict']}{told}"
 
 
 def _bisect_text(plan: "Bisect", answer: "BisectAnswer", sentence: str) -> str:

@@ -26,7 +26,6 @@ from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
-from chronicle.story.plain import say
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import LaunchSeries, read_parent, read_series, with_machine
 
@@ -144,7 +143,6 @@ def serve(
     host: str = "127.0.0.1",
     token: str | None = None,
     socket: Path | None = None,
-    otlp: str | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -164,16 +162,13 @@ def serve(
       --host: Address to serve on; any but 127.0.0.1 needs --token.
       --token WHERE: Where the token stands that a reader needs: env:NAME or file:PATH.
       --socket FILE: Serve on this Unix socket: for its owner and group.
-      --otlp URL: Also send what /metrics says to this OTLP/HTTP address each 15 s.
     """
     from chronicle.credentials import secret_of
-    from chronicle.integrations.otlp import OtlpSender, otlp_target
     from chronicle.report.server import LiveServer, Makers
 
     if token is not None and not token.startswith(("env:", "file:")):
         raise UsageProblem("--token: a secret does not belong on a command line", "say where it stands: env:NAME or file:PATH")
     secret = None if token is None else secret_of(token)
-    target = None if otlp is None else otlp_target(otlp, os.environ)
     makers, many = Makers(_page, _state, _status), _many_runs(run, logs)
     runs = need_run(settings_from(run, logs)).paths if many is None else many.runs
     index = None if many is None else many.page
@@ -184,8 +179,6 @@ def serve(
             f"cannot serve on {host}:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
         ) from problem
     print(f"{server.url}  (read-only; Ctrl-C ends it)", file=sys.stderr, flush=True)
-    if target is not None:
-        OtlpSender(server, target, say).start()
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:

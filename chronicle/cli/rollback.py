@@ -1,10 +1,8 @@
 """`chronicle rollback`: makes the plan, shows it, asks, and applies it. How a plan is made is in `chronicle.goback`."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,8 +45,6 @@ def rollback(
     plan_in: Path | None = None,
     deepspeed_config: Path | None = None,
     lr_in: list[str] | None = None,
-    try_: int | None = None,
-    try_steps: int = 100,
     at: Changing = CHANGING,
 ) -> CommandResult:
     """Go back to a checkpoint, and change its LR if asked.
@@ -59,8 +55,6 @@ def rollback(
     Example: chronicle rollback --to 30500 --lr-scale 0.5
 
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
-
-    Before a proposal is taken: chronicle rollback --try 3
 
     Options:
       --lr-scale F: Multiply every LR by this factor.
@@ -79,8 +73,6 @@ def rollback(
       --plan FILE: Apply the plan that --plan-out wrote; refused when what it was made from has changed.
       --deepspeed-config FILE: DeepSpeed config of the next launch; its LRs are edited too.
       --lr-in FILE:KEY: Number in a config from which the next launch takes its LR; it is edited too (repeatable).
-      --try N: Try N ways first, as short launches in a sandbox, and rank them; nothing is changed [--to: as proposed].
-      --try-steps N: How many steps each goes on beyond where the run came.
     """
     if plan_in is not None:
         asked = [to, lr_scale, lr, set_, plan_out, deepspeed_config, lr_in, accept_change]
@@ -90,10 +82,8 @@ def rollback(
         return apply_written_plan(plan_in, at)
     if verify not in ("auto", "quick", "full"):
         raise UsageProblem(f"--verify {verify}: expected auto, quick or full")
-    proposed = None if to is not None else _open_proposal(at)
-    command = None if proposed is None else proposed.command
-    if to is None and (try_ is None or "--to" not in (command or "")):
-        raise _without_target(proposed)
+    if to is None:
+        raise _without_target(_open_proposal(at))
     request = RollbackRequest(
         step=0,
         lr_scale=lr_scale,
@@ -107,15 +97,9 @@ def rollback(
         accept_unproved=accept_unproved.strip(),
         lr_in=tuple(_absolute_place(text) for text in lr_in or ()),
     )
-    if to is None:
-        to, request = _as_proposed(str(command), request)
     target = goback.Target.parse(to)
     request = replace(request, step=target.step, launch=target.launch)
     settings = at.settings()
-    if try_ is not None:
-        from chronicle.cli.replay import show_tries  # only where ways are tried
-
-        return show_tries(settings, request, count=try_, steps=try_steps)
     in_store = settings.checkpoints_url is not None
     if in_store and plan_out is not None:
         raise UsageProblem("--plan-out: a plan in a store holds until its objects change, and is not applied from a file")
@@ -167,23 +151,6 @@ def _open_proposal(at: Changing) -> "OpenProposal | None":
 
     paths = settings_from(at.run, at.logs, at.checkpoints).paths
     return open_proposal(read_journal(paths).entries) if paths.journal_dir.is_dir() else None
-
-
-def _as_proposed(command: str, request: RollbackRequest) -> tuple[str, RollbackRequest]:
-    """The step that a proposal's command names, and its changes: who names a change means this one, at the proposed step."""
-    words = shlex.split(command)
-    given = {name: value for name, value in pairwise(words) if name.startswith("--")}
-    changes = (request.lr_scale, request.lr, request.skip_batches, request.reshuffle, request.sets)
-    if not any(changes):
-        scale, lr = given.get("--lr-scale"), given.get("--lr")
-        request = replace(
-            request,
-            lr_scale=None if scale is None else float(scale),
-            lr=None if lr is None else float(lr),
-            skip_batches=int(given.get("--skip-batches", 0)),
-            reshuffle="--reshuffle" in words,
-        )
-    return given["--to"], request
 
 
 def _without_target(proposal: "OpenProposal | None") -> UsageProblem:

@@ -345,7 +345,7 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
         if event.found and (event.start or 0) <= onset <= (event.until or 0)
     ]  # fmt: skip
     if searched:
-        yield _Row("", plain(f"{'tried' if searched[-1].axis == 'rollback' else 'bisect'}: {searched[-1].answer}"))
+        yield _Row("", plain(f"bisect: {searched[-1].answer}"))
     if launch not in printed:
         return
     found = [
@@ -377,8 +377,6 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     if story.proposal is not None:
         yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
         yield _Row("", plain(story.proposal.command).replace(" ", UNCUT_SPACE))  # to be pasted: on one line
-        if "--to" in story.proposal.command:
-            yield _Row("", "other ways tried first, in a sandbox: `chronicle rollback --try 3`")
 
 
 def _close_row(entry_id: str) -> _Row:

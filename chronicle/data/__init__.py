@@ -4,7 +4,6 @@
     shards    built sources on disk: tar shards, offset indexes, manifest
     shard_index   an index over anybody's shards, in place: tar, JSON lines, text
     plan_dataset  samples of indexed shards in the plan's order, for any training script
-    packing   its documents in rows of a fixed length
     usage     what the lineage read: repeats, skips, re-reads
     observe   the same accounting for loaders of other libraries
 
@@ -12,7 +11,6 @@ No torch is imported here: `PlanDataset.loader` asks for it when it is called. T
 """
 
 from chronicle.data.observe import Observer, RatioAlarm, observe
-from chronicle.data.packing import PackedDataset, count_tokens
 from chronicle.data.plan import DataPlan, PlanChanged, Segment, Segments, SourceSpec, step_digest
 from chronicle.data.plan_dataset import PlanDataset
 from chronicle.errors import DataError
@@ -21,14 +19,12 @@ __all__ = [
     "DataError",
     "DataPlan",
     "Observer",
-    "PackedDataset",
     "PlanChanged",
     "PlanDataset",
     "RatioAlarm",
     "Segment",
     "Segments",
     "SourceSpec",
-    "count_tokens",
     "observe",
     "step_digest",
 ]

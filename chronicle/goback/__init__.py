@@ -1,6 +1,6 @@
 """Go back, as a library: open a run, plan from what is on disk, apply, undo, recover. Nothing here asks a person.
 
-The commands, the seat for agents and tries call these functions; how bytes change is in `rollback.transaction`.
+The commands and the seat for agents call these functions; how bytes change is in `rollback.transaction`.
 """
 
 from chronicle.goback.applying import apply, recover, undo

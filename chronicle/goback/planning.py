@@ -21,7 +21,6 @@ from chronicle.journal.events import (
     EntryKind,
     LaunchEnd,
     LaunchStart,
-    Searched,
     StateSaved,
     events_of,
 )
@@ -118,7 +117,7 @@ def plan(
         config=find_deepspeed_config(opened.settings, entries, state),
         evidence=_evidence(request, chosen, entries),
         cost=_cost(request.step, opened),
-        remarks=(*_remarks(verified.findings, full, verdict), *name_twins(chosen), *_tried(request.step, entries)),
+        remarks=(*_remarks(verified.findings, full, verdict), *name_twins(chosen)),
     )
 
 
@@ -215,17 +214,6 @@ def _remarks(findings: Sequence[Finding], full: bool, verdict: CheckpointVerdict
         yield f"verified: every byte was read on {verdict.when}; no file has changed since"
     else:
         yield "verified: names, structure and counters only; `--verify full` reads every byte"
-
-
-def _tried(step: int, entries: Sequence[Entry]) -> Iterator[str]:
-    """What the last tries found that had this step among their ways."""
-    found = None
-    for entry, event in events_of(entries, Searched):
-        begins = [event.start, *(way.get("begin") for way in event.rows)]
-        if event.axis == "rollback" and step in begins:
-            found = f"tried on {entry.ts[:10]}: {event.answer}"
-    if found is not None:
-        yield found
 
 
 def _honoured(chosen: Checkpoint, memory: Mapping[str, object] | None, entries: Sequence[Entry]) -> frozenset[str]:

@@ -728,22 +728,18 @@ class Replayed(JournalEvent, kind=EntryKind.REPLAY):
 class Tried(JournalEvent, kind=EntryKind.TRIAL):
     """A fork of a launch with one thing changed was run in a sandbox and judged; nothing of the run was changed."""
 
-    search: str  # digest of what was asked: of all trials of one bisect, or of the tries before one rollback
+    search: str  # digest of what was asked: the trials of one bisect have the same
     change: str
-    verdict: str  # good, bad, skipped; of a try: what the detector said
+    verdict: str  # good, bad, skipped
     why: str = ""
     start: int | None = None
     last_step: int | None = None
     loss: float | None = None
-    blocks: tuple[Any, ...] = ()  # of a try: means of neighbouring losses, of the same steps in every way
-    noise: float | None = None  # of a try: of one loss
-    state: str = ""  # of a try: id of the checkpoint that it began from
-    rises: tuple[Any, ...] = ()  # of a try: (onset, recovered) where a rollback would have been proposed
     seconds: float | None = None
 
 
 class Searched(JournalEvent, kind=EntryKind.SEARCH):
-    """What a bisect, or the tries before a rollback, found."""
+    """What a bisect found."""
 
     axis: str
     search: str

@@ -1,6 +1,6 @@
 """A fork: a recorded launch once more, in a private view, from a checkpoint, with at most one thing changed.
 
-Replay, bisect and the tries of a rollback start launches that must not touch the run. All of them begin here: which launch,
+Replay and bisect start launches that must not touch the run. Both begin here: which launch,
 from which verified checkpoint, with which command and variables (`Origin`); what is otherwise (`ForkChange`); and the launch in
 its sandbox (`sandbox.py`, `inside.py`), whose logs, metrics and prints can be read until it is over. What is missing for any
 of this is named, and nothing is started.

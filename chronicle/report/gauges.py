@@ -1,8 +1,7 @@
-"""The state of runs as gauges: in Prometheus' text format for `/metrics` of `chronicle serve`, and as OTLP for `--otlp`.
+"""The state of runs as gauges, in Prometheus' text format, for `/metrics` of `chronicle serve`.
 
-Pure: summaries in, text or JSON out. Formats: prometheus.io/docs/instrumenting/exposition_formats (0.0.4), and the JSON of
-`ExportMetricsServiceRequest` in opentelemetry.io/docs/specs/otlp. Names and labels are the same in both. What is not known has
-no line and no point: a 0 would be a claim.
+Pure: summaries in, text out. Format: prometheus.io/docs/instrumenting/exposition_formats (0.0.4). What is not known has no
+line: a 0 would be a claim.
 """
 
 import math
@@ -33,24 +32,6 @@ def exposition(summaries: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def otlp_request(summaries: Iterable[Mapping[str, Any]], *, nanoseconds: int, host: str, version: str) -> Mapping[str, Any]:
-    """The same gauges as one request of OTLP, in its JSON; `nanoseconds`: the moment since the epoch for which they hold."""
-    metrics = [
-        {
-            "name": name,
-            "description": GAUGES[name],
-            "gauge": {"dataPoints": [
-                {"attributes": _attributes(labels), "timeUnixNano": str(nanoseconds), "asDouble": _json_double(value)}
-                for labels, value in found
-            ]},
-        }
-        for name, found in _by_name(summaries).items()
-    ]  # fmt: skip
-    resource = {"attributes": _attributes({"service.name": "chronicle", "host.name": host})}
-    scope = {"name": "chronicle", "version": version}
-    return {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"scope": scope, "metrics": metrics}]}]}
-
-
 def _by_name(summaries: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, str], float]]]:
     """The known samples of each gauge that has one, in the order of the table."""
     samples = [sample for summary in summaries for sample in _samples(summary)]
@@ -59,15 +40,6 @@ def _by_name(summaries: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Map
         for name in GAUGES
     }
     return {name: values for name, values in found.items() if values}
-
-
-def _attributes(labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
-    return [{"key": name, "value": {"stringValue": text}} for name, text in labels.items()]
-
-
-def _json_double(value: float) -> float | str:
-    """As Protobuf's JSON writes it: what is no number is a text."""
-    return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _samples(summary: Mapping[str, Any]) -> Iterator[_Sample]:

@@ -49,7 +49,7 @@ def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 def trial_rows(entry: Entry) -> list[tuple[object, ...]]:
-    """(what was changed, what came of it, last step) of each trial of a bisect, or of the tries before a rollback."""
+    """(what was changed, what came of it, last step) of each trial of a bisect."""
     rows = Searched.of(entry).rows if entry.kind == EntryKind.SEARCH else ()
     return [(row.get("change"), _came_of(row), "" if row.get("last_step") is None else row["last_step"]) for row in rows]
 

@@ -22,7 +22,6 @@ from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser, breach_events, is_breach
 from chronicle.watch.follow import Tail
-from chronicle.watch.foreseen import Foreseen, foreseen_rises
 from chronicle.watch.restart import (
     LiveRestart,
     LrPromise,
@@ -74,9 +73,6 @@ class LiveWatch:
         self._journal_bytes = 0
         self._breaches: list[Entry] = []  # found by the guard, not reported yet
         self._seen_breaches: set[str] = set()
-        self._foreseen: tuple[Foreseen, ...] = ()  # rises that a try of this launch's way saw come back
-        self._held: dict[int, Foreseen] = {}  # by event: a proposal is not due yet
-        self._step = 0
         self._begun = False
         self._complained: set[str] = set()
 
@@ -107,14 +103,13 @@ class LiveWatch:
         for point in points:
             if not self._begun:
                 self._begin(point.step)
-            self._step = point.step
             values = self._promise.add_to(point.step, point.values)
             self._adviser.note(point, values.get(EXPECTED_LR))
             changed += self._report(self.detector.feed(point.step, values, time=point.time, launch=self.launch))
             self._snapshots.note(point.step, self.detector)
             self._restart.feed(point)
         self._save_snapshots()
-        return changed + self._release() + self._report_breaches()
+        return changed + self._report_breaches()
 
     def _report_breaches(self) -> list[Event]:
         """Weights that the guard saw spoilt: it has written the incident, the proposal and the hooks are ours."""
@@ -145,7 +140,6 @@ class LiveWatch:
         contract = read_contract(self.paths.contract_path)
         self._promise = promise_of(contract, first_step)
         entries = read_journal(self.paths).entries
-        self._foreseen = foreseen_rises(entries, self.launch)
         kept = kept_before(self.paths, entries, self.launch)
         verdict = next((e for e in reversed(entries) if e.kind == EntryKind.GUARD_VERDICT and e.launch == self.launch), None)
         resumed, origin = (verdict.step, "guard") if verdict is not None else (self._handed(entries, first_step), "handed over")
@@ -182,11 +176,7 @@ class LiveWatch:
             if self._incidents.is_old(event):
                 continue
             kept[event.id] = event
-            is_new = self._incidents.record(event)
-            if event.tier is Tier.PROPOSE and self._waits_for(event):
-                del kept[event.id]
-                continue
-            if not is_new:
+            if not self._incidents.record(event):
                 continue
             self._hooks.call(event)
             if event.tier is Tier.PROPOSE:
@@ -194,27 +184,6 @@ class LiveWatch:
             elif event.tier is Tier.WARN:
                 self._say(f"chronicle: {self._incidents.title(event)}")
         return list(kept.values())
-
-    def _waits_for(self, event: Event) -> bool:
-        """Whether a try of this way saw this rise, and it may still come back as it did there, or has just done so."""
-        if event.status is Status.RECOVERED:
-            return self._held.pop(event.id, None) is not None
-        rise = next((one for one in self._foreseen if one.is_it(event)), None)
-        if rise is None or self._step > rise.until:
-            return False
-        if event.id not in self._held:
-            self._say(f"chronicle: {self._incidents.title(event)}: {rise.words}")
-        self._held[event.id] = rise
-        return True
-
-    def _release(self) -> list[Event]:
-        """The rises that were waited for long enough and did not come back: proposed now."""
-        found = [self.detector.events[number] for number, rise in self._held.items() if self._step > rise.until]
-        for event in found:
-            del self._held[event.id]
-            self._hooks.call(event)
-            self._propose(event)
-        return found
 
     def _propose(self, event: Event) -> None:
         advice = self._adviser.advise(self.detector.events, event)

@@ -21,13 +21,9 @@ from torch import nn
 from bit_transformer.model.transformer import BitTransformer, ModelConfig
 from bit_transformer.recipes import OptimizerConfig
 from bit_transformer.training.setup import build_optimizers
-from chronicle.data import PackedDataset, PlanDataset, count_tokens
+from chronicle.data import PlanDataset
 
 BATCH, LENGTH = 8, 16
-
-
-def tokenize(sample):
-    return list(sample["txt"][: 12 + len(sample["txt"]) % 9])
 
 
 def decode(sample):
@@ -42,13 +38,8 @@ def indexes(place):
     return {place / "web.index": 3, place / "code.index": 1}
 
 
-def dataset(place, packed):
-    if not packed:
-        return PlanDataset(indexes(place), seed=4, decode=decode)
-    counts = place / "tokens.npz"
-    if not counts.exists():
-        count_tokens(PlanDataset(indexes(place), seed=4, decode=tokenize), counts)
-    return PackedDataset(indexes(place), seed=4, decode=tokenize, length=LENGTH, tokens=counts)
+def dataset(place):
+    return PlanDataset(indexes(place), seed=4, decode=decode)
 
 
 class Net(nn.Module):
@@ -58,8 +49,7 @@ class Net(nn.Module):
         self.body = nn.Sequential(nn.Linear(LENGTH, 24), nn.ReLU(), nn.Dropout(dropout), nn.Linear(24, 1))
         self.losses = losses
 
-    def forward(self, x=None, tokens=None, document=None):
-        x = tokens.float() / 255 + document if x is None else x
+    def forward(self, x):
         loss = (self.body(x) - x.mean()).square().mean()
         self.losses.append(float(loss.detach()))
         return {"loss": loss}
@@ -91,7 +81,7 @@ def told(path, modules, optimizers, losses):
     path.write_text(json.dumps({"digest": digest.hexdigest(), "losses": losses}))
 
 
-# --- A plan under loops and trainers of others: (framework, workers, accumulation, where it is saved, packed)
+# --- A plan under loops and trainers of others: (framework, workers, accumulation, where it is saved)
 
 
 def steps_of(data, accumulation, where):
@@ -203,8 +193,8 @@ LOOPS = {"torch": torch_loop, "accelerate": accelerate_loop, "trainer": trainer_
 
 
 def play(place, cell, side):
-    framework, workers, accumulation, where, packed = cell.split("-")
-    data, path, losses = dataset(place, packed == "packed"), place / cell, []
+    framework, workers, accumulation, where = cell.split("-")
+    data, path, losses = dataset(place), place / cell, []
     path.mkdir(exist_ok=True)
     save, end = steps_of(data, int(accumulation), where)
     # Lightning keeps no random generators: without dropout there, as a user of it has no exact resume with it

@@ -258,7 +258,7 @@ MODERN = {"modern": (1, ["single"], ("plain", "compile")), "modern-two-ranks": (
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", [*PLANS, *MODERN])
 def test_plans_and_the_modern_recipe_change_no_bit(tmp_path: Path, kind: str) -> None:
-    """{0, 2 workers} × {1, 3 parts} × {saved in a pass, at its end} × {samples, packed rows}; {float32, bf16} × {1, 4 parts} ×
+    """{0, 2 workers} × {1, 3 parts} × {saved in a pass, at its end}; {float32, bf16} × {1, 4 parts} ×
     {one process, compiled; DDP, FSDP2 on two ranks}.
     """
     write_foreign_tars(tmp_path, shards=2, samples=40)
@@ -266,7 +266,7 @@ def test_plans_and_the_modern_recipe_change_no_bit(tmp_path: Path, kind: str) ->
         write_source_index(index_source(name, tmp_path / name), tmp_path / f"{name}.index")
     world, shardings, forms = MODERN.get(kind, (1, [], ()))
     cells = ["-".join(("modern", *cell)) for cell in product(shardings, ("no", "bf16"), "14", forms)] or [
-        "-".join(cell) for cell in product([kind], "02", "13", ("mid", "end"), ("plain", "packed"))]
+        "-".join(cell) for cell in product([kind], "02", "13", ("mid", "end"))]
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)] if world > 1 else []
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     for phase in ("first", "rest"):

@@ -29,7 +29,7 @@ def printed_by(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]
 def dry(command: str) -> list[str] | None:
     """The words of a printed command in a form that changes nothing; None where it cannot be tried."""
     words = shlex.split(command)[1:]
-    if words[0] in LEFT_OUT or "--help" in words or "--try" in words:
+    if words[0] in LEFT_OUT or "--help" in words:
         return None
     more = CHANGES.get(words[0])
     return [*words, more] if more is not None and more not in words else words

@@ -14,7 +14,7 @@ import pytest
 
 from chronicle.checkpoints import CheckpointVerdict
 from chronicle.cli import transaction
-from chronicle.cli.options import CommandResult, nearest_runs
+from chronicle.cli.options import nearest_runs
 from chronicle.errors import Declined
 from chronicle.goback import has_guard
 from chronicle.journal import read_journal
@@ -157,24 +157,6 @@ def test_rollback_without_a_step_names_the_open_proposal(tmp_path: Path, chronic
     run.add("proposal", step=9, title="go back to 5", data={"target_step": 5, "lr_scale": 0.5, "command": command})
     shown = chronicle("rollback")
     assert shown.code == 2 and "the open proposal names step 5" in shown.err and f"`{command}`" in shown.err
-
-
-def test_tries_without_a_step_are_of_the_open_proposal(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def show_tries(settings: Any, request: Any, **options: Any) -> CommandResult:
-        asked.append(request)
-        return CommandResult(text="tried")
-
-    monkeypatch.setattr("chronicle.cli.replay.show_tries", show_tries)
-    run = toy_run(tmp_path)
-    assert chronicle("rollback", "--try", "3").code == 2
-    for command in ("chronicle rollback --to 5 --lr-scale 0.5 --run toy", "chronicle rollback --to 4 --skip-batches 7"):
-        run.add("proposal", step=9, title="go back", data={"target_step": 5, "command": command})
-        assert chronicle("rollback", "--try", "3").code == 0
-    assert chronicle("rollback", "--try", "3", "--lr-scale", "0.25").code == 0  # a change that is named is not lost
-    assert [(one.step, one.lr_scale, one.skip_batches) for one in asked] == [(5, 0.5, 0), (4, None, 7), (4, 0.25, 0)]
-    assert "`chronicle rollback --try 3`" in chronicle("status").out
 
 
 def test_a_note_is_read_from_standard_input(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

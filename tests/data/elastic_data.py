@@ -1,7 +1,6 @@
 """Kill a plain script at random points, in its saves too, on 2, 1, 2, … ranks, and compare what its weights saw with the plan.
 
     python -m tests.data.elastic_data --kills 20
-    python -m tests.data.elastic_data --kills 20 --pack
 
 Two sources of tars that nobody here would write (long names, PAX and GNU headers, three fields a sample) are indexed as they
 are. A script of plain torch under DDP reads them through `PlanDataset`, saves with `torch.save` into the final name, and is
@@ -11,10 +10,6 @@ makes no progress, and `chronicle run` waits longer and longer, as it should. In
 from are laid together: each sample of the plan must be there once, in the plan's order. Prints one line a launch, and the
 counts. Ends with 1 where a sample is lost or repeated.
 
-With `--pack` the documents are packed to rows of 32 tokens, and a row is known by the sha256 of its tokens: the same holds for
-every token. The counts of the tokens are made by a process that is killed too, `COUNT_KILLS` times, at moments spread over the
-time that it needs; the file must be whole or absent after each, and in the end equal to one that was made undisturbed.
-
 Where every first save of a launch is cut, nothing whole exists to go on from, and no launch gets further than the first save:
 that is no drill of the data any more. It is said after `MOST_WITHOUT_SAVE` such launches, with code 1.
 """
@@ -22,7 +17,6 @@ that is no drill of the data any more. It is said after `MOST_WITHOUT_SAVE` such
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import json
 import os
@@ -36,17 +30,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
-from chronicle.data.packing import PackedDataset
 from chronicle.data.plan_dataset import PlanDataset
-from chronicle.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOBAL_BATCH = 8
-COUNT_KILLS = 8
 MOST_WITHOUT_SAVE = 10
-LENGTH = 32  # tokens of a row
 SAVE_BYTES = 12 * (16 * 150_000 + 2 * 150_000 + 1)  # of the script's model with two moments
 
 SCRIPT = '''
@@ -93,26 +81,6 @@ dist.barrier()
 dist.destroy_process_group()
 os._exit(0)
 '''
-PACKED = SCRIPT.replace('''def decode(sample):
-    return torch.tensor(list(sample["txt"][:16]), dtype=torch.float32) / 255, sample["meta.json"].decode()
-''', '''import hashlib
-from chronicle.data import PackedDataset
-
-def decode(sample):
-    return list(sample["txt"][:50])
-
-def rows(found):
-    names = [hashlib.sha256(row["tokens"].tobytes()).hexdigest() for row in found]
-    x = torch.stack([torch.from_numpy(row["tokens"][:16]) for row in found]).float() / 255
-    return x, [json.dumps({"id": name}) for name in names]
-''').replace('PlanDataset({"data/web.index": 7, "data/code.index": 3}, seed=5, decode=decode)',
-            'PackedDataset({"data/web.index": 7, "data/code.index": 3}, seed=5, decode=decode, length=32, tokens="tokens.npz")')
-PACKED = PACKED.replace("num_workers=1,", "num_workers=1, collate_fn=rows,")
-COUNT = """
-import sys
-from chronicle.data import PlanDataset, count_tokens
-count_tokens(PlanDataset(["data/web.index", "data/code.index"], decode=lambda sample: sample["txt"][:50]), sys.argv[1])
-"""
 LAUNCHER = '''
 import os, sys
 world = "1" if int(os.environ["CHRONICLE_LAUNCH"]) % 2 == 0 else "2"
@@ -148,49 +116,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--in-saves", action="store_true", help="kill in saves only")
-    parser.add_argument("--pack", action="store_true", help="pack the documents to rows of a fixed length")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        return drill(Path(name), options.kills, options.steps, options.seed, in_saves_only=options.in_saves, pack=options.pack)
+        return drill(Path(name), options.kills, options.steps, options.seed, in_saves_only=options.in_saves)
 
 
-def count_under_kills(place: Path, environ: dict[str, str], kills: int) -> bool:
-    """Count the tokens with a process that is killed `kills` times; whether the file is the undisturbed one, and never half."""
-    words = [sys.executable, "-c", COUNT]
-    began = time.monotonic()
-    subprocess.run([*words, "undisturbed.npz"], cwd=place, env=environ, check=True)
-    whole, path = time.monotonic() - began, place / "tokens.npz"
-    held = []
-    for number in range(kills):
-        counting = subprocess.Popen([*words, path.name], cwd=place, env=environ)
-        try:  # the later, the nearer to the write
-            counting.wait(timeout=whole * (number + 1) / kills)
-        except subprocess.TimeoutExpired:
-            counting.kill()
-            counting.wait()
-        try:
-            PackedDataset([place / "data/web.index"], decode=len, length=LENGTH, tokens=path)
-            held.append("web")
-        except DataError as problem:
-            held.append("nothing" if "does not exist" in str(problem) else str(problem))
-    subprocess.run([*words, path.name], cwd=place, env=environ, check=True)
-    one, other = (np.load(file) for file in (path, place / "undisturbed.npz"))
-    same = sorted(one.files) == sorted(other.files) and all(np.array_equal(one[name], other[name]) for name in one.files)
-    print(f"counts: killed {kills} times, the file held {', '.join(held)}; in the end {'equal' if same else 'DIFFERENT'}")
-    return same and set(held) <= {"nothing", "web"}
-
-
-def drill(place: Path, kills: int, steps: int, seed: int, *, in_saves_only: bool = False, pack: bool = False) -> int:
+def drill(place: Path, kills: int, steps: int, seed: int, *, in_saves_only: bool = False) -> int:
     """Run the script to its end under `kills` kills in `place`, and print the counts."""
     write_foreign_tars(place / "shards")
-    (place / "train.py").write_text(PACKED if pack else SCRIPT)
+    (place / "train.py").write_text(SCRIPT)
     (place / "launcher.py").write_text(LAUNCHER)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHRONICLE_MLFLOW_URI": "off"}
     chronicle = [sys.executable, "-m", "chronicle.cli.main"]
     indexing = [*chronicle, "data", "index", "shards/web", "shards/code", "--out", "data"]
     subprocess.run(indexing, cwd=place, env=environ, check=True)
-    if pack and not count_under_kills(place, environ, COUNT_KILLS):
-        return 1
     words = [*chronicle, "run", "--run", "drill", "--checkpoints", "ck", "--restarts", str(3 * kills + 3), "--crashes",
              str(3 * kills + 3), "--restart-pause", "0.1", "--", sys.executable, "launcher.py", str(steps), str(GLOBAL_BATCH)]
     draw = random.Random(seed)
@@ -221,11 +160,10 @@ def drill(place: Path, kills: int, steps: int, seed: int, *, in_saves_only: bool
             while _ranks(place) and run.poll() is None:
                 time.sleep(0.05)
             aimed["from"], aimed["time"] = len(_lines(place)), time.time()
-    lost, repeated, moved = _compare(place, steps, pack=pack)
+    lost, repeated, moved = _compare(place, steps)
     launches = len({one[0] for one in _lines(place)})
-    what = "rows" if pack else "samples"
     print(f"exit code {run.returncode}, {killed} kills ({in_saves} aimed at saves, {cut} cut one), {launches} launches took "
-          f"steps; of {steps * GLOBAL_BATCH} {what} {lost} lost, {repeated} repeated, {moved} at another step")
+          f"steps; of {steps * GLOBAL_BATCH} samples {lost} lost, {repeated} repeated, {moved} at another step")
     return int(bool(run.returncode or lost or repeated or moved or killed < kills))
 
 
@@ -274,20 +212,16 @@ def _lines(place: Path) -> list[list[object]]:
     return [json.loads(line) for path in place.glob("seen-*.jsonl") for line in path.read_text().split("\n")[:-1]]
 
 
-def _planned(place: Path, steps: int, *, pack: bool) -> list[str]:
-    """The names of the samples or rows in the undisturbed order."""
+def _planned(place: Path, steps: int) -> list[str]:
+    """The names of the samples in the undisturbed order."""
     sources = {place / "data/web.index": 7, place / "data/code.index": 3}
-    if not pack:
-        data = PlanDataset(sources, seed=5)
-        return [json.loads(data[number]["meta.json"])["id"] for number in range(steps * GLOBAL_BATCH)]
-    rows = PackedDataset(sources, seed=5, decode=lambda sample: list(sample["txt"][:50]), length=LENGTH,
-                         tokens=place / "undisturbed.npz")
-    return [hashlib.sha256(rows[number]["tokens"].tobytes()).hexdigest() for number in range(steps * GLOBAL_BATCH)]
+    data = PlanDataset(sources, seed=5)
+    return [json.loads(data[number]["meta.json"])["id"] for number in range(steps * GLOBAL_BATCH)]
 
 
-def _compare(place: Path, steps: int, *, pack: bool) -> tuple[int, int, int]:
+def _compare(place: Path, steps: int) -> tuple[int, int, int]:
     """Return the samples of the plan that the weights did not see, saw more often than planned, and saw at another step."""
-    wanted = _planned(place, steps, pack=pack)
+    wanted = _planned(place, steps)
     last: dict[int, int] = {}
     for launch, step, _, _ in _lines(place):
         last[int(str(step))] = max(last.get(int(str(step)), 0), int(str(launch)))

@@ -155,9 +155,8 @@ def test_loaders_with_workers_read_the_plans_order(indexes):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("pack", [False, True], ids=["samples", "packed"])
-def test_a_plain_script_that_is_killed_on_changing_ranks_loses_and_repeats_nothing(tmp_path: Path, pack: bool):
-    assert drill(tmp_path, kills=4, steps=60, seed=3, pack=pack) == 0
+def test_a_plain_script_that_is_killed_on_changing_ranks_loses_and_repeats_nothing(tmp_path: Path):
+    assert drill(tmp_path, kills=4, steps=60, seed=3) == 0
 
 
 def test_a_change_of_a_rollback_is_made_once_in_a_lineage(indexes, capsys):

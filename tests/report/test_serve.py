@@ -4,7 +4,6 @@ import gzip
 import http.client
 import http.server
 import json
-import math
 import re
 import socket
 import stat
@@ -20,12 +19,10 @@ import pytest
 
 from chronicle.cli.report import _page, _state, _status
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.integrations.otlp import OtlpSender, otlp_target
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
-from chronicle.paths import RunPaths
-from chronicle.report.gauges import CONTENT_TYPE, GAUGES, exposition, otlp_request
+from chronicle.report.gauges import CONTENT_TYPE, GAUGES, exposition
 from chronicle.report.index import ServedIndex
 from chronicle.report.server import (
     MOST_BYTES,
@@ -249,93 +246,6 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"chronicle_\w+", query)}
     assert asked and asked <= GAUGES.keys()
-
-
-def as_request(body: bytes) -> Any:
-    """A request as the protocol's own messages read it."""
-    json_format = pytest.importorskip("google.protobuf.json_format")
-    messages = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
-    return json_format.Parse(body, messages.ExportMetricsServiceRequest())
-
-
-class Collector:
-    """A receiver of OTLP over HTTP that reads requests with the protocol's own messages; `answers`: (code, body) in turn."""
-
-    def __init__(self) -> None:
-        self.points: list[dict[str, float]] = []
-        self.headers: list[Mapping[str, str]] = []
-        self.answers: list[tuple[int, str]] = []
-        collector = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = as_request(self.rfile.read(int(self.headers["Content-Length"])))
-                metrics = [one for r in request.resource_metrics for s in r.scope_metrics for one in s.metrics]
-                collector.headers.append(dict(self.headers.items()))
-                code, text = collector.answers.pop(0) if collector.answers else (200, "{}")
-                if code == 200 and self.path == "/v1/metrics":
-                    collector.points.append({
-                        " ".join([one.name, *(label.value.string_value for label in point.attributes)]): point.as_double
-                        for one in metrics for point in one.gauge.data_points
-                    })  # fmt: skip
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    pytest.importorskip("opentelemetry.proto")
-    found = Collector()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
-
-
-def test_a_collector_gets_what_metrics_say_of_each_run_that_changed(
-    many: LiveServer, collector: Collector, tmp_path: Path
-) -> None:
-    environ = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=a%20b"}
-    said: list[str] = []
-    sender = OtlpSender(many, otlp_target(collector.url, environ), said.append)
-    collector.answers = [(503, "")]
-    assert [sender.go(), sender.go(), sender.go()] == [0, 2, 0]
-    assert [line.split(";")[0] for line in said] == ["otlp: it answered 503", "otlp: the collector takes the gauges again"]
-    (points,) = collector.points
-    assert (points["chronicle_value toy loss"], points["chronicle_step toy"], points["chronicle_alive other"]) == (8.2, 8, 0)
-    asked = ask(many, "/metrics").body.decode()
-    assert len(points) == sum(not line.startswith("#") for line in asked.splitlines())
-    assert {line.get("Api-Key") for line in collector.headers} == {"a b"}
-    other = RunPaths(tmp_path / "logs" / "other")
-    beat = Heartbeat("elsewhere", 1, 1, 1, "boot", 0, time.time())
-    write_heartbeat(other.heartbeats_dir, beat)
-    assert sender.go() == 1 and collector.points[-1]["chronicle_alive other"] == 1
-    assert sender.go() == 1  # while it lives: whether it does is asked each time
-    rejected = '{"partialSuccess": {"rejectedDataPoints": "2", "errorMessage": "too old"}}'
-    collector.answers = [(200, rejected)]
-    sender.go()
-    assert said[-1] == "otlp: the collector left out 2 points: too old; it is tried again"
-
-
-def test_points_that_are_no_numbers_reach_a_collector_as_such() -> None:
-    values = {"a": float("nan"), "b": float("-inf")}
-    made = otlp_request([{"run": "r", "values": values, "step": None}], nanoseconds=5, host="h", version="1")
-    request = as_request(json.dumps(made).encode())
-    found = [one for one in request.resource_metrics[0].scope_metrics[0].metrics if one.name == "chronicle_value"]
-    points = found[0].gauge.data_points
-    assert math.isnan(points[0].as_double) and points[1].as_double == float("-inf") and points[0].time_unix_nano == 5
-    assert otlp_target("https://x/api/v1/otlp/", {})[0] == "https://x/api/v1/otlp/v1/metrics"
-    for wrong in ("x:4318", "ftp://x", "http://a:b@x", "http://x:4317"):
-        with pytest.raises(UsageProblem):
-            otlp_target(wrong, {})
 
 
 def test_behind_a_token_nothing_is_told_without_it(story: StoryRun) -> None:

@@ -31,14 +31,12 @@ class Stage:
         self.writer.append("launch.start", launch=launch, data={"start_step": start_step, **more})
         return MetricsWriter(self.paths.metrics_path(launch))
 
-    def train(
-        self, log: MetricsWriter, first: int, last: int, *, diverges_at: int | None = None, back_at: int | None = None
-    ) -> None:
-        """Log steps `first..last` of a tiny noisy model, which goes wrong after `diverges_at`, until `back_at`."""
+    def train(self, log: MetricsWriter, first: int, last: int, *, diverges_at: int | None = None) -> None:
+        """Log steps `first..last` of a tiny noisy model, which goes wrong after `diverges_at`."""
         rng = random.Random(f"{log.path.name}/{first}/1")
         for step in range(first, last + 1):
             loss = 0.42 + 0.5 * math.exp(-step / 60) + rng.gauss(0.0, 0.02)
-            if diverges_at is not None and step > diverges_at and (back_at is None or step < back_at):
+            if diverges_at is not None and step > diverges_at:
                 loss += min(1.2, 0.01 * math.expm1((step - diverges_at) / 15))
             log.write(step, {"loss": loss, "lr": 3e-3}, time=1.7e9 + 0.1 * step)
             if step in SAVED:
@@ -50,7 +48,9 @@ class Stage:
 def saved_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     factory = CheckpointFactory(tmp_path_factory.mktemp("built"))
     folder = "opt_step-{step}/accelerator_state"
-    return factory.accelerate(tmp_path_factory.mktemp("saved"), steps=650, save_at=SAVED, folder=folder, scheduler="register")
+    return factory.accelerate(
+        tmp_path_factory.mktemp("saved"), steps=650, save_at=SAVED, folder=folder, scheduler="register"
+    )
 
 
 @pytest.fixture

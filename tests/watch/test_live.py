@@ -10,8 +10,7 @@ from chronicle.cli.spikes import propose_rollback as propose
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
 from chronicle.watch.follow import Tail
-from chronicle.watch.foreseen import Foreseen, foreseen_rises
-from rollback.detect import Event, Kind, Status, Tier
+from rollback.detect import Tier
 from tests.watch.conftest import Stage
 
 
@@ -73,78 +72,6 @@ def test_relapse_after_a_rollback_goes_further_back_and_one_rung_up(stage: Stage
     assert second.step is not None and second.step < first.step
     assert (first.data["action"], second.data["action"]) == ("skip-data", "lr-x0.75")
     assert "--lr-scale 0.75" in second.data["command"]
-
-
-@pytest.mark.parametrize(
-    ("change", "sets", "back_at", "proposes"),
-    [
-        ("--to 300", {}, 480, False),  # it comes back, as in the try
-        ("--to 300", {}, None, True),  # it does not: later than without a try
-        ("--to 300 --set beta2=0.95", {"beta2": 0.95}, 480, False),
-        ("--to 300 --lr-scale 0.5", {}, 480, True),  # the try was of another way
-        ("--to 300 --warmup 5", {}, 480, True),
-    ],
-)
-def test_a_rise_that_a_try_saw_come_back_is_waited_for(
-    stage: Stage, change: str, sets: dict[str, float], back_at: int | None, proposes: bool
-) -> None:
-    with stage.start(1, 0) as log:
-        stage.train(log, 1, 520, diverges_at=400)
-    watch(stage).finish()
-    (first,) = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
-    stage.writer.append("launch.end", launch=1, data={"last_step": 520})
-    onset = first.data["onset_step"]
-    trial = {"search": "one", "change": f"chronicle rollback {change}", "verdict": "good", "rises": [[onset, 470]]}
-    stage.writer.append("trial", launch=1, step=660, data={**trial, "last_step": 660, "state": "A"})
-    taken = {"step": 300, "lr_ratio": 1.0, "sets": sets, "identity": {"id": "A"}}
-    stage.writer.append("rollback.receipt", step=300, launch=1, data=taken)
-    tiers, began = [], 0
-    with stage.start(2, 300) as log:
-        live = watch(stage, 2)
-        for step in range(301, 741, 20):
-            stage.train(log, step, step + 19, diverges_at=400, back_at=back_at)
-            tiers += [event.tier for event in live.poll()]
-            began = began or (step + 19) * (Tier.PROPOSE in tiers)
-    proposals = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
-    assert (len(proposals) == 2) is (Tier.PROPOSE in tiers) is proposes
-    waited = change != "--to 300 --lr-scale 0.5" and "--warmup" not in change
-    assert (sum("came back by step 470" in line for line in stage.said) == 1) is waited
-    if proposes:
-        assert (began == 680) is waited, "in the first look after the step to which the try went"
-
-
-@pytest.mark.parametrize(
-    ("kind", "onset", "is_it"),
-    [("level-shift", 400, True), ("instant-spike", 420, True), ("level-shift", 421, False), ("nan", 400, False),
-     ("weights-not-finite", 400, False), ("lr-mismatch", 400, False)],
-)  # fmt: skip
-def test_only_a_rise_at_the_same_place_is_the_one_that_was_seen(kind: str, onset: int, is_it: bool) -> None:
-    event = Event(
-        id=0, kind=Kind(kind), tier=Tier.PROPOSE, status=Status.OPEN, onset_step=onset, onset_low_step=onset,
-        onset_row=None, onset_low_row=None, alarm_step=onset, alarm_row=0,
-    )  # fmt: skip
-    assert Foreseen(onset=400, back=500, until=600).is_it(event) is is_it
-
-
-def test_a_rollback_that_was_undone_waits_for_nothing(stage: Stage) -> None:
-    trial: dict[str, object] = {"search": "one", "change": "chronicle rollback --to 300", "verdict": "good", "last_step": 600}
-    trial |= {"rises": [[400, 500]], "state": "A"}
-    stage.writer.append("trial", launch=1, data=trial)
-    stage.writer.append("trial", launch=1, data={"search": "two", "change": "LR x0.5 'of a bisect", "verdict": "good"})
-    done = stage.writer.append("rollback.receipt", step=300, launch=1, data={"step": 300, "identity": {"id": "A"}})
-    assert foreseen_rises(read_journal(stage.paths).entries, 2) == (Foreseen(onset=400, back=500, until=600),)
-    stage.writer.append("trial", launch=1, data={**trial, "verdict": "bad"})
-    assert foreseen_rises(read_journal(stage.paths).entries, 2) == (), "the newest try counts"
-    stage.writer.append("trial", launch=1, data=trial)
-    facts: dict[str, object]
-    for facts in ({"identity": {"id": "B"}}, {"identity": {}}, {"warmup_steps": 9}, {"sets": {"x": "y"}}):
-        data = {"step": 300, "identity": {"id": "A"}, **facts}
-        another = stage.writer.append("rollback.receipt", step=300, launch=1, data=data)
-        assert foreseen_rises(read_journal(stage.paths).entries, 2) == (), "another state, or more than was tried"
-        stage.writer.append("undo.receipt", step=300, data={}, refs=(another.id,))
-    assert foreseen_rises(read_journal(stage.paths).entries, 2)
-    stage.writer.append("undo.receipt", step=300, data={}, refs=(done.id,))
-    assert foreseen_rises(read_journal(stage.paths).entries, 2) == ()
 
 
 def test_new_launch_is_judged_by_the_steps_it_continues(stage: Stage) -> None:
