@@ -184,6 +184,7 @@ def totality_of(name: str) -> tuple[int, int]:
     return (2 if averaged else total, words.count("/"))
 
 
+@lru_cache(maxsize=4096)
 def canonical_name(name: str) -> str:
     """Return the name that we use for what a trainer calls so: `lm loss` and `train_loss` are `loss`."""
     lowered = name.lower().replace(" ", "_")

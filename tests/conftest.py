@@ -5,8 +5,10 @@ on one worker, because they may share a fixture, and so do the files of one grou
 """
 
 import os
+import shutil
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,21 @@ time.tzset()
 os.environ.pop("COLUMNS", None)  # `status` fits that many columns; what is read here is whole lines
 
 GIB = 1 << 30
+MEMORY_DISK = Path("/dev/shm")
+MEMORY_DISK_ROOM = 10 * GIB
+
+
+def use_memory_disk() -> None:
+    """Put the directories of tests in memory where there is room: thousands of fsync calls keep a disk busy for minutes."""
+    if "PYTEST_DEBUG_TEMPROOT" in os.environ:
+        return
+    if not os.access(MEMORY_DISK, os.W_OK | os.X_OK):
+        return
+    room = min(shutil.disk_usage(MEMORY_DISK).free, available_bytes())
+    if room >= MEMORY_DISK_ROOM:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY_DISK)
+
+
 # Tests that take more than one core, or time limits that another such test would break; a folder or a file of `tests/`.
 GROUPS = {
     "ranks": (
@@ -61,6 +78,9 @@ def available_bytes() -> int:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+use_memory_disk()
 
 
 @pytest.hookimpl(optionalhook=True)

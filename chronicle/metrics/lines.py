@@ -20,6 +20,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", r
 # Counters, the most telling first, each with the number of its first epoch. `at` is the step; with `epoch` and `of` it
 # counts within an epoch of that length, with `epoch` alone within one of unknown length.
 COUNT = r"(?P<at>\d[\d,]*)(?!\w|\.\w)(?!-\d\d-)"
-COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), first)
+COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), first, r"\bepoch" in pattern)  # the last: only where the word is in the line
     for pattern, first in (
         (
             r"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps|(?:env|policy)_step)\s*[:=]?\s*"
@@ -443,7 +444,10 @@ def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
     rounded = ROUNDED.search(line)
     if rounded is not None:
         return epochs.rounded(float(rounded["at"]), UNITS[rounded["unit"].upper()], line)
-    for pattern, first in COUNTERS:
+    has_epoch = "epoch" in line.lower()
+    for pattern, first, needs_epoch in COUNTERS:
+        if needs_epoch and not has_epoch:
+            continue
         found = pattern.search(line)
         if found is None or (cut and found.end("at") == len(line)):
             continue
@@ -468,6 +472,7 @@ def _fields_of(line: str) -> Iterator[re.Match[str]]:
             yield field
 
 
+@lru_cache(maxsize=4096)
 def _known_part(phrase: str) -> str | None:
     """Return the longest end of a phrase that is a known name: `INFO loss` is `loss`; None for what is not known."""
     words = re.split(r"\. ", phrase)[-1].strip("()").split(" ")
