@@ -53,6 +53,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
+        "rehearse": ("chronicle.cli.rehearse:rehearse", "Prove that a script can be killed and resumed."),
         "replay": ("chronicle.cli.replay:replay_step", "Take a recorded step again, and name what differs."),
         "bisect": ("chronicle.cli.replay:bisect", "Find the change that made a run go bad, by halving."),
         "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -21,6 +22,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.launch.beside import Beside
+from chronicle.resume.rehearsal import REHEARSAL_VARIABLE
 from chronicle.settings import Settings
 from chronicle.story.plain import say
 
@@ -120,7 +122,8 @@ def run_launcher(
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
         node=_node(policy) if node else None,
     )
-    live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
+    hooks = {} if REHEARSAL_VARIABLE in os.environ else settings.hooks
+    live_watch = _live_watch(hooks, given_flags(logs, checkpoints))
     check = functools.partial(_check_before, settings, command, grace, skipped, force)
     starting = _Starting(settings, request, functools.partial(launch, live_watch=live_watch), check, autopilot)
     if policy is not None:
@@ -262,7 +265,7 @@ def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:
 
 def _start_alerts(settings: Settings, *, first_node: bool) -> Beside:
     """Send alerts, from the first node, where `[alerts]` names a destination. The launch does not wait for it."""
-    if not settings.alerts or not first_node:
+    if not settings.alerts or not first_node or REHEARSAL_VARIABLE in os.environ:
         return Beside()
     from chronicle.alerts.process import start_alerts
 
@@ -308,6 +311,7 @@ def _check_before(
     Raises `LaunchRefused` when a check failed, `NotResumable` when the checkpoints are gone, `Refusal` when the directory is a
     copy, or when the journal is damaged and no reason to go on (`force`) is given.
     """
+    from chronicle.cli.rehearse import said_of
     from chronicle.journal import read_journal
     from chronicle.journal.place import look, refuse_copy
     from chronicle.launch.admission import LaunchRefused, ensure_saves_are_there, refuse_damaged
@@ -341,6 +345,9 @@ def _check_before(
     for result in results:
         if result.verdict is CheckVerdict.WARN:
             say(f"preflight {result.check} {result.title}: {result.message}")
+    rehearsed = said_of(command, entries, Path.cwd(), time.time())
+    if rehearsed:
+        say(rehearsed)
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped), **begun}
 

@@ -57,6 +57,7 @@ class EntryKind(StrEnum):
     INCIDENT = "incident"
     PROPOSAL = "proposal"
     REPLAY = "replay"
+    REHEARSAL = "rehearsal"
     TRIAL = "trial"
     SEARCH = "search"
     AUTOPILOT = "autopilot"
@@ -722,6 +723,25 @@ class Replayed(JournalEvent, kind=EntryKind.REPLAY):
     compared: int | None = None  # steps
     parts: tuple[str, ...] = ()  # of a step that were compared
     replays: int | None = None
+    seconds: float | None = None
+
+
+class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):
+    """A script was killed and resumed in scratch directories, and compared with the same script undisturbed."""
+
+    verdict: str  # as in `chronicle.rehearse.judge`
+    command: tuple[str, ...] = ()  # with `{out}` and the other places as they were typed
+    resume: tuple[str, ...] = ()
+    signal: str = ""
+    at: int | None = None
+    to: int | None = None
+    findings: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    leaves: int | None = None  # values in files that were compared
+    logged_values: int | None = None
+    git_commit: str | None = None
+    git_dirty_digest: str | None = None
+    env_digest: str | None = None
     seconds: float | None = None
 
 

@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, Replayed, Searched, StudyReport, Words
+from chronicle.journal.events import (
+    EntryKind,
+    GuardVerdict,
+    Incident,
+    Proposed,
+    Rehearsed,
+    Replayed,
+    Searched,
+    StudyReport,
+    Words,
+)
 from chronicle.journal.place import describe_parent
 from chronicle.report.markup import Raw, anchor_of, evidence_target, markdown_line, markdown_table, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
@@ -28,6 +38,7 @@ TOLD_KINDS = frozenset(
     (
         *(EntryKind.INCIDENT, EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT),
         *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT, EntryKind.REPLAY, EntryKind.SEARCH),
+        EntryKind.REHEARSAL,
     )
 )
 
@@ -43,6 +54,8 @@ def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
         yield from _proposal(Proposed.of(entry))
     elif entry.kind == EntryKind.REPLAY:
         yield from _replay(Replayed.of(entry))
+    elif entry.kind == EntryKind.REHEARSAL:
+        yield from _rehearsal(Rehearsed.of(entry))
     elif entry.kind == EntryKind.SEARCH:
         event = Searched.of(entry)
         yield "Found", f"{event.answer} ({len(event.rows)} launches in a sandbox, in {format_age(event.seconds or 0.0)})"
@@ -56,6 +69,16 @@ def trial_rows(entry: Entry) -> list[tuple[object, ...]]:
 
 def _came_of(row: Mapping[str, Any]) -> str:
     return ": ".join(str(row[name]) for name in ("verdict", "why") if row.get(name))
+
+
+def _rehearsal(event: Rehearsed) -> Iterator[tuple[str, str]]:
+    yield "Verdict", f"killed with {event.signal} at step {event.at} and resumed to step {event.to}: the script {event.verdict}"
+    if event.findings:
+        yield "Differs", "; ".join(event.findings)
+    if event.not_compared:
+        yield "Not compared", "; ".join(event.not_compared)
+    counted = f"{event.leaves or 0} values in files, {event.logged_values or 0} logged"
+    yield "Compared", f"{counted}, in {format_age(event.seconds or 0.0)}"
 
 
 def _replay(event: Replayed) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,7 @@ from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.records import Records
+from chronicle.resume.rehearsal import asked_of, hold_after_save
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
@@ -165,6 +166,7 @@ class GuardSession:
         self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._environ = environ
         self.batches.works, self.batches.calibrates = self._works, self._calibrates
+        self._hold = asked_of(environ).hold  # of a rehearsal
         self._saved_steps: list[int] = []  # of this launch, newest last
         self._stepped = False  # since the latest load
         self._ever_stepped = False  # ever
@@ -562,6 +564,8 @@ class GuardSession:
         if self.before_change is not None and not self.off:
             with self.contained("save"):
                 self.before_change()
+        if self._hold and self._saved_steps:
+            hold_after_save(self._saved_steps[-1], self._hold, self.prints.end)
         if self._loading or self._retired or (self._stepped and not self.verdicts.refusal and not self._counts(optimizer)):
             return
         if not self._stepped or self.verdicts.refusal:

@@ -195,9 +195,9 @@ def _records_of(segment: PickleSegment) -> dict[str, ZipRecord]:
 def _place(
     fd: int, segment: PickleSegment, records: dict[str, ZipRecord], tensor: TensorRef
 ) -> tuple[int, int] | None:
-    """(offset, bytes) of a tensor of floats that lies in one piece; None for any other."""
+    """(offset, bytes) of a tensor that lies in one piece; None for any other."""
     size = item_size(tensor.dtype)
-    if tensor.dtype not in NOT_FINITE or tensor.storage is None or segment.layout is None or segment.record is None:
+    if tensor.storage is None or segment.layout is None or segment.record is None:
         return None
     reach = 1 + sum((count - 1) * abs(step) for count, step in zip(tensor.shape, tensor.stride, strict=True))
     record = records.get(f"{segment.record.name.removesuffix('data.pkl')}data/{tensor.storage.key}")
@@ -207,6 +207,60 @@ def _place(
     if start + tensor.numel * size > record.size_bytes:
         return None
     return data_offset(fd, segment.layout, record) + start, tensor.numel * size
+
+
+# --- places, for who compares two files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlace:
+    """Where the elements of a tensor lie in its file; `dtype` is torch's name without `torch.`."""
+
+    keys: tuple[str | int, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+def places_in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorPlace | None]]:
+    """The key path of each tensor of a torch zip, with its place; None where its elements are not in one piece."""
+    segment = file.segments[0] if len(file.segments) == 1 else None
+    with open_state_file(file.path) as (fd, _):
+        records = {} if segment is None else _records_of(segment)
+        for leaf in file.leaves():
+            tensor = leaf.value
+            if not isinstance(tensor, TensorRef):
+                continue
+            place = None if segment is None else _place(fd, segment, records, tensor)
+            if place is None:
+                yield leaf.keys, None
+                continue
+            yield leaf.keys, TensorPlace(
+                keys=leaf.keys, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1]
+            )
+
+
+def places_in_entries(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
+    """The same of a `.distcp` file: each entry is a zip with one tensor, or another value, which has no place."""
+    with open_state_file(path) as (fd, _):
+        for entry in read_dcp_index(path.parent / METADATA_NAME):
+            for number, chunk in enumerate(entry.chunks):
+                if chunk.file != path.name:
+                    continue
+                keys = (*entry.keys, number)
+                content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
+                tensor = content.value
+                if not isinstance(tensor, TensorRef):
+                    yield keys, None
+                    continue
+                place = _place(fd, segment, _records_of(segment), tensor)
+                if place is None:
+                    yield keys, None
+                    continue
+                yield keys, TensorPlace(
+                    keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1]
+                )
 
 
 # --- the elements
@@ -220,7 +274,7 @@ def _what_is_wrong(path: Path, tensor: _Tensor) -> str:
             if not _may_be_infinite(chunk, tensor.dtype):
                 has_others = has_others or bool(chunk.strip(b"\0"))
                 continue
-            values = _values_of(chunk, tensor.dtype)
+            values = decode_floats(chunk, tensor.dtype)
             if any(value != value for value in values):
                 return "NaN"
             infinite = inf in values or -inf in values
@@ -240,7 +294,8 @@ def _may_be_infinite(chunk: bytes, dtype: str) -> bool:
     return len(highest.translate(None, NOT_FINITE[dtype])) != len(highest)
 
 
-def _values_of(chunk: bytes, dtype: str) -> Sequence[float]:
+def decode_floats(chunk: bytes, dtype: str) -> Sequence[float]:
+    """The numbers in these bytes; `dtype` is one of `NOT_FINITE`."""
     if dtype == "float16":
         return struct.unpack(f"<{len(chunk) // 2}e", chunk)
     if dtype == "bfloat16":

@@ -25,6 +25,7 @@ from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.rehearsal import asked_of
 from chronicle.resume.session import GuardSession
 from rollback.channels import Role, canonical_name, canonical_of
 
@@ -95,6 +96,18 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         if self._waits_for_generators:
             self._waits_for_generators = False
             self.session.generators_restored()
+
+    @shielded("step")
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """In a rehearsal: log every step, save after the steps that it asks for, and end after its last one."""
+        asked = asked_of()
+        if not asked.end:
+            return
+        control.should_log = True
+        if state.global_step in (asked.save, asked.end):
+            control.should_save = True
+        if state.global_step >= asked.end:
+            control.should_training_stop = True
 
     @shielded("save")
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

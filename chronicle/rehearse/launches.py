@@ -1,0 +1,214 @@
+"""One launch of a rehearsal: `chronicle run` in a scratch directory, looked at from outside until it may end.
+
+The launch is the user's own command with `{out}`, `{name}` and `{port}` filled in. Its journal, logs, metrics and prints are in
+the scratch directory too, and no tracker is told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chronicle.errors import ChronicleError
+from chronicle.journal import read_journal
+from chronicle.journal.events import LaunchEnd, events_of
+from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
+from chronicle.launch.live_metrics import last_point
+from chronicle.launch.processes import send_signal
+from chronicle.metrics.log import Point, read_metrics
+from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.replay.fork import NO_TRACKERS
+from chronicle.resume.rehearsal import REHEARSAL_VARIABLE, Asked
+from chronicle.resume.ring import Print, rings_of
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.errors import RollbackError
+
+LOOK_SECONDS = 0.2
+STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
+PLACES = ("{out}", "{name}", "{port}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a launch writes: `out` is what `{out}` stands for, `logs` is ours."""
+
+    name: str
+    scratch: Path
+
+    @property
+    def out(self) -> Path:
+        """The directory for `{out}`."""
+        return self.scratch / self.name / "out"
+
+    @property
+    def paths(self) -> RunPaths:
+        """The run in the scratch directory that records it."""
+        return RunPaths(self.scratch / self.name / "logs" / self.name)
+
+    def fill(self, words: Sequence[str], checkpoint: Path | None = None) -> tuple[str, ...]:
+        """The command with its places filled in."""
+        values = {"{out}": str(self.out), "{name}": self.name, "{port}": str(_free_port())}
+        if checkpoint is not None:
+            values["{checkpoint}"] = str(checkpoint)
+        return tuple(_filled(word, values) for word in words)
+
+    def stands_for(self) -> dict[str, str]:
+        """What is put for the paths of this launch where they stand in files."""
+        return {str(self.out): "{out}", str(self.scratch / self.name): "{scratch}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a launch left."""
+
+    launch: int
+    exit_code: int
+    seconds: float
+    points: tuple[Point, ...]
+    prints: Mapping[int, Mapping[int, Print]]  # by rank, by step
+    end: str  # why it ended, in words
+    ended_in: float | None = None  # seconds from our signal to the end
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that was logged."""
+        return max((point.step for point in self.points), default=None)
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step that was logged or printed."""
+        steps = [point.step for point in self.points if point.values]
+        steps += [step for ring in self.prints.values() for step in ring]
+        return min(steps, default=None)
+
+
+class Running:
+    """A launch that goes on."""
+
+    def __init__(self, place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, str]) -> None:
+        self.place = place
+        self._began = time.monotonic()
+        self._told: float | None = None
+        self._seen: list[object] = []
+        self._earlier = set(list_launch_numbers(place.paths))
+        place.out.mkdir(parents=True, exist_ok=True)
+        ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
+        command = [sys.executable, "-m", "chronicle_ml", *ours, "--", *words]
+        self._output = place.scratch / place.name / "output.log"
+        with self._output.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment(place, asked, handed),
+                start_new_session=True,
+            )  # fmt: skip
+
+    def looks(self) -> Iterator[int]:
+        """The newest logged step (0: none yet), again and again while the launch lives."""
+        while self._process.poll() is None:
+            time.sleep(LOOK_SECONDS)
+            yield self._step()
+
+    def is_still(self) -> bool:
+        """Whether nothing in `out` has changed for some looks."""
+        now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _files_below(self.place.out))
+        self._seen = [*self._seen, now][-STILL_LOOKS:]
+        return len(self._seen) == STILL_LOOKS and all(one == now for one in self._seen)
+
+    def kill_ranks(self) -> None:
+        """SIGKILL to every process of the launch but its supervisor, as when a node's memory is gone."""
+        self._told = time.monotonic()
+        for one in self._alive():
+            if one.role is not ProcessRole.SUPERVISOR:
+                send_signal(one.process, signal.SIGKILL)
+
+    def tell(self, number: signal.Signals) -> None:
+        """A signal to the supervisor, as a scheduler sends it."""
+        self._told = time.monotonic()
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> Played:
+        """Wait for the end and read what was left; ends it after `seconds`."""
+        try:
+            self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.kill_ranks()
+            self._process.wait()
+        ended_in = None if self._told is None else time.monotonic() - self._told
+        own = set(list_launch_numbers(self.place.paths)) - self._earlier
+        if not own:
+            raise ChronicleError(f"launch `{self.place.name}` did not start: {self._last_lines()}")
+        return self._read(max(own), ended_in)
+
+    def _read(self, launch: int, ended_in: float | None) -> Played:
+        paths = self.place.paths
+        entries = read_journal(paths).entries
+        ends = [end for entry, end in events_of(entries, LaunchEnd) if entry.launch == launch]
+        path = paths.metrics_path(launch)
+        rings = rings_of(paths.launch_dir(launch))
+        return Played(
+            launch=launch,
+            exit_code=self._process.returncode,
+            seconds=time.monotonic() - self._began,
+            points=tuple(read_metrics(path)) if path.is_file() else (),
+            prints={rank: ring.steps() for rank, ring in rings.items()},
+            end=ends[-1].because or str(ends[-1].cause) if ends else self._last_lines(),
+            ended_in=ended_in,
+        )
+
+    def _step(self) -> int:
+        own = set(list_launch_numbers(self.place.paths)) - self._earlier
+        if not own:
+            return 0
+        newest = last_point(self.place.paths.metrics_path(max(own)))
+        return 0 if newest is None else newest.step
+
+    def _alive(self) -> list[LiveProcess]:
+        return find_alive(self.place.paths, list_launches(read_journal(self.place.paths).entries))
+
+    def _last_lines(self) -> str:
+        lines = self._output.read_text(errors="replace").strip().splitlines()
+        return " / ".join(lines[-3:]) or "it printed nothing"
+
+
+def saved_in(out: Path) -> dict[int, Checkpoint]:
+    """The checkpoints in a directory by their step; those whose step is not known are left out."""
+    try:
+        found = list_checkpoints(out, include_abandoned=False)
+    except RollbackError:
+        return {}
+    return {one.step: one for one in found if one.step is not None}
+
+
+def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    scratch = place.scratch / place.name
+    environ |= {name: value.format(sandbox=scratch) for name, value in NO_TRACKERS.items()}
+    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", **handed}
+    if asked.text():
+        environ[REHEARSAL_VARIABLE] = asked.text()
+    return environ
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word
+
+
+def _files_below(out: Path) -> Iterator[Path]:
+    for path in out.rglob("*"):
+        if path.is_file():
+            yield path
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,116 @@
+"""What differs, and what it is called: files by the names of their leaves, logs by step, prints by their first difference."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from chronicle.rehearse.judge import (
+    Compared,
+    Finding,
+    Rank,
+    Verdict,
+    compare_files,
+    compare_logs,
+    compare_prints,
+    judge,
+)
+from chronicle.rehearse.leaves import LeafForm, Value, largest_difference
+from chronicle.resume.ring import Print
+
+
+def numbers(**values: float | str) -> dict[str, Value]:
+    return {
+        name.replace("__", "."): Value(LeafForm.TEXT if isinstance(value, str) else LeafForm.NUMBER, value)
+        for name, value in values.items()
+    }
+
+
+def found(first: dict[str, Value], resumed: dict[str, Value], **more: dict[str, Value]) -> list[tuple[Rank, str, str]]:
+    again, saved = more.get("again", first), more.get("saved", {})
+    files = compare_files(first, again, resumed, saved, gap=largest_difference, asked=("resume",), steps=(10, 20))
+    return [(one.rank, one.what, one.text) for one in files.findings]
+
+
+def test_a_counter_that_began_anew_is_told_with_what_the_checkpoint_held() -> None:
+    ((rank, what, text),) = found(numbers(ema__step=20), numbers(ema__step=10), saved=numbers(ema__step=10))
+    assert (rank, what) == (Rank.ANEW, "ema.step")
+    assert text == "20 → 10: it began anew at the resume; the checkpoint of step 10 holds 10, and it was not loaded"
+
+
+def test_values_of_one_list_are_one_finding() -> None:
+    first = numbers(log__0__loss=1.0, log__1__loss=2.0, log__2__loss=3.0)
+    ((rank, what, text),) = found(first, numbers(log__0__loss=1.0, log__1__loss=2.5, log__2__loss=3.5))
+    assert (rank, what, text) == (Rank.STATE, "log.*.loss", "2 values differ, first `log.1.loss`: 2 → 2.5")
+
+
+def test_what_two_undisturbed_launches_differ_in_is_nobodys_fault() -> None:
+    first, again = numbers(loss=1.0, seconds=5.0), numbers(loss=1.001, seconds=7.0)
+    assert found(first, numbers(loss=1.005, seconds=11.0), again=again) == []
+    assert [what for _, what, _ in found(first, numbers(loss=1.2, seconds=5.0), again=again)] == ["loss"]
+
+
+def test_a_leaf_that_is_missing_or_new_is_told_unless_it_comes_and_goes_anyway() -> None:
+    assert [what for _, what, _ in found(numbers(a=1, b=2), numbers(a=1))] == ["b"]
+    assert [what for _, what, _ in found(numbers(a=1), numbers(a=1, c=2))] == ["c"]
+    assert found(numbers(a=1, b=2), numbers(a=1), again=numbers(a=1)) == []
+
+
+def test_what_the_resume_was_asked_to_set_is_not_compared() -> None:
+    assert found(numbers(args__resume="None"), numbers(args__resume="there")) == []
+
+
+def test_what_could_not_be_read_is_a_row_and_no_equality() -> None:
+    unread = {"odd.bin": Value(LeafForm.UNREAD, "no pickle")}
+    files = compare_files(unread, unread, unread, {}, gap=largest_difference, asked=(), steps=(10, 20))
+    assert files.not_compared == ["odd.bin: no pickle"] and files.num_leaves == 0
+
+
+def test_a_logged_value_is_compared_with_the_spread_of_two_launches() -> None:
+    first = {step: {"loss": 1 / step, "seconds": 0.1 * step, "lr": 1e-3} for step in range(1, 21)}
+    again = {step: {"loss": 1 / step, "seconds": 0.3 * step, "lr": 1e-3} for step in range(1, 21)}
+    late = {step: {"loss": 1 / step + 0.1 * (step > 12), "seconds": 9.0, "lr": 5e-4} for step in range(11, 21)}
+    logs = compare_logs(first, again, late, (10, 20))
+    assert [(one.rank, one.what) for one in logs.findings] == [(Rank.LOGGED, "loss"), (Rank.LR, "lr")]
+    assert "8 of 10 steps, first at step 13" in logs.findings[0].text
+    assert (logs.measured, logs.num_values) == (["seconds"], 20)
+
+
+def prints(batches: dict[int, int], weights: dict[int, int] | None = None) -> dict[int, dict[int, Print]]:
+    known = weights or {}
+    return {0: {step: Print(step=step, batch=batch, weights=known.get(step, step)) for step, batch in batches.items()}}
+
+
+def test_a_batch_that_was_read_before_says_that_the_data_begin_again() -> None:
+    first = prints({step: 100 + step for step in range(1, 21)})
+    resumed = prints({step: 90 + step for step in range(11, 21)})
+    (one,) = compare_prints(first, first, resumed, (10, 20))
+    assert one.rank is Rank.DATA
+    assert one.text == "the batch of step 11 is the batch of step 1 of the undisturbed launch: the data begin again"
+
+
+def test_the_first_part_that_differs_names_the_cause_and_what_varies_anyway_does_not() -> None:
+    steps = dict.fromkeys(range(1, 21), 5)
+    first, resumed = prints(steps), prints(steps, dict.fromkeys(range(15, 21), 77))
+    (one,) = compare_prints(first, first, resumed, (10, 20))
+    assert one.text == "differs from step 15 on, first in the weights"
+    assert not list(compare_prints(first, resumed, resumed, (10, 20))), "A and A′ differ there, too"
+
+
+@pytest.mark.parametrize(
+    ("findings", "leaves", "by_nature", "verdict"),
+    [
+        ((), 9, (), Verdict.EXACT), ((), 9, ("loss",), Verdict.WITHIN), ((), 0, (), Verdict.NOT_DONE),
+        ((Finding(rank=Rank.LR, what="lr", text="x"),), 0, (), Verdict.DIFFERS),
+    ],
+)  # fmt: skip
+def test_exact_needs_files_that_were_compared(
+    findings: tuple[Finding, ...], leaves: int, by_nature: tuple[str, ...], verdict: Verdict
+) -> None:
+    compared = Compared(findings=findings, not_compared=(), num_leaves=leaves, num_values=10, by_nature=by_nature)
+    assert judge(compared) is verdict
+
+
+def test_values_that_cannot_be_subtracted_are_infinitely_far_apart() -> None:
+    one, other = Value(LeafForm.TEXT, "a"), Value(LeafForm.TEXT, "b", Path("x"))
+    assert math.isinf(largest_difference(one, other)) and largest_difference(one, one) == 0

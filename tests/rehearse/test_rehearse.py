@@ -1,0 +1,118 @@
+"""Real scripts are launched four times: what they lose at a resume is named, and what they do not lose is not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHRONICLE = (sys.executable, "-m", "chronicle_ml")
+# A trainer of the standard library: a number that is trained, a schedule, an average and a position in its data.
+SCRIPT = '''
+import os, pickle, random, signal, sys, time
+out, lose = sys.argv[1], sys.argv[2]
+state = {"weight": 5.0, "ema": {"value": 5.0, "decay_step": 0}, "param_groups": [{"lr": 0.1}], "state": {}, "step": 0}
+state["random"] = None
+rows = [random.Random(n).random() for n in range(1000)]
+random.seed(3)
+position = 0
+handed = os.environ.get("CHRONICLE_RESUME_FROM")
+if handed and lose != "resume":
+    with open(handed, "rb") as file:
+        saved = pickle.load(file)
+    kept = {name: state[name] for name in lose.split(",") if name in state}
+    state = {**saved, **kept}
+    position = 0 if lose == "data" else state["step"]
+    if state["random"] is not None:
+        random.setstate(state["random"])
+if lose == "handler":
+    signal.signal(signal.SIGTERM, lambda *_: (save(), sys.exit(143)))
+def save():
+    state["random"] = random.getstate()
+    with open(f"{out}/step-{state['step']}.tmp", "wb") as file:
+        pickle.dump(state, file)
+    os.rename(f"{out}/step-{state['step']}.tmp", f"{out}/step-{state['step']}.pt")
+while state["step"] < 30:
+    state["weight"] -= state["param_groups"][0]["lr"] * (state["weight"] - rows[position] + random.gauss(0, 0.1))
+    position += 1
+    state["step"] += 1
+    state["ema"]["decay_step"] += 1
+    state["ema"]["value"] += 0.1 * (state["weight"] - state["ema"]["value"])
+    print(f"step {state['step']} loss {state['weight'] ** 2:.8f} lr {state['param_groups'][0]['lr']}", flush=True)
+    if state["step"] % 10 == 0 and lose not in ("handler", "saves"):
+        save()
+        time.sleep(1.5 if state["step"] == 10 else 0)
+    if lose in ("handler", "saves"):
+        time.sleep(0.1)
+'''
+
+
+def rehearse(place: Path, lose: str, *options: str) -> tuple[int, dict[str, Any]]:
+    (place / "train.py").write_text(SCRIPT)
+    words = [*CHRONICLE, "rehearse", "--json", *options, "--", sys.executable, "train.py", "{out}", lose]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    environ["CHRONICLE_RUN"] = "small"
+    done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_script_that_loads_everything_resumes_exactly(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path, "nothing")
+    assert (code, found["verdict"], found["findings"]) == (0, "resumes exactly", [])
+    assert (found["resumed_at"], found["compared_at"], found["logged_values"]) == (10, 20, 20)
+    assert found["leaves"] > 600, "the state of the random generator is among them"
+    assert any("no guard was attached" in row for row in found["not_compared"])
+    words = [*CHRONICLE, "log", "--json", "--run", "small"]
+    listed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [row["title"] for row in json.loads(listed.stdout)] == ["rehearsal (SIGKILL): resumes exactly"]
+    assert not list(tmp_path.glob("*.pt")) and sorted(path.name for path in tmp_path.iterdir()) == ["logs", "train.py"]
+
+
+def test_an_average_that_is_not_loaded_is_named(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path, "ema")
+    assert (code, found["verdict"]) == (5, "does not resume exactly")
+    assert found["findings"][0]["what"] == "ema.decay_step"
+    assert "20 → 10: it began anew at the resume; the checkpoint of step 10 holds 10" in found["findings"][0]["text"]
+    assert {one["what"] for one in found["findings"]} == {"ema.decay_step", "ema.value"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lose", "first"),
+    [("data", "loss"), ("random", "random.1.*"), ("resume", "the resume"), ("weight", "loss")],
+)
+def test_other_losses_are_named(tmp_path: Path, lose: str, first: str) -> None:
+    code, found = rehearse(tmp_path, lose)
+    assert code == 5 and first in [one["what"] for one in found["findings"]], found["findings"]
+
+
+@pytest.mark.slow
+def test_a_term_with_and_without_a_handler(tmp_path: Path) -> None:
+    """With one the script resumes from where the signal came; without one every step is lost, and the way out is named."""
+    code, found = rehearse(tmp_path, "handler", "--signal", "TERM", "--at", "5", "--to", "25")
+    assert found["resumed_at"] >= 5 and found["notes"][0].startswith("SIGTERM after step"), found
+    code, found = rehearse(tmp_path, "saves", "--signal", "TERM", "--at", "5", "--to", "25")
+    assert code == 5 and found["findings"][0]["text"].startswith("nothing was saved"), found
+    assert "enable_jit_checkpoint" in found["findings"][0]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "python", "train.py"], "no {out} in it"), (["--at", "9", "--to", "9", "--", "x", "{out}"], "0 < at < to"),
+        ([], "no launcher given"), (["--signal", "STOP", "--", "x", "{out}"], "expected KILL, TERM, USR1"),
+    ],
+)  # fmt: skip
+def test_a_rehearsal_that_cannot_be_played_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    done = subprocess.run([*CHRONICLE, "rehearse", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_command_that_comes_to_no_step_says_so(tmp_path: Path) -> None:
+    words = [*CHRONICLE, "rehearse", "--run", "r", "--", sys.executable, "-c", "print('hello')", "{out}"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "came to step 0 of 20" in done.stderr
