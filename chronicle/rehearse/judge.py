@@ -1,4 +1,4 @@
-"""What differs between an undisturbed launch and one that was killed and resumed. Pure.
+"""What differs between an undisturbed launch and one that was killed and resumed.
 
 A and A′ are the same launch twice: what differs between them is not deterministic by nature, and is nobody's fault. B was ended
 at step k and resumed. A difference between A and B counts where it is larger than A and A′ differ anyway.

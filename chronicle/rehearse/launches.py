@@ -22,6 +22,7 @@ from chronicle.journal.events import LaunchEnd, events_of
 from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
 from chronicle.launch.live_metrics import last_point
 from chronicle.launch.processes import send_signal
+from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.replay.fork import NO_TRACKERS
@@ -103,6 +104,8 @@ class Running:
         ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
         command = [sys.executable, "-m", "chronicle_ml", *ours, "--", *words]
         self._output = place.scratch / place.name / "output.log"
+        self._read_to = self._output.stat().st_size if self._output.exists() else 0
+        self._lines, self._printed = PrintedLines(), 0
         with self._output.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment(place, asked, handed),
@@ -167,7 +170,17 @@ class Running:
         if not own:
             return 0
         newest = last_point(self.place.paths.metrics_path(max(own)))
-        return 0 if newest is None else newest.step
+        return max(self._printed_step(), 0 if newest is None else newest.step)
+
+    def _printed_step(self) -> int:
+        """The last step in the lines that were printed: the log of the launch keeps them back for some seconds."""
+        with self._output.open("rb") as log:
+            log.seek(self._read_to)
+            lines = log.read().split(b"\n")[:-1]
+        self._read_to += sum(len(line) + 1 for line in lines)
+        points = [self._lines.parse(line.decode(errors="replace") + "\n") for line in lines]
+        self._printed = max((point.step for point in points if point is not None), default=self._printed)
+        return self._printed
 
     def _alive(self) -> list[LiveProcess]:
         return find_alive(self.place.paths, list_launches(read_journal(self.place.paths).entries))
