@@ -108,7 +108,9 @@ def test_a_module_that_says_it_is_pure_is_held_to_it(house: ModuleType, modules:
     assert [name for name in claims if not f"{name}.".startswith(tuple(f"{one}." for one in held))] == []
 
 
-LEAVES = ("chronicle.alerts", "chronicle.data", "chronicle.integrations", "chronicle.replay", "chronicle.rehearse", "chronicle.cli.mcp")
+LEAVES = (
+    "chronicle.alerts", "chronicle.data", "chronicle.integrations", "chronicle.replay", "chronicle.rehearse", "chronicle.cli.mcp",
+)  # fmt: skip
 
 
 def test_commands_import_a_leaf_only_inside_the_verb_that_needs_it() -> None:
