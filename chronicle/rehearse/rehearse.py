@@ -127,7 +127,7 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
 def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
     running = Running(place, place.fill(asked.command), Asked(save=asked.at, hold=asked.to, end=asked.to), {})
     played = _until_the_last_step(running, asked)
-    say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step} steps in {played.seconds:.0f} s")
+    say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step or 0} steps in {played.seconds:.0f} s")
     if (played.last_step or 0) < asked.to:
         raise ChronicleError(
             f"the undisturbed launch came to step {played.last_step or 0} of {asked.to}: {played.end}",

@@ -109,7 +109,8 @@ def test_a_module_that_says_it_is_pure_is_held_to_it(house: ModuleType, modules:
 
 
 LEAVES = (
-    "chronicle.alerts", "chronicle.data", "chronicle.integrations", "chronicle.replay", "chronicle.rehearse", "chronicle.cli.mcp",
+    "chronicle.alerts", "chronicle.data", "chronicle.integrations", "chronicle.replay", "chronicle.rehearse",
+    "chronicle.cli.mcp",
 )  # fmt: skip
 
 
