@@ -1,4 +1,4 @@
-"""`chronicle preflight`: checks PF01 to PF31 of this host, this run, and the facts that its trainer reports."""
+"""`chronicle preflight`: checks PF01 to PF30 of this host, this run, and the facts that its trainer reports."""
 
 import json as json_format
 import os
@@ -32,7 +32,7 @@ def preflight(
 ) -> CommandResult:
     """Check a launch before it spends GPU hours.
 
-    It checks shards, counts, devices, memory, plan, LR, labels, disk, save time, stray files and orphans. What cannot be
+    It checks shards, counts, devices, plan, LR, labels, disk, save time, stray files and orphans. What cannot be
     checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
     Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
@@ -42,7 +42,7 @@ def preflight(
       --facts FILE: JSON file with the trainer's facts [those of its last launch].
       --params N: Parameters that the model must have, within 1 %.
       --devices N: Devices that the launch must use.
-      --full: Start the launcher to test saving, memory and parts.
+      --full: Start the launcher to test saving, loading and parts.
       --again: Repeat experiments of --full that passed before.
       --skip PFnn: Skip a check (repeatable).
     """

@@ -21,8 +21,8 @@ from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
 from chronicle.launch.provenance import describe_launch
-from chronicle.preflight.facts import Baseline, TrainerFacts, declare_plan
-from chronicle.preflight.results import CheckAnswer, CheckResult, CheckVerdict, PreflightFailed
+from chronicle.preflight.facts import TrainerFacts, declare_plan
+from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed
 from chronicle.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,66 +34,6 @@ STARTS = ("fit and save", "load in a fresh process and go on")
 UNAWARE = "the trainer began to train: it does not know CHRONICLE_PREFLIGHT=full (docs/trainer_interface.md)"
 EXPERIMENTS = ("save_round_trip", "fit_losses", "fit_resumed_equal", "micro_batch_difference", "telemetry")
 FROM_EXPERIMENTS = ("PF22", "PF25", "PF27", "PF28")
-DIFFERENCE = 1e-3  # relative
-MIN_FALL = 0.02  # of the loss, relative
-
-
-# ---- checks of the results -------------------------------------------------------------------------------------------
-
-
-def check_round_trip(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF22: what is saved comes back equal in a fresh process."""
-    answer = CheckAnswer("PF22", "save round trip")
-    if facts.save_round_trip is None:
-        return answer.unknown("this check needs --full")
-    if facts.save_round_trip:
-        return answer.failed(f"`{facts.save_round_trip}` came back different", "save, load, compare", "save and load all of it")
-    return answer.passed("everything came back equal", "save, load, compare")
-
-
-def check_fit(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF25: a short fit on fixed data lowers the loss, and a fit resumed half-way gives the same losses."""
-    answer = CheckAnswer("PF25", "sanity fit")
-    losses = facts.fit_losses
-    if len(losses) < 2:
-        return answer.unknown("this check needs --full")
-    fall = (losses[0] - min(losses)) / abs(losses[0]) if losses[0] else 0.0
-    read = f"{len(losses)} updates, loss {losses[0]:.4g} → {losses[-1]:.4g}"
-    if fall < MIN_FALL:
-        return answer.failed(f"the loss falls by {fall:.1%}", read, "check gradients, LR and labels")
-    if facts.fit_resumed_equal is False:
-        return answer.failed(
-            "the resumed half differs from the uninterrupted one",
-            read,
-            "find the state that the trainer does not save or load",
-        )
-    return answer.passed(f"the loss falls by {fall:.0%}", read)
-
-
-def check_micro_batches(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF28: accumulation gives the loss of the whole batch."""
-    answer = CheckAnswer("PF28", "micro-batch independence")
-    difference = facts.micro_batch_difference
-    if difference is None:
-        return answer.unknown("this check needs --full")
-    read = f"relative difference {difference:.2g}"
-    if difference > DIFFERENCE:
-        return answer.failed("the parts do not add up to the batch", read, "scale by tokens, not by parts")
-    return answer.passed("the parts add up to the batch", read)
-
-
-def check_telemetry(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF27: every telemetry channel changes over several steps."""
-    answer = CheckAnswer("PF27", "telemetry alive")
-    known = {name: series for name, series in facts.telemetry.items() if len(series) > 1}
-    if not known:
-        return answer.unknown("no telemetry over several steps")
-    dead = sorted(name for name, series in known.items() if max(series) == min(series))
-    if dead:
-        rows = len(known[dead[0]])
-        text = "=".join(dead) + f"={known[dead[0]][0]:.3f} in {rows} of {rows} rows"
-        return answer.warned(text, f"{len(known)} channels", "it measures nothing: fix it or remove it")
-    return answer.passed(f"{len(known)} channels change", f"{len(known)} channels")
 
 
 # ---- reuse of earlier experiments ------------------------------------------------------------------------------------

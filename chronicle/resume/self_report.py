@@ -15,7 +15,7 @@ from typing import Any
 
 from chronicle.audit.rank import RankEvidence, count_parameters, describe_device, open_evidence
 from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
-from chronicle.preflight.gate import record_facts
+from chronicle.preflight.gate import check_before_first_step
 from chronicle.resume.batch_reader import FirstBatch, read_plan
 from chronicle.resume.configuration import WRAPPERS, unwrapped
 from chronicle.resume.fingerprint import LiveState
@@ -58,7 +58,8 @@ class SelfReport:
         self._record(evidence, live, about, first_batch.says.precision or precision_of(live))
         if self._ranks.rank == 0 and all(report.get("about") for report in reports):
             ranks = [RankFacts(**report["about"]) for report in reports]
-            record_facts(_facts(live, first_batch, ranks, seconds), environ=self._environ)
+            facts = _facts(live, first_batch, ranks, seconds)
+            check_before_first_step(facts, environ=self._environ, binds=False)
 
     def saved(self, live: LiveState, step: int | None) -> None:
         """A checkpoint was saved: what was read from, as far as it has a name."""
