@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class LaunchEvidence:
     last_step: int | None = None
     last_loss: float | None = None
     best_loss: float | None = None
-    losses: Mapping[int, float] = field(default_factory=dict)  # by step
     metrics_ref: str = ""
     broken: str = ""  # which files are not what the journal sealed; nothing of them is in `observations`
 
@@ -97,7 +96,7 @@ def _is_evidence(path: str, metrics: bool) -> bool:
 
 def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[str, str]) -> LaunchEvidence:
     steps: list[int] = []
-    losses: dict[int, float] = {}
+    losses: list[float] = []
     prefix = _ref(paths, paths.launch_dir(number)) + "/"
     changed = {path: problem for path, problem in broken.items() if path.startswith(prefix)}
     try:
@@ -106,32 +105,30 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[st
             steps.append(point.step)
             loss = value_of(point.values, Role.LOSS)
             if loss is not None and loss == loss:
-                losses[point.step] = loss
+                losses.append(loss)
     except OSError:
         pass  # no per-step log: steps and loss are unknown
     return LaunchEvidence(
         launch=number,
         observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence", changed)),
-        first_step=min(steps) if steps else None,
-        last_step=max(steps) if steps else None,
-        last_loss=next(reversed(losses.values())) if losses else None,
-        best_loss=min(losses.values()) if losses else None,
-        losses=losses,
+        first_step=min(steps, default=None),
+        last_step=max(steps, default=None),
+        last_loss=losses[-1] if losses else None,
+        best_loss=min(losses, default=None),
         metrics_ref=_ref(paths, paths.metrics_path(number)) if steps else "",
         broken="; ".join(changed.values()),
     )
 
 
 def _read_ranks(paths: RunPaths, directory: Path, changed: Mapping[str, str]) -> Iterator[Observation]:
-    files: Sequence[Path] = sorted(directory.glob("*.jsonl")) if directory.is_dir() else ()
-    for path in sorted(files, key=lambda one: (len(one.name), one.name)):
-        if EVIDENCE_FILE.fullmatch(path.name) and _ref(paths, path) not in changed:
-            for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-                fields = _parse(line)
-                if fields is not None:
-                    yield Observation(
-                        ref=f"{_ref(paths, path)}:{number}", rank=fields["rank"], kind=fields["kind"], fields=fields
-                    )
+    for path in sorted(directory.glob("*.jsonl"), key=lambda one: (len(one.name), one.name)):
+        place = _ref(paths, path)
+        if EVIDENCE_FILE.fullmatch(path.name) is None or place in changed:
+            continue
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            fields = _parse(line)
+            if fields is not None:
+                yield Observation(ref=f"{place}:{number}", rank=fields["rank"], kind=fields["kind"], fields=fields)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
