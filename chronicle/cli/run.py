@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from chronicle.launch.launching import LaunchRequest, LaunchResult
     from chronicle.launch.nodes import Node
     from chronicle.launch.restarts import HandedOver, Policy
-    from chronicle.watch.autopilot import Ended
 
 DEFAULT_GRACE_SECONDS = 90.0
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
@@ -152,7 +151,7 @@ class _Starting(NamedTuple):
     check: Callable[[], object]  # of the host, before each further launch
     autopilot: bool
 
-    def mirrored(self, begin: "Callable[[], LaunchResult]") -> "Ended":
+    def mirrored(self, begin: "Callable[[], LaunchResult]") -> "LaunchResult":
         """One launch, or those that an autopilot makes of it, beside the processes that feed MLflow and send alerts."""
         first_node = self.request.node is None or self.request.node[1] == 0
         courier = _start_alerts(self.settings, first_node=first_node)

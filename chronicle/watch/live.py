@@ -26,6 +26,7 @@ from chronicle.watch.foreseen import Foreseen, foreseen_rises
 from chronicle.watch.restart import (
     LiveRestart,
     LrPromise,
+    RestartCheck,
     SnapshotKeeper,
     compared_exactly,
     kept_before,
@@ -151,13 +152,17 @@ class LiveWatch:
         resumed, origin = (verdict.step, "guard") if verdict is not None else (self._handed(entries, first_step), "handed over")
         before = last_rows(self.paths, kept, resumed if resumed is not None else first_step - 1)
         self._restart.begin(
-            before,
-            max((interval.last for interval in kept), default=0), first_step, resume_step=resumed,
-            lr_ratio=lr_ratio_of(contract, first_step, before),
-            warm_until=warm_until(contract, first_step),
-            origin=origin,
-            exact=compared_exactly(verdict),
-        )  # fmt: skip
+            RestartCheck(
+                before=before,
+                head=max((interval.last for interval in kept), default=0),
+                first_step=first_step,
+                told=resumed,
+                origin="log" if resumed is None else origin,
+                lr_ratio=lr_ratio_of(contract, first_step, before),
+                warm_until=warm_until(contract, first_step),
+                exact=compared_exactly(verdict),
+            )
+        )
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1
         if loaded is not None and _is_kept(kept, loaded[0]):
