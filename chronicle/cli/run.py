@@ -153,9 +153,8 @@ class _Starting(NamedTuple):
 
     def mirrored(self, begin: "Callable[[], LaunchResult]") -> "LaunchResult":
         """One launch, or those that an autopilot makes of it, beside the processes that feed MLflow and send alerts."""
-        first_node = self.request.node is None or self.request.node[1] == 0
-        courier = _start_alerts(self.settings, first_node=first_node)
-        mirror = _start_mirror(self.settings, first_node=first_node)
+        courier = _start_alerts(self.settings, first_node=self.request.is_first)
+        mirror = _start_mirror(self.settings, first_node=self.request.is_first)
         try:
             if not self.autopilot:
                 return begin()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chronicle.journal.events import EndCause
+from chronicle.launch.processes import signal_name
 from chronicle.launch.slurm import JobWord
 
 NEARLY_FULL_BYTES = 16 << 20
@@ -165,12 +166,7 @@ def _who(seen: Seen) -> str:
 
 
 def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    return f"ended with code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
 
 
 def _without_oom(seen: Seen) -> str:

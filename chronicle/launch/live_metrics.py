@@ -16,7 +16,8 @@ import selectors
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -51,48 +52,41 @@ class _Arrived(NamedTuple):
     after_gap: bool = False  # it begins within a line
 
 
+@dataclass
 class PrintedMetrics:
     """Turns printed lines into `metrics.jsonl`. Call `write_due` once a second and `finish` after the last output.
 
     Lines are held back for ten seconds, so that the trainer's own file can appear first. A line without a step is ignored.
     Steps only grow within an attempt of a launch: a line repeated by another rank is dropped, and when the step counter
-    restarts (once an epoch) parsing stops with a message.
+    restarts (once an epoch) parsing stops with a message. `on_step_back` is called when a printed step is no new one: where the
+    ranks were started again, it says so here.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        complain: Callable[[str], None],
-        on_step_back: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_step_back` is called when a printed step is no new one: where the ranks were started again, it says so here."""
-        self._on_step_back = on_step_back
-        self._arrived: deque[_Arrived] = deque()  # what is not parsed yet
-        self._num_waiting = 0  # bytes of it
-        self._lines: deque[tuple[int, bytes]] = deque()  # of the oldest of it
-        self._gaps: set[int] = set()  # sources of which something was left out: the rest of a line comes next
-        self._said_gap = False
-        self._is_reading = False
-        self._attempt = 0  # of the ranks that print
-        self._marked = 0  # the one whose mark was written last
-        self._path = path
-        self._clock = clock
-        self._say = say
-        self._complain = complain
-        self._rest: dict[int, bytes] = {}
-        self._readers: dict[int, PrintedLines] = {}  # one a source: blocks and tables go over several lines
-        self._held: list[_Step] = []
-        self._open: _Step | None = None  # several lines about one step are merged into one point
-        self._last = -1
-        self._repeats = 0
-        self.seen = 0  # points that were printed, repeated steps too; any output once parsing has stopped: signs of progress
-        self._writer: MetricsWriter | None = None
-        self._size: int | None = None  # size of the file after our last write; None: no file yet
-        self._deaf = False  # parsing has stopped; parsed points are still written
-        self._off = False  # writing has stopped too
+    path: Path
+    _: KW_ONLY
+    clock: Callable[[], float]
+    say: Callable[[str], None]
+    complain: Callable[[str], None]
+    on_step_back: Callable[[], None] = lambda: None
+    seen: int = 0  # points that were printed, repeated steps too; any output once parsing has stopped: signs of progress
+    _arrived: deque[_Arrived] = field(default_factory=deque)  # what is not parsed yet
+    _num_waiting: int = 0  # bytes of it
+    _lines: deque[tuple[int, bytes]] = field(default_factory=deque)  # of the oldest of it
+    _gaps: set[int] = field(default_factory=set)  # sources of which something was left out: the rest of a line comes next
+    _said_gap: bool = False
+    _is_reading: bool = False
+    _attempt: int = 0  # of the ranks that print
+    _marked: int = 0  # the one whose mark was written last
+    _rest: dict[int, bytes] = field(default_factory=dict)
+    _readers: dict[int, PrintedLines] = field(default_factory=dict)  # one a source: blocks and tables go over several lines
+    _held: list[_Step] = field(default_factory=list)
+    _open: _Step | None = None  # several lines about one step are merged into one point
+    _last: int = -1
+    _repeats: int = 0
+    _writer: MetricsWriter | None = None
+    _size: int | None = None  # size of the file after our last write; None: no file yet
+    _deaf: bool = False  # parsing has stopped; parsed points are still written
+    _off: bool = False  # writing has stopped too
 
     @property
     def writing(self) -> bool:
@@ -143,19 +137,12 @@ class PrintedMetrics:
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
         self._lines.extend((source, line) for line in lines)
 
-    def _is_cut(self, arrived: _Arrived) -> bool:
-        """Whether it is the first of its source after something was left out."""
-        if arrived.attempt is not None or arrived.source not in self._gaps:
-            return False
-        self._gaps.discard(arrived.source)
-        return True
-
     def _leave_out(self, source: int) -> None:
         """More is printed than can be parsed: the log has all of it, the metrics have not."""
         self._gaps.add(source)
         if not self._said_gap:
             self._said_gap = True
-            self._say("more is printed than can be read as metrics: some of it is left out of them; the log has every line")
+            self.say("more is printed than can be read as metrics: some of it is left out of them; the log has every line")
 
     def begin_attempt(self, number: int) -> None:
         """The launcher has started the ranks again: what they print from here on may go back."""
@@ -178,7 +165,7 @@ class PrintedMetrics:
         """Write points that were held long enough, unless the trainer has its own file."""
         if self._off or not self._held:
             return
-        if self._writer is not None or self._clock() - self._held[0].time >= HOLD_SECONDS:
+        if self._writer is not None or self.clock() - self._held[0].time >= HOLD_SECONDS:
             self._write()
 
     def finish(self, *, in_a_hurry: bool = False) -> None:
@@ -190,7 +177,10 @@ class PrintedMetrics:
                 self._begin(left_out.attempt)
             else:
                 self._leave_out(left_out.source)
-        self._arrived = deque(one._replace(after_gap=one.after_gap or self._is_cut(one)) for one in self._arrived)
+        for place, one in enumerate(self._arrived):
+            if one.attempt is None and one.source in self._gaps:  # the first of its source after something was left out
+                self._gaps.discard(one.source)
+                self._arrived[place] = one._replace(after_gap=True)
         while self.read_some():
             pass
         for source in list(self._rest):
@@ -209,7 +199,7 @@ class PrintedMetrics:
         self.seen += 1
         if point.step < self._last:
             before = self._attempt
-            self._on_step_back()
+            self.on_step_back()
             waiting = [one for one in self._arrived if one.attempt is not None]
             if self._attempt == before and waiting:
                 self._begin(waiting[0].attempt or 0)  # it was heard of before these lines were parsed
@@ -220,14 +210,14 @@ class PrintedMetrics:
         elif point.step > self._last:
             if self._open is not None:
                 self._held.append(self._open)
-            self._open = _Step(point.step, self._clock(), point.values, self._attempt)
+            self._open = _Step(point.step, self.clock(), point.values, self._attempt)
             self._last, self._repeats = point.step, 0
         else:
             self._repeats += 1
             if self._repeats == REPEATS:
                 self._deaf = True
                 if not self._has_another_writer():
-                    self._say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
+                    self.say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
                               "metrics; print the number of completed optimizer steps")  # fmt: skip
 
     def _parse(self, source: int, line: bytes) -> Point | None:
@@ -241,23 +231,23 @@ class PrintedMetrics:
             return
         try:
             if self._writer is None:
-                self._writer = MetricsWriter(self._path, clock=self._clock, attempt=0)
-                self._say("the trainer writes no metrics.jsonl: loss and LR are read from its printed lines")
+                self._writer = MetricsWriter(self.path, clock=self.clock, attempt=0)
+                self.say("the trainer writes no metrics.jsonl: loss and LR are read from its printed lines")
             for held in self._held:
                 if held.attempt != self._marked:
                     self._marked = held.attempt
                     self._writer.begin_attempt(held.attempt, time=held.time)
                 self._writer.write(held.step, held.values, time=held.time)
-            self._size = os.stat(self._path).st_size
+            self._size = os.stat(self.path).st_size
         except OSError as error:
-            self._complain(f"cannot write `{self._path}`: {error.strerror or error}; metrics are not recorded")
+            self.complain(f"cannot write `{self.path}`: {error.strerror or error}; metrics are not recorded")
             self._deaf = self._off = True
         self._held.clear()
 
     def _has_another_writer(self) -> bool:
         """Return whether somebody else created or extended the file: the trainer writes its own."""
         try:
-            return os.stat(self._path).st_size != self._size
+            return os.stat(self.path).st_size != self._size
         except OSError:
             return False
 
@@ -284,62 +274,20 @@ class LiveDetector(Protocol):
         """Return the events of the rest of the log, after the launch has ended."""
 
 
-class Watcher:
-    """Polls the live detector. `look()` returns True once: when an event of the propose tier (`event`) stops the launch."""
-
-    def __init__(
-        self, live: LiveDetector | None, *, stop_on_proposal: bool, complain: Callable[[str], None]
-    ) -> None:
-        self._live = live
-        self._stop = stop_on_proposal
-        self._complain = complain
-        self.event: object | None = None
-
-    def look(self) -> bool:
-        """Poll the detector. An exception in it is reported once and disables it."""
-        if self._live is None:
-            return False
-        return self._judge(self._ask(self._live.poll))
-
-    def finish(self) -> None:
-        """Let the detector read the rest of the log."""
-        if self._live is not None:
-            self._judge(self._ask(self._live.finish))
-
-    def _ask(self, question: Callable[[], Iterable[object]]) -> list[object]:
-        try:
-            return list(question())
-        except Exception as error:  # noqa: BLE001 a defect in the detector must not end the run
-            self._complain(f"the live detector failed and is disabled: {type(error).__name__}: {error}")
-            self._live = None
-            return []
-
-    def _judge(self, events: Iterable[object]) -> bool:
-        proposing = [event for event in events if tier_of(event) == "propose"]
-        if not proposing or not self._stop or self.event is not None:
-            return False
-        self.event = proposing[0]
-        return True
-
-
-def tier_of(event: object) -> str:
-    """Return the tier as a word, whether it is an enum member or text."""
-    tier = getattr(event, "tier", "")
-    return str(getattr(tier, "value", tier)).lower()
-
-
 def last_point(path: Path) -> Point | None:
     """Return the point of the last complete line of a `metrics.jsonl`; None when there is none."""
-    lines = read_last_bytes(path).split(b"\n")[:-1]
-    points = (parse_line(line) for line in reversed(lines))
-    return next((point for point in points if point is not None), None)
+    return next(_points_from_the_end(path), None)
 
 
 def last_steps(path: Path) -> list[int]:
     """The last two steps of a `metrics.jsonl`, in the order of the file; fewer where it has no more."""
+    steps = dict.fromkeys(point.step for point in _points_from_the_end(path))
+    return list(islice(steps, 2))[::-1]
+
+
+def _points_from_the_end(path: Path) -> Iterator[Point]:
     lines = read_last_bytes(path).split(b"\n")[:-1]
-    steps = [point.step for line in lines if (point := parse_line(line)) is not None]
-    return list(dict.fromkeys(steps))[-2:]
+    return (point for line in reversed(lines) if (point := parse_line(line)) is not None)
 
 
 def read_last_bytes(path: Path) -> bytes:
@@ -472,13 +420,10 @@ class DeviceSampler:
         *,
         host: str,
         clock: Callable[[], float],
-        step: Callable[[], int | None] = lambda: None,
+        step: Callable[[], int | None],
     ) -> None:
         self._path = directory / "evidence" / f"host-{host}.jsonl"
-        self._selector = selector
-        self._host = host
-        self._clock = clock
-        self._step = step
+        self._selector, self._host, self._clock, self._step = selector, host, clock, step
         self._program = shutil.which("nvidia-smi")
         self._pipe: int | None = None
         self._answer = b""

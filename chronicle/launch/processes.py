@@ -189,6 +189,14 @@ def read_boot_id() -> str:
         return ""
 
 
+def signal_name(number: int) -> str:
+    """Such as "SIGKILL"; "signal 64" for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def send_signal(process: Process, number: int) -> bool:
     """Send a signal to this process and to no other; False when it has ended or may not be signalled."""
     try:

@@ -1,11 +1,9 @@
 """Where the ranks of a launch stand: stacks as Python printed them, the kernel's view of each process, and which rank differs.
 
-    dump of faulthandler ─ parse_dump ─┐
-    dump of py-spy ────── parse_spied ─┼─ Stand (one rank) ─ judge_stands ─ groups, the rank that differs, its line
+    dump of faulthandler ─ parse_dump ─┬─ Stand (one rank) ─ judge_stands ─ groups, the rank that differs, its line
     /proc/<pid>/… ─────── look_at ─────┘
 
-Nothing here waits or sends a signal. Formats: CPython's `_Py_DumpTraceback`, py-spy's `dump`, proc(5). The innermost frame
-comes first, as both print it.
+Nothing here waits or sends a signal. Formats: CPython's `_Py_DumpTraceback`, proc(5). The innermost frame comes first.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ Stack = tuple[CodeLine, ...]
 
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.+)$')
-SPIED_THREAD = re.compile(r"^Thread .*\((\w[\w+ ]*)\)(?:: \"(.*)\")?$")
-SPIED_FRAME = re.compile(r"^    (.+) \((.+):(\d+)\)$")
 
 
 def parse_dump(text: str) -> tuple[Stack, ...]:
@@ -44,17 +40,6 @@ def parse_dump(text: str) -> tuple[Stack, ...]:
             stacks.append([])
         elif stacks and (found := FRAME.match(line)):
             stacks[-1].append(CodeLine(found[1], int(found[2]), found[3]))
-    return tuple(tuple(stack) for stack in stacks if stack)
-
-
-def parse_spied(text: str) -> tuple[Stack, ...]:
-    """The stacks of `py-spy dump --full-filenames`, in its order."""
-    stacks: list[list[CodeLine]] = []
-    for line in text.splitlines():
-        if SPIED_THREAD.match(line):
-            stacks.append([])
-        elif stacks and (found := SPIED_FRAME.match(line)):
-            stacks[-1].append(CodeLine(found[2], int(found[3]), found[1]))
     return tuple(tuple(stack) for stack in stacks if stack)
 
 
