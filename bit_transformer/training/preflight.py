@@ -131,7 +131,6 @@ def _facts(run: TrainingRun, batch: Batch, first_step: int) -> TrainerFacts:
         planned_steps=total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})", scheduler_horizon=total_steps,
         scheduler_steps_per_update=1.0, learning_rates=tuple(map(run.learning_rate_at, range(first_step, last))),
         accumulation=recipe.accumulation_steps,
-        micro_batch=data.plan.batch_size // (topology.torch_world_size * recipe.accumulation_steps),
         checkpoint_bytes=run.counted * 12, checkpoints_kept=total_steps // recipe.checkpoint_every + 1)
 
 

@@ -11,9 +11,10 @@ from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, 
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
+from chronicle.launch.ending import free_bytes
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, find_plan, read_seconds
 from chronicle.preflight.gate import check_facts, require_known
-from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
+from chronicle.preflight.host import Host, check_host, measured_save_seconds
 from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 from chronicle.settings import Settings
 
@@ -115,7 +116,7 @@ def _expectation(
         claimed_devices=devices,
         grace_seconds=DEFAULT_GRACE_SECONDS,
         signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
-        free_bytes=free_bytes(checkpoints),
+        free_bytes=None if checkpoints is None else free_bytes(checkpoints),
     )
 
 

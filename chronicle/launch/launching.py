@@ -48,7 +48,13 @@ from chronicle.launch.admission import (
 )
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.code import CODE_VARIABLE, files_of, read_code
-from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
+from chronicle.launch.containment import (
+    TOKEN_VARIABLE,
+    ControlGroup,
+    become_subreaper,
+    describe_containment,
+    make_group,
+)
 from chronicle.launch.ending import Ending, Seen, Steps, count_oom_kills, full_disks, judge_attempt, judge_end
 from chronicle.launch.heartbeat import (
     FRESH_SECONDS,
@@ -59,7 +65,7 @@ from chronicle.launch.heartbeat import (
     remove_heartbeat,
     write_heartbeat,
 )
-from chronicle.launch.launchers import build_environment, count_requested_ranks
+from chronicle.launch.launchers import REQUESTED_VARIABLE, build_environment, count_requested_ranks
 from chronicle.launch.live_metrics import (
     DeviceSampler,
     LiveDetector,
@@ -72,8 +78,8 @@ from chronicle.launch.nodes import Node, Peers, has_passed, share_number
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
-from chronicle.launch.pulse import make_pulses_dir, read_attempts_begun, remove_pulses_dir
-from chronicle.launch.ranks import FirstFailure, RankDeath, RankWatch
+from chronicle.launch.pulse import PULSES_VARIABLE, make_pulses_dir, read_attempts_begun, remove_pulses_dir
+from chronicle.launch.ranks import OUTPUT_VARIABLE, FirstFailure, RankDeath, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
     LaunchRecord,
@@ -291,19 +297,19 @@ class Launch:
 
     def _make_supervisor(self) -> Supervisor:
         request = self._request
-        environ = build_environment(
-            request.environ,
-            requested_ranks=count_requested_ranks(request.command),
-            run=request.paths.run,
-            run_dir=request.paths.run_dir.resolve(),
-            launch=self._number,
-            launch_dir=self._directory.resolve(),
-            token=self._token,
-            grace_seconds=request.grace_seconds,
-            output_address=self._channels.listen(f"chronicle-{self._token}"),
-            checkpoints_dir=None if request.checkpoints_dir is None else request.checkpoints_dir.resolve(),
-            pulses_dir=self._pulses,
-        )
+        ours = {
+            "CHRONICLE_RUN": request.paths.run,
+            "CHRONICLE_RUN_DIR": request.paths.run_dir.resolve(),
+            "CHRONICLE_LAUNCH": self._number,
+            "CHRONICLE_LAUNCH_DIR": self._directory.resolve(),
+            OUTPUT_VARIABLE: self._channels.listen(f"chronicle-{self._token}"),
+            TOKEN_VARIABLE: self._token,
+            PULSES_VARIABLE: self._pulses,
+            REQUESTED_VARIABLE: count_requested_ranks(request.command),
+        }
+        if request.checkpoints_dir is not None:
+            ours["CHRONICLE_CHECKPOINTS"] = request.checkpoints_dir.resolve()
+        environ = build_environment(request.environ, ours, request.grace_seconds)
         if os.isatty(0) and "PYTHONBREAKPOINT" not in environ:
             environ["PYTHONBREAKPOINT"] = "0"  # its prompt would read the end of a file and end the trainer
             self._channels.say("the trainer has no terminal: `breakpoint()` is skipped; debug without `chronicle run`")

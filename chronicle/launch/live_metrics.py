@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from chronicle.launch.output import split_lines
+from chronicle.launch.output import read_tail, split_lines
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
 from rollback.channels import HINTS
@@ -155,9 +155,7 @@ class PrintedMetrics:
     def _begin(self, number: int) -> None:
         if number <= self._attempt:
             return
-        if self._open is not None:
-            self._held.append(self._open)
-            self._open = None
+        self._hold_open()
         self._attempt, self._last, self._repeats = number, -1, 0
         self._readers.clear()
 
@@ -185,9 +183,7 @@ class PrintedMetrics:
             pass
         for source in list(self._rest):
             self.take(source, b"\n")
-        if self._open is not None:
-            self._held.append(self._open)
-            self._open = None
+        self._hold_open()
         if self._held and not self._off:
             self._write()
         self._stop()
@@ -208,8 +204,7 @@ class PrintedMetrics:
             new = {name: value for name, value in point.values.items() if name not in self._open.values}
             self._open = self._open._replace(values={**self._open.values, **new})
         elif point.step > self._last:
-            if self._open is not None:
-                self._held.append(self._open)
+            self._hold_open()
             self._open = _Step(point.step, self.clock(), point.values, self._attempt)
             self._last, self._repeats = point.step, 0
         else:
@@ -219,6 +214,12 @@ class PrintedMetrics:
                 if not self._has_another_writer():
                     self.say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
                               "metrics; print the number of completed optimizer steps")  # fmt: skip
+
+    def _hold_open(self) -> None:
+        """The lines about one step are over."""
+        if self._open is not None:
+            self._held.append(self._open)
+        self._open = None
 
     def _parse(self, source: int, line: bytes) -> Point | None:
         reader = self._readers.setdefault(source, PrintedLines(counted=-1))
@@ -286,19 +287,8 @@ def last_steps(path: Path) -> list[int]:
 
 
 def _points_from_the_end(path: Path) -> Iterator[Point]:
-    lines = read_last_bytes(path).split(b"\n")[:-1]
+    lines = read_tail(path, TAIL_BYTES).split(b"\n")[:-1]
     return (point for line in reversed(lines) if (point := parse_line(line)) is not None)
-
-
-def read_last_bytes(path: Path) -> bytes:
-    """The last 64 KiB of a log; nothing where it cannot be read."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, 2)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
-            return log.read()
-    except OSError:
-        return b""
 
 
 def read_start_step(path: Path) -> int | None:
@@ -321,7 +311,7 @@ QUERY = (
 )  # fmt: skip
 SAMPLE_VERSION = 1
 HOST_SECONDS = 10.0  # between two samples of the host; the GPUs are asked with each heartbeat, because that starts a process
-WHOLE_DISK = re.compile(r"(sd[a-z]+|[hv]d[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+|dm-\d+)$")
+WHOLE_DISK = re.compile(r"(sd[a-z]+|[hv]d[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+)$")
 SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own
 
 
@@ -360,24 +350,27 @@ def read_counters(now: float, proc: Path = Path("/proc")) -> HostCounters:
     """The counters of this host; three small files."""
     cpu = read = written = network = None
     try:
-        with open(proc / "stat", encoding="ascii", errors="replace") as file:
-            ticks = [int(word) for word in file.readline().split()[1:9]]
+        ticks = [int(word) for word in _lines_of(proc / "stat")[0].split()[1:9]]
         cpu = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))  # idle, iowait
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         pass
-    try:
-        disks = [line.split() for line in (proc / "diskstats").read_text(encoding="ascii", errors="replace").splitlines()]
-        whole = [words for words in disks if len(words) > 9 and WHOLE_DISK.match(words[2]) and not words[2].startswith("dm-")]
-        read, written = (SECTOR_BYTES * sum(int(words[place]) for words in whole) for place in (5, 9))
-    except (OSError, ValueError):
-        pass
-    try:
-        lines = (proc / "net" / "dev").read_text(encoding="ascii", errors="replace").splitlines()[2:]
-        cards = [(name.strip(), rest.split()) for name, _, rest in (line.partition(":") for line in lines)]
-        network = sum(int(words[0]) + int(words[8]) for name, words in cards if name != "lo")
-    except (OSError, ValueError, IndexError):
-        pass
+    disks = [line.split() for line in _lines_of(proc / "diskstats")]
+    whole = [words for words in disks if len(words) > 9 and WHOLE_DISK.match(words[2])]
+    if disks:
+        read = SECTOR_BYTES * sum(int(words[5]) for words in whole)
+        written = SECTOR_BYTES * sum(int(words[9]) for words in whole)
+    cards = [line.partition(":") for line in _lines_of(proc / "net" / "dev")[2:]]
+    counts = [rest.split() for name, _, rest in cards if name.strip() != "lo"]
+    if cards:
+        network = sum(int(words[0]) + int(words[8]) for words in counts)
     return HostCounters(now, cpu, read, written, network)
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def host_rates(before: HostCounters, after: HostCounters) -> dict[str, float]:
@@ -397,13 +390,12 @@ def host_rates(before: HostCounters, after: HostCounters) -> dict[str, float]:
 
 def read_host_memory(proc: Path = Path("/proc")) -> dict[str, float]:
     """Memory of the host that is not available, in bytes, and its part of the whole."""
-    try:
-        lines = (proc / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
-        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines[:3])}
-        used = sizes["MemTotal"] - sizes["MemAvailable"]
-        return {"memory_bytes": used, "memory_fraction": round(used / sizes["MemTotal"], 4)}
-    except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
+    rows = [line.split() for line in _lines_of(proc / "meminfo")[:3]]
+    sizes = {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) > 1 and row[1].isdigit()}
+    if "MemAvailable" not in sizes or not sizes.get("MemTotal"):
         return {}
+    used = sizes["MemTotal"] - sizes["MemAvailable"]
+    return {"memory_bytes": used, "memory_fraction": round(used / sizes["MemTotal"], 4)}
 
 
 class DeviceSampler:
@@ -453,7 +445,10 @@ class DeviceSampler:
         """Sample the host if the last sample is `HOST_SECONDS` old. `now`: monotonic seconds."""
         if self._is_over or (self._before is not None and now - self._before.time < HOST_SECONDS):
             return
-        before, self._before = self._before, read_counters(now)
+        try:
+            before, self._before = self._before, read_counters(now)
+        except (ValueError, IndexError):
+            return  # a kernel that writes these files otherwise
         if before is not None and (found := host_rates(before, self._before) | read_host_memory()):
             self._append([{"kind": "host", **found}])
 

@@ -150,15 +150,19 @@ def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[li
     return lines, rest
 
 
-def read_last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log that the trainer wrote; an empty list when it cannot be read."""
+def read_tail(path: Path, count: int = TAIL_BYTES) -> bytes:
+    """The last bytes of a file; nothing where it cannot be read."""
     try:
         with open(path, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
-            return _last_lines(log.read(), count)
+            log.seek(max(0, log.seek(0, os.SEEK_END) - count))
+            return log.read()
     except OSError:
-        return []
+        return b""
+
+
+def read_last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log that the trainer wrote; an empty list when it cannot be read."""
+    return _last_lines(read_tail(path), count)
 
 
 def _last_lines(data: bytes, count: int) -> list[str]:

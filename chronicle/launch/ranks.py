@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from chronicle.launch.processes import Process, read_environment, read_exit_code, walk_children
+from chronicle.launch.processes import TICKS, Process, read_environment, read_exit_code, walk_children
 from chronicle.launch.pulse import AttemptBegun
 from chronicle.metrics.log import ATTEMPT_VARIABLE
 
@@ -226,7 +226,7 @@ class RankWatch:
         while self._attempt < count:
             self._attempt += 1
             self._noted_at = self.clock()
-            age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS
             death = self.first_death(but=own)
             self.on_attempt(self._attempt, death, max(0.0, age))
             self._told |= set() if death is None else {death.pid}

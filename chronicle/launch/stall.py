@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,18 +58,27 @@ WAITING_FOR_A_BUILD = (
 
 
 @dataclass
+class _RankLook:
+    """What was seen of one rank in a window. Processes are its own and those below it."""
+
+    rank: int
+    pid: int
+    readings: list[ProcessReading] = field(default_factory=list)
+    busy: int | None = None  # the process that used most CPU
+    stacks: list[Stack] = field(default_factory=list)  # of that process
+    asked: dict[int, int] = field(default_factory=dict)  # process -> size of its file before
+    dumps: dict[int, str] = field(default_factory=dict)  # process -> its last dump
+    why: dict[int, str] = field(default_factory=dict)  # process -> why it has none
+    printed: int = 0  # bytes of dumps
+
+
+@dataclass
 class _Look:
     """One window in which the processes of silent ranks are looked at. `output`: bytes that the launch had printed."""
 
     began: float
     output: int
-    readings: dict[int, list[ProcessReading]] = field(default_factory=dict)
-    samples: dict[int, list[Stack]] = field(default_factory=dict)  # of the busiest process of a rank
-    subject: dict[int, int] = field(default_factory=dict)  # rank -> that process
-    dumps: dict[int, str] = field(default_factory=dict)  # pid -> its last dump
-    why: dict[int, str] = field(default_factory=dict)  # pid -> why it has none
-    printed: dict[int, int] = field(default_factory=dict)  # rank -> bytes of dumps
-    asked: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid -> rank, size of its file before
+    ranks: dict[int, _RankLook] = field(default_factory=dict)
     next_sample: float = 0.0
     answers_at: float | None = None
     final: bool = False
@@ -114,7 +122,6 @@ class StallWatch:
         self._next_look = 0.0
         self._num_works = 0
         self._worked: set[int] = set()  # ranks that an earlier look into this silence saw at work
-        self._looked: deque[str] = deque(maxlen=5)  # what earlier looks into this silence found
         self._told: tuple[Any, float, frozenset[str], str] | None = None  # entry, since when, places, words
         self._num_told = 0
 
@@ -181,7 +188,6 @@ class StallWatch:
 
     def _goes_on(self, now: float) -> None:
         self._look, self._num_works, self._next_look = None, 0, 0.0
-        self._looked.clear()
         self._worked.clear()
         rhythm = self._rhythm()
         quiet = rhythm.started and self._age(now) > QUIET_SECONDS + 2.0 * (rhythm.p99 or 0.0)
@@ -203,36 +209,38 @@ class StallWatch:
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def _look_on(self, now: float, look: _Look, silent: tuple[int, ...]) -> bool:
-        pids = self._pids()
-        below = {rank: [one.pid for one in walk_children(pid)] for rank, pid in pids.items()}
-        for rank, pid in pids.items():
-            look.readings.setdefault(rank, []).append(look_at(pid, below[rank]))
-        if look.answers_at is not None and now >= look.answers_at:
+        look.ranks = {rank: look.ranks.get(rank) or _RankLook(rank, pid) for rank, pid in self._pids().items()}
+        for one in look.ranks.values():
+            one.readings.append(look_at(one.pid, walk_children(one.pid)))
+        if look.answers_at is not None:
+            if now < look.answers_at:
+                return False
             self._read_answers(look)
             if look.final:
-                return self._judge(now, look, silent, pids)
-        if look.answers_at is not None:
-            return False
-        announced = read_announcements(self.pulses) if self.pulses is not None else {}
+                return self._judge(now, look, silent)
+        announced = self._announced()
         if now - look.began >= WINDOW_SECONDS:
-            look.final = True
-            for rank, pid in pids.items():
-                self._ask(look, rank, pid, announced)
-            look.answers_at = now + ANSWER_SECONDS
-        elif now >= look.next_sample and len(next(iter(look.readings.values()), ())) > 1:
+            look.final, look.answers_at = True, now + ANSWER_SECONDS
+            for one in look.ranks.values():
+                _ask(one, one.pid, announced)
+        elif now >= look.next_sample:
             look.next_sample = now + SAMPLE_SECONDS
-            for rank, pid in pids.items():
-                busy = _busiest(pid, look.readings[rank])
+            for one in look.ranks.values():
+                busy = _busiest(one)
                 if busy is not None:
-                    look.subject[rank] = busy
-                    self._ask(look, rank, busy, announced)
-            look.answers_at = now + 0.5 if look.asked else None
+                    one.busy = busy
+                    _ask(one, busy, announced)
+            if any(one.asked for one in look.ranks.values()):
+                look.answers_at = now + 0.5
         return False
+
+    def _announced(self) -> dict[int, Announcement]:
+        return {} if self.pulses is None else read_announcements(self.pulses)
 
     def _pids(self) -> dict[int, int]:
         """The process of each rank on this machine: from its pulse, else below the launcher."""
         found = {rank: self._counts[rank][0] for rank in self._of_ranks}
-        announced = read_announcements(self.pulses) if self.pulses is not None else {}
+        announced = self._announced()
         for rank, pid in self.rank_pids().items():
             if rank not in found and _exists(pid):
                 tree = [pid, *(one.pid for one in walk_children(pid))]
@@ -244,59 +252,46 @@ class StallWatch:
         own = [pid for pid in tree if pid in announced and not announced[pid].forked and not _launches(pid)]
         return {0: (own or tree)[0]} if tree else {}
 
-    def _ask(self, look: _Look, rank: int, pid: int, announced: Mapping[int, Announcement]) -> None:
-        one = announced.get(pid)
-        if one is None:
-            look.why[pid] = "this process announced no signal for it (not a Python under `chronicle run`, or the guard is off)"
-            return
-        size = _size(one.path)
-        why = ask_for_stacks(one)
-        if why:
-            look.why[pid] = why
-        else:
-            look.asked[pid] = (rank, size)
-
     def _read_answers(self, look: _Look) -> None:
-        announced = read_announcements(self.pulses) if self.pulses is not None else {}
-        for pid, (rank, size) in look.asked.items():
-            text = _read_from(announced[pid].path, size) if pid in announced else ""
-            if not text:
-                look.why[pid] = "it did not answer the signal"
-                continue
-            look.dumps[pid] = text
-            look.printed[rank] = look.printed.get(rank, 0) + len(text)
-            if look.subject.get(rank) == pid:
-                look.samples.setdefault(rank, []).append(main_stack(parse_dump(text)))
-        look.asked, look.answers_at = {}, None
+        announced = self._announced()
+        for one in look.ranks.values():
+            for pid, size in one.asked.items():
+                text = _read_from(announced[pid].path, size) if pid in announced else ""
+                if not text:
+                    one.why[pid] = "it did not answer the signal"
+                    continue
+                one.dumps[pid] = text
+                one.printed += len(text)
+                if pid == one.busy:
+                    one.stacks.append(main_stack(parse_dump(text)))
+            one.asked.clear()
+        look.answers_at = None
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
-    def _judge(self, now: float, look: _Look, silent: tuple[int, ...], pids: Mapping[int, int]) -> bool:
+    def _judge(self, now: float, look: _Look, silent: tuple[int, ...]) -> bool:
         seconds = max(1.0, now - look.began)
-        evidence = {
-            rank: judge_rank(
-                look.readings[rank], seconds, look.printed.get(rank, 0), look.samples.get(rank, ()),
-                look.why.get(look.subject.get(rank, pid), ""),
-            )
-            for rank, pid in pids.items()
-        }  # fmt: skip
+        evidence = {}
+        for rank, one in look.ranks.items():
+            why = one.why.get(one.pid if one.busy is None else one.busy, "")
+            evidence[rank] = judge_rank(one.readings, seconds, one.printed, one.stacks, why)
         printed, started = self._seen_signs[2] > look.output, self._rhythm().started
-        for rank, one in evidence.items():
+        for rank, doing in evidence.items():
             # a rank that was seen to work, that waits for a device in a loop, or prints, may be in one place in each sample
-            if one.busy and (rank in self._worked or printed or not started):
-                evidence[rank] = one._replace(patience=PATIENT_SECONDS)
-        concerned = {rank: one for rank, one in evidence.items() if not silent or rank in silent}
-        stands = [self._stand(rank, pids[rank], look, evidence[rank]) for rank in pids]
-        working = {rank: one for rank, one in concerned.items() if one.verdict != "stands"}
+            if doing.busy and (rank in self._worked or printed or not started):
+                evidence[rank] = doing._replace(patience=PATIENT_SECONDS)
+        concerned = {rank: doing for rank, doing in evidence.items() if not silent or rank in silent}
+        stands = [self._stand(one, is_idle=not evidence[rank].busy) for rank, one in look.ranks.items()]
+        working = {rank: doing for rank, doing in concerned.items() if doing.verdict != "stands"}
         age, places = self._age(now, silent), frozenset(str(one.place) for one in stands if one.place is not None)
-        patience = max([self._silences.patience(places), *(one.patience for one in concerned.values())])
+        patience = max([self._silences.patience(places), *(doing.patience for doing in concerned.values())])
         elsewhere = "" if working else self.others_work()
         longest = max(LONGEST_SECONDS, 3.0 * (self._rhythm().p99 or 0.0))
         if not concerned or ((working or elsewhere) and age < longest) or age < patience:
             self._leave_alone(now, stands, working, elsewhere)
             return False
         stepped = {rank: pulse.stepped_at for rank, pulse in self._newest.items()}
-        on = [rank for rank in pids if silent and rank not in silent and now - stepped.get(rank, 0.0) < age / 2]
+        on = [rank for rank in look.ranks if silent and rank not in silent and now - stepped.get(rank, 0.0) < age / 2]
         self._tell(now, age, stands, places, look, on)
         return True
 
@@ -307,22 +302,21 @@ class StallWatch:
         self.state = "stands here" if elsewhere else "works"
         self.words = "; ".join(doing) or elsewhere or "known to take long"
         self._worked |= {rank for rank, one in working.items() if one.busy}
-        self._looked.append(f"after {_age_text(self._age(now))}: {self.words}")
         self._look, self._next_look = None, now + (PAUSES[0] if elsewhere else PAUSES[min(self._num_works, len(PAUSES) - 1)])
         self._num_works += 1
 
-    def _stand(self, rank: int, pid: int, look: _Look, evidence: RankDoing) -> Stand:
-        last, pulse = look.readings[rank][-1], self._newest.get(rank)
+    def _stand(self, one: _RankLook, *, is_idle: bool) -> Stand:
+        last, pulse = one.readings[-1], self._newest.get(one.rank)
         return Stand(
-            rank=rank,
-            pid=pid,
+            rank=one.rank,
+            pid=one.pid,
             state=last.state,
-            idle=not evidence.busy,
-            stack=main_stack(parse_dump(look.dumps.get(pid, ""))),
+            idle=is_idle,
+            stack=main_stack(parse_dump(one.dumps.get(one.pid, ""))),
             wchan=last.wchan,
             syscall=last.syscall,
             stopped_below=last.stopped_below,
-            why=look.why.get(pid, ""),
+            why=one.why.get(one.pid, ""),
             steps=None if pulse is None else pulse.steps,
             ended="" if last.state else "its process is gone",
         )
@@ -357,11 +351,11 @@ class StallWatch:
     def _write_dumps(self, look: _Look, stands: Sequence[Stand], found: Autopsy) -> list[dict[str, Any]]:
         """Write every stack to one file of the launch; its place and digest for the journal. [] where that fails."""
         parts = [f"{self.words}\n"]
-        ranks = {stand.pid: stand.rank for stand in stands}
         for stand in stands:
+            one = look.ranks[stand.rank]
             state = f"state {stand.state or '-'}, wchan {stand.wchan or '-'}, syscall {stand.syscall or '-'}"
-            parts.append(f"=== rank {stand.rank}, pid {stand.pid}: {stand.words}\n{state}\n{look.dumps.get(stand.pid, '')}")
-        parts += [f"=== process {pid}\n{text}" for pid, text in look.dumps.items() if pid not in ranks]
+            parts.append(f"=== rank {stand.rank}, pid {stand.pid}: {stand.words}\n{state}\n{one.dumps.get(one.pid, '')}")
+            parts += [f"=== process {pid}\n{text}" for pid, text in one.dumps.items() if pid != one.pid]
         path = self.directory / f"stall-{self.host}-{self._num_told}.txt"
         text = "\n".join(parts)
         try:
@@ -375,7 +369,6 @@ class StallWatch:
                 "sha256": hashlib.sha256(text.encode()).hexdigest(),
                 "culprits": list(found.culprits),
                 "places": {str(one.rank): str(one.place) for one in stands if one.place},
-                "looked": list(self._looked),
             }
         ]
 
@@ -383,25 +376,24 @@ class StallWatch:
 
     def progress(self, wall: float) -> dict[str, Any]:
         """For the heartbeat: how long ago the last sign of progress was, and what is usual. `wall`: seconds since the epoch."""
-        now = self.clock()
-        rhythm = self._rhythm()
-        told: dict[str, Any] = {"state": self.state, "since": round(wall - self._age(now), 3)}
-        if rhythm.started:
-            told |= {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
-        if self.words:
-            told["words"] = self.words
-        return told
+        told = {"state": self.state, "since": round(wall - self._age(self.clock()), 3), **self._usual()}
+        return told | ({"words": self.words} if self.words else {})
 
     def rhythm(self) -> dict[str, Any]:
         """For `launch.end`, and so for the next launch."""
+        told = self._usual()
+        if told:
+            told["start_seconds"] = round(self._rhythm().start_seconds or 0.0, 1)
+            told |= {"silences": silences} if (silences := self._silences.to_json()) else {}
+            told |= {"stalls": self._num_told} if self._num_told else {}
+        return told
+
+    def _usual(self) -> dict[str, Any]:
+        """The median and the 99th percentile of the silences between two signs; {} before the steps began."""
         rhythm = self._rhythm()
         if not rhythm.started:
             return {}
-        told = {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
-        told["start_seconds"] = round(rhythm.start_seconds or 0.0, 1)
-        silences = self._silences.to_json()
-        stalls = {"stalls": self._num_told} if self._num_told else {}
-        return {**told, **({"silences": silences} if silences else {}), **stalls}
+        return {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
 
 
 # --- words
@@ -446,11 +438,28 @@ def _age_text(seconds: float) -> str:
 # --- processes
 
 
-def _busiest(pid: int, readings: Sequence[ProcessReading]) -> int | None:
+def _ask(one: _RankLook, pid: int, announced: Mapping[int, Announcement]) -> None:
+    """Ask a process of this rank for its stacks."""
+    place = announced.get(pid)
+    if place is None:
+        one.why[pid] = "this process announced no signal for it (not a Python under `chronicle run`, or the guard is off)"
+        return
+    size = place.path.stat().st_size if place.path.exists() else 0
+    why = ask_for_stacks(place)
+    if why:
+        one.why[pid] = why
+    else:
+        one.asked[pid] = size
+
+
+def _busiest(one: _RankLook) -> int | None:
     """The process of a rank that used most CPU between the last two readings; None where all were idle."""
-    before, now = readings[-2], readings[-1]
-    used = {pid: now.cpu - before.cpu} | {child: cpu - before.below.get(child, 0.0) for child, cpu in now.below.items()}
-    busiest = max(used, key=lambda one: used[one])
+    if len(one.readings) < 2:
+        return None
+    before, now = one.readings[-2:]
+    used = {child: cpu - before.below.get(child, 0.0) for child, cpu in now.below.items()}
+    used[one.pid] = now.cpu - before.cpu
+    busiest = max(used, key=lambda pid: used[pid])
     return busiest if used[busiest] > IDLE_CPU else None
 
 
@@ -466,13 +475,6 @@ def _is_rank(pid: int, rank: int) -> bool:
 def _launches(pid: int) -> bool:
     """Whether this process of our own tree is a launcher's, which waits for its ranks."""
     return any(LAUNCHERS.search(word) for word in read_command(pid)[:4])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _read_from(path: Path, offset: int) -> str:

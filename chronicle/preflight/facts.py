@@ -90,7 +90,6 @@ class TrainerFacts:
     scheduler_steps_per_update: float | None = None
     learning_rates: tuple[float, ...] = ()  # predicted for each update from here on, first group
     accumulation: int | None = None
-    micro_batch: int | None = None
     # saving
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None

@@ -12,15 +12,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chronicle.credentials import redact_command
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
 from chronicle.launch.provenance import describe_launch
+from chronicle.paths import RunPaths
 from chronicle.preflight.facts import TrainerFacts, declare_plan
 from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed
 from chronicle.settings import Settings
@@ -41,17 +42,15 @@ FROM_EXPERIMENTS = ("PF22", "PF25", "PF27", "PF28")
 
 def reuse_experiments(
     facts: TrainerFacts, entries: Sequence[Entry], launch: int | None
-) -> tuple[TrainerFacts, int | None] | None:
+) -> tuple[TrainerFacts, int | None]:
     """`facts` with the results of experiments that passed on the same plan, code and environment, and their launch.
 
-    None when there are none, or when `facts` has results of its own.
+    None for the launch where there are none, or where `facts` has results of its own.
     """
-    if any(getattr(facts, name) not in (None, (), {}) for name in EXPERIMENTS):
-        return None
     origins = {entry.launch: _code_and_environment(start) for entry, start in events_of(entries, LaunchStart)}
     mine = origins.get(launch)
-    if mine is None:
-        return None
+    if mine is None or any(getattr(facts, name) not in (None, (), {}) for name in EXPERIMENTS):
+        return facts, None
     for entry, known in events_of(reversed(entries), Preflight):
         if known.verdict != "passed" or origins.get(entry.launch) != mine:
             continue
@@ -61,12 +60,12 @@ def reuse_experiments(
             continue
         if earlier.save_round_trip is not None and declare_plan(earlier) == declare_plan(facts):
             return replace(facts, **{name: getattr(earlier, name) for name in EXPERIMENTS}), entry.launch
-    return None
+    return facts, None
 
 
 def mark_reused(result: CheckResult, launch: int | None) -> CheckResult:
-    """The result of a check, naming the launch whose experiments it rests on."""
-    if result.check not in FROM_EXPERIMENTS or result.verdict is CheckVerdict.UNKNOWN:
+    """The result of a check, naming the launch whose experiments it rests on; None: this one."""
+    if launch is None or result.check not in FROM_EXPERIMENTS or result.verdict is CheckVerdict.UNKNOWN:
         return result
     return replace(result, read=f"{result.read}; launch {launch}: same plan, code and environment")
 
@@ -74,17 +73,16 @@ def mark_reused(result: CheckResult, launch: int | None) -> CheckResult:
 def find_reusable(entries: Sequence[Entry], command: tuple[str, ...]) -> Entry | None:
     """The newest experiments that passed with this command, code and environment; None: they must be repeated."""
     origin = _code_and_environment(LaunchStart.from_json(describe_launch(command, Path.cwd(), os.environ)))
-    same = {
-        entry.launch
-        for entry, start in events_of(entries, LaunchStart)
-        if origin is not None and list(start.argv) == redact_command(command) and _code_and_environment(start) == origin
-    }
-    passed = (
-        entry
-        for entry, known in events_of(entries, Preflight)
-        if entry.launch in same and known.verdict == "passed" and "save_round_trip" in known.facts
-    )
-    return max(passed, key=lambda entry: entry.id, default=None)
+    words = redact_command(command)
+    same = set()
+    for entry, start in events_of(entries, LaunchStart):
+        if origin is not None and list(start.argv) == words and _code_and_environment(start) == origin:
+            same.add(entry.launch)
+    found = None
+    for entry, known in events_of(entries, Preflight):
+        if entry.launch in same and known.verdict == "passed" and "save_round_trip" in known.facts:
+            found = entry
+    return found
 
 
 def _code_and_environment(start: LaunchStart) -> tuple[str, ...] | None:
@@ -139,11 +137,10 @@ def _start(settings: Settings, command: tuple[str, ...], directory: Path, what: 
         stop_on_proposal=True,
         recorded={"purpose": "preflight", "part": what},
     )
-    return launch(request, live_watch=_watch)
+    return launch(request, live_watch=NoStepAllowed)
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeen:
+class StepSeen(NamedTuple):
     """The event of `NoStepAllowed`; its tier asks for a stop."""
 
     title: str = UNAWARE
@@ -153,15 +150,11 @@ class StepSeen:
 class NoStepAllowed:
     """A live watch that asks for a stop as soon as this launch logs a step of the run."""
 
-    def __init__(self, metrics: Path) -> None:
-        self._metrics = metrics
+    def __init__(self, paths: RunPaths, number: int, *_: Any, **__: Any) -> None:
+        self._metrics = paths.metrics_path(number)
 
     def poll(self) -> Iterable[StepSeen]:
         """One event as soon as the log has content."""
         return (StepSeen(),) if self._metrics.exists() and self._metrics.stat().st_size else ()
 
     finish = poll
-
-
-def _watch(paths: Any, number: int, *words: Any, **options: Any) -> NoStepAllowed:
-    return NoStepAllowed(paths.metrics_path(number))

@@ -14,9 +14,10 @@ from pathlib import Path
 from chronicle.errors import JournalError, UsageProblem
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import PlanDeclared, Preflight
+from chronicle.launch.ending import free_bytes
 from chronicle.launch.launchers import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
-from chronicle.preflight import full, host
+from chronicle.preflight import full
 from chronicle.preflight.fact_checks import FACT_CHECKS
 from chronicle.preflight.facts import (
     SIGNAL_LEAD_VARIABLE,
@@ -78,12 +79,9 @@ def check_before_first_step(
     entries = read_journal(paths).entries if paths is not None else ()
     expected = expected or _read_baseline(entries, environ, start_step)
     is_full = environ.get(full.FULL_VARIABLE) == "full"
-    reused = None if is_full else full.reuse_experiments(facts, entries, launch)
-    if reused is not None:
-        facts = reused[0]
-    results = check_facts(facts, expected, skip=environ.get(SKIP_VARIABLE, "").split(","))
-    if reused is not None:
-        results = tuple(full.mark_reused(result, reused[1]) for result in results)
+    facts, origin = (facts, None) if is_full else full.reuse_experiments(facts, entries, launch)
+    skip = environ.get(SKIP_VARIABLE, "").split(",")
+    results = tuple(full.mark_reused(result, origin) for result in check_facts(facts, expected, skip=skip))
     failures = tuple(result for result in results if result.verdict is CheckVerdict.FAIL)
     if paths is not None:
         _record(paths, launch, facts, expected, results, failures, declares=binds and not is_full)
@@ -103,7 +101,7 @@ def _read_baseline(entries: Sequence[Entry], environ: Mapping[str, str], start_s
         accepted_change=environ.get(ACCEPT_VARIABLE) or None,
         grace_seconds=read_seconds(environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         signal_lead_seconds=read_seconds(environ, SIGNAL_LEAD_VARIABLE),
-        free_bytes=host.free_bytes(Path(checkpoints)) if checkpoints else None,
+        free_bytes=free_bytes(Path(checkpoints)) if checkpoints else None,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from chronicle.journal import Entry
 from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
 from chronicle.launch.admission import find_alive, list_launches
+from chronicle.launch.ending import free_bytes
 from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.fact_checks import FACT_CHECKS
@@ -195,18 +196,6 @@ def _largest_size(checkpoints_dir: Path | None) -> int | None:
     return max(sizes, default=None)
 
 
-def free_bytes(directory: Path | None) -> int | None:
-    """Free bytes on the file system of a directory, which may not exist yet; None when it cannot be asked."""
-    if directory is None:
-        return None
-    existing = next((one for one in (directory, *directory.absolute().parents) if one.is_dir()), Path("/"))
-    try:
-        place = os.statvfs(existing)
-    except OSError:
-        return None
-    return place.f_bavail * place.f_frsize
-
-
 # ---- build tools that DeepSpeed needs at its first use ---------------------------------------------------------------
 
 DEEPSPEED = re.compile(r"(?:^|[/_=-])(?:deepspeed|zero-?[123])\b", re.IGNORECASE)
@@ -272,7 +261,7 @@ def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ..
                 checkpoint_bytes=_largest_size(host.checkpoints_dir), checkpoints_kept=1,
                 save_seconds=measured_save_seconds(host.entries),
             )  # fmt: skip
-            free = free_bytes(host.checkpoints_dir)
+            free = None if host.checkpoints_dir is None else free_bytes(host.checkpoints_dir)
             limits = Baseline(free_bytes=free, grace_seconds=host.grace_seconds, signal_lead_seconds=lead)
             results.append(check.on(facts, limits))
     return tuple(results)

@@ -171,7 +171,7 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], sec
         type(one).__name__ == "OptimizedModule" or getattr(one, "_compiled_call_impl", None) is not None for one in live.models
     )
     precision = first_batch.says.precision or precision_of(live)
-    batch, world = live.topology.get("batch_size"), len(ranks)
+    world = len(ranks)
     return TrainerFacts(
         params_counted=_count(live),
         tied_expected=tied if isinstance(tied, bool) else None,
@@ -198,7 +198,6 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], sec
         scheduler_steps_per_update=float(live.schedulers[0].unit) if live.schedulers else None,
         learning_rates=plan.lrs or tuple(_next_lrs(live)),
         accumulation=live.topology.get("accumulation"),
-        micro_batch=batch if isinstance(batch, int) else None,
     )
 
 

@@ -55,15 +55,16 @@ def decide(end: LaunchResult, proposal: Proposed | None, *, rolled_back: bool) -
     if proposal is None:
         return Decision(step=Step.HALT, reason="the detector stopped the launch and left no proposal")
     reason = proposal.reasons[-1] if proposal.reasons else "no reason given"
-    if proposal.exhausted:
-        return Decision(step=Step.HALT, reason="; ".join(proposal.exhausted))
-    if proposal.by_hand:
-        return Decision(step=Step.HALT, reason=f"only a person can do a part of it: {proposal.by_hand}")
-    if not proposal.command:
-        return Decision(step=Step.HALT, reason=f"no further rollback is proposed: {reason}")
-    if proposal.lr_scale is not None and proposal.lr_scale > 1.0:
-        return Decision(step=Step.HALT, reason="the proposal raises the LR: only a person may do that")
-    return Decision(step=Step.ROLL_BACK, reason=reason, command=(*shlex.split(proposal.command)[1:], "--yes"))
+    halts = (
+        (proposal.exhausted, "; ".join(proposal.exhausted)),
+        (proposal.by_hand, f"only a person can do a part of it: {proposal.by_hand}"),
+        (not proposal.command, f"no further rollback is proposed: {reason}"),
+        ((proposal.lr_scale or 0.0) > 1.0, "the proposal raises the LR: only a person may do that"),
+    )
+    for holds, why in halts:
+        if holds:
+            return Decision(step=Step.HALT, reason=why)
+    return Decision(step=Step.ROLL_BACK, reason=reason, command=(*shlex.split(proposal.command or "")[1:], "--yes"))
 
 
 def require_note_after_halt(entries: Sequence[Entry]) -> None:

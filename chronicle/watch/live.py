@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from chronicle.journal.entries import Entry
@@ -123,9 +124,7 @@ class LiveWatch:
         self._breaches = []
         for event in events:
             self._hooks.call(event)
-            advice = self._adviser.advise((*self.detector.events, *events), event)
-            if advice is not None:
-                self._say(f"chronicle: {advice}")
+            self._propose(event, (*self.detector.events, *events))
         return events
 
     def _save_snapshots(self) -> None:
@@ -221,12 +220,13 @@ class LiveWatch:
             self._propose(event)
         return found
 
-    def _propose(self, event: Event) -> None:
-        advice = self._adviser.advise(self.detector.events, event)
-        if advice is None:
-            return
-        self._say(f"chronicle: {self._incidents.title(event)}")
-        self._say(f"chronicle: {advice}")
+    def _propose(self, event: Event, events: Sequence[Event] | None = None) -> None:
+        """Say what the rollback is; the guard has named its own events (those among `events`) itself."""
+        advice = self._adviser.advise(self.detector.events if events is None else events, event)
+        if advice is not None:
+            if events is None:
+                self._say(f"chronicle: {self._incidents.title(event)}")
+            self._say(f"chronicle: {advice}")
 
     def _complain(self, problem: Exception) -> None:
         text = f"{type(problem).__name__}: {problem}"
@@ -309,10 +309,24 @@ class Hooks:
         if len(self._running) >= AT_ONCE:
             self._say(f"hook {name} is not started: {AT_ONCE} hooks still run")
             return
+        record = json.dumps(event.to_json())
+        facts = {
+            "": record, "_KIND": event.kind.value, "_TIER": event.tier.value, "_ONSET": str(event.onset_step),
+            "_CHANNELS": ",".join(event.channels), "_STATUS": event.status.value,
+        }  # fmt: skip
+        environ = os.environ | {f"CHRONICLE_EVENT{field}": text for field, text in facts.items()}
         try:
-            self._running.append((name, _start(command, event)))
+            # The command is a shell line of the user's own settings or flags.
+            process = subprocess.Popen(  # noqa: S602
+                command, shell=True, env=environ, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+            )
         except OSError as problem:
             self._say(f"hook {name} cannot be started: {problem}")
+            return
+        self._running.append((name, process))
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin:  # the command may end without reading
+            process.stdin.write(record.encode() + b"\n")
 
     def reap(self) -> None:
         """Report the hooks that have ended with an error."""
@@ -329,21 +343,3 @@ class Hooks:
             time.sleep(0.02)
         for name, process in self._running:
             self._say(f"hook {name} still runs as process {process.pid}")
-
-
-def _start(command: str, event: Event) -> subprocess.Popen[bytes]:
-    record = json.dumps(event.to_json())
-    facts = {"KIND": event.kind.value, "TIER": event.tier.value, "ONSET": str(event.onset_step),
-             "CHANNELS": ",".join(event.channels), "STATUS": event.status.value}  # fmt: skip
-    environ = os.environ | {"CHRONICLE_EVENT": record} | {f"CHRONICLE_EVENT_{name}": text for name, text in facts.items()}
-    # The command is a shell line of the user's own settings or flags.
-    process = subprocess.Popen(  # noqa: S602
-        command, shell=True, env=environ, stdin=subprocess.PIPE, stdout=2, start_new_session=True
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(record.encode() + b"\n")
-        process.stdin.close()
-    except OSError:
-        pass  # the command ended without reading
-    return process

@@ -9,7 +9,7 @@ import functools
 import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
 from chronicle.paths import RunPaths
-from chronicle.watch.advice import breach_events, collect_candidates, collect_history, propose_of_run
+from chronicle.watch.advice import breach_events, collect_candidates, propose_of_run
 from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
@@ -178,12 +178,8 @@ def advice_on_run(paths: RunPaths, checkpoints_dir: Path | None, options: tuple[
     """Return what makes the proposal for a run, by its journal as it is then."""
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
-        entries = read_journal(paths).entries
-        launches = compute_lineage(entries).launches
-        launch = launches[-1].number if launches else None
-        history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
         before = _newest_onset(events, last_step)
-        return propose_of_run(events, entries, replace(history, options=options), before, checkpoints_dir)
+        return propose_of_run(paths, events, checkpoints_dir, last_step=last_step, before=before, options=options)
 
     return advise
 
@@ -237,9 +233,7 @@ def _draw(panel: Any, scan: Scan) -> None:
     panel.plot(rows, highs, color=BLUE, linewidth=0.9)
     finite = sorted(high for high in highs if math.isfinite(high))
     if finite:  # so that one spike does not flatten the rest
-        usual = finite[int(0.9 * (len(finite) - 1))]
-        bottom = min(low for low in lows if math.isfinite(low))
-        panel.set_ylim(bottom, max(usual, min(finite[-1], bottom + 2.5 * (usual - bottom))) or None)
+        panel.set_ylim(top=finite[int(0.98 * (len(finite) - 1))] * 1.1)
     for event in scan.events:
         begin = event.alarm_row if event.onset_row is None else event.onset_row
         end = scan.rows if event.recovered_row is None else event.recovered_row
@@ -249,9 +243,7 @@ def _draw(panel: Any, scan: Scan) -> None:
             where = panel.get_xaxis_transform()
             panel.text(begin, 0.98, event.kind.value, transform=where, rotation=90, fontsize=7, va="top", ha="right")
     panel.set_xlim(0, max(1, scan.rows - 1))
-    panel.set_title(Path(scan.source).name, fontsize=9, loc="left")
-    panel.set_xlabel(f"logged point (the last is step {scan.last_step:,})", fontsize=8)
-    panel.set_ylabel("loss", fontsize=8)
+    panel.set(title=Path(scan.source).name, ylabel="loss", xlabel=f"logged point (the last is step {scan.last_step:,})")
 
 
 def describe_event(event: Event) -> str:

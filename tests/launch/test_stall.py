@@ -192,10 +192,8 @@ def children():
 def start(children, pulses, code, **more):
     """A Python as `chronicle run` starts it; returns once it has printed a line."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith("CHRONICLE_")}
-    environ = build_environment(
-        plain, run="r", run_dir=pulses, launch=1, launch_dir=pulses, token="t" * 32, grace_seconds=1.0, output_address=None,
-        checkpoints_dir=None, pulses_dir=pulses,
-    ) | more  # fmt: skip
+    ours = {"CHRONICLE_RUN": "r", "CHRONICLE_RUN_DIR": pulses, PULSES_VARIABLE: pulses}
+    environ = build_environment(plain, ours, grace_seconds=1.0) | more
     child = subprocess.Popen([sys.executable, "-u", "-c", code], env=environ, stdout=subprocess.PIPE, text=True)
     children.append(child)
     assert child.stdout.readline() == "ready\n"
