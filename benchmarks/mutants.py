@@ -138,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _launch("ensure_node_in_use", "host_name() in excluded", "False", "tests/hardware/test_hardware.py"),
     _data("Segments.resumed", "generation + int(reshuffle)", "generation"),
     _data("DataPlan.require_same", "present != dict(stored)", "False"),
-    _claims("_judge_parameters", 'one.fields.get("counted")', 'one.fields.get("local")'),
+    _claims("_parameters", 'one.fields.get("counted")', 'one.fields.get("local")'),
     # trainer
     _model("SmoothedGate.observe", "self.num_observations <= self.burn_in", "self.num_observations < self.burn_in"),
     _model("repair_parity", "groups[..., 8] = expected", "pass"),

@@ -67,9 +67,13 @@ def preflight(
     from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
     failed = any(one.verdict is CheckVerdict.FAIL for one in results)
-    text = "\n".join([*map(_line, results), f"{count_verdicts(results)}; trainer's facts: {source}"])
+    lines = [_line(one) for one in results if one.verdict is not CheckVerdict.UNKNOWN]
+    unread = [one.check for one in results if one.verdict is CheckVerdict.UNKNOWN]
+    if unread:
+        lines.append(f"nothing to read for {', '.join(unread)} (`--json` says what each needs)")
+    lines.append(f"{count_verdicts(results)}; trainer's facts: {source}")
     data = {"checks": [one.to_json() for one in results], "facts": source}
-    return CommandResult(text=text, data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+    return CommandResult(text="\n".join(lines), data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 
 
 def _last_command(entries: tuple[Entry, ...]) -> tuple[str, ...]:
