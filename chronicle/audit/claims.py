@@ -82,7 +82,7 @@ class Fact(NamedTuple):
     evidence: Iterable[Observation | str] = ()
 
 
-class Field(NamedTuple):
+class ClaimField(NamedTuple):
     """A row of the table of fields: who reads its fact, and whether what was said agrees with it."""
 
     read: Callable[[Any], Fact]
@@ -373,22 +373,22 @@ def _of_loaders(key: str) -> Callable[[RunEvidence], Fact]:
     return of_run
 
 
-FIELDS: Mapping[str, Field] = {
-    "params": Field(_parameters, more=_off),
-    "devices": Field(_devices),
-    "device_name": Field(_device_names, _are_of_model, is_number=False),
-    "ranks": Field(_ranks),
-    "hosts": Field(_hosts),
-    "data": Field(_data, _are_of_dataset, is_number=False),
-    "precision": Field(_word("precision"), _is_word, is_number=False),
-    "wrapper": Field(_word("wrapper"), _is_word, is_number=False),
-    "steps": Field(_steps, of_run=True),
-    "tokens": Field(_of_loaders("tokens"), of_run=True),
-    "samples": Field(_of_loaders("samples"), of_run=True),
-    "bytes": Field(_of_loaders("bytes"), of_run=True),
-    "final_loss": Field(_loss, lambda said, losses: said.admits(losses[0]), of_run=True),
-    "best_loss": Field(_loss, lambda said, losses: said.admits(losses[1]), of_run=True),
-    "hours": Field(_hours, _are_hours, of_run=True),
+FIELDS: Mapping[str, ClaimField] = {
+    "params": ClaimField(_parameters, more=_off),
+    "devices": ClaimField(_devices),
+    "device_name": ClaimField(_device_names, _are_of_model, is_number=False),
+    "ranks": ClaimField(_ranks),
+    "hosts": ClaimField(_hosts),
+    "data": ClaimField(_data, _are_of_dataset, is_number=False),
+    "precision": ClaimField(_word("precision"), _is_word, is_number=False),
+    "wrapper": ClaimField(_word("wrapper"), _is_word, is_number=False),
+    "steps": ClaimField(_steps, of_run=True),
+    "tokens": ClaimField(_of_loaders("tokens"), of_run=True),
+    "samples": ClaimField(_of_loaders("samples"), of_run=True),
+    "bytes": ClaimField(_of_loaders("bytes"), of_run=True),
+    "final_loss": ClaimField(_loss, lambda said, losses: said.admits(losses[0]), of_run=True),
+    "best_loss": ClaimField(_loss, lambda said, losses: said.admits(losses[1]), of_run=True),
+    "hours": ClaimField(_hours, _are_hours, of_run=True),
 }
 
 

@@ -72,12 +72,12 @@ class RunEvidence:
         return chosen or self.launches
 
 
-def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
-    """Read the evidence of all launches. Without `metrics` only the ranks' records are read, which takes milliseconds."""
-    from chronicle.launch.record import broken_seals  # `note` reads evidence only where a note has numbers
+def read_evidence(paths: RunPaths, journal: Journal) -> RunEvidence:
+    """Read the evidence of all launches."""
+    from chronicle.launch.record import broken_seals  # most commands read none
 
-    broken = broken_seals(paths, journal.entries, lambda path: _is_evidence(path, metrics))
-    launches = tuple(_read_launch(paths, number, metrics, broken) for number in list_launch_numbers(paths))
+    broken = broken_seals(paths, journal.entries, lambda path: path.endswith(".jsonl"))
+    launches = tuple(_read_launch(paths, number, broken) for number in list_launch_numbers(paths))
     observed = {
         one.launch: (one.first_step, one.last_step)
         for one in launches
@@ -90,18 +90,14 @@ def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) ->
     )
 
 
-def _is_evidence(path: str, metrics: bool) -> bool:
-    return path.endswith(".jsonl") and ("/evidence/" in path or metrics)
-
-
-def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[str, str]) -> LaunchEvidence:
+def _read_launch(paths: RunPaths, number: int, broken: Mapping[str, str]) -> LaunchEvidence:
     steps: list[int] = []
     losses: list[float] = []
     prefix = _ref(paths, paths.launch_dir(number)) + "/"
     changed = {path: problem for path, problem in broken.items() if path.startswith(prefix)}
     try:
-        logged = metrics and _ref(paths, paths.metrics_path(number)) not in changed
-        for point in read_metrics(paths.metrics_path(number)) if logged else ():
+        is_sealed = _ref(paths, paths.metrics_path(number)) not in changed
+        for point in read_metrics(paths.metrics_path(number)) if is_sealed else ():
             steps.append(point.step)
             loss = value_of(point.values, Role.LOSS)
             if loss is not None and loss == loss:

@@ -173,11 +173,11 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[LivePro
     return sorted(found, key=lambda one: (one.role is not ProcessRole.SUPERVISOR, one.process.pid))
 
 
-def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_seconds: float = 5.0) -> EndReport:
+def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts]) -> EndReport:
     """Send TERM, then KILL, to every orphan of this user. Each is looked up again before each signal."""
     report = end_processes(
         lambda: [one.process for one in find_alive(paths, launches) if one.role is ProcessRole.ORPHAN],
-        term_seconds=term_seconds,
+        term_seconds=5.0,
     )
     for facts in launches:  # an empty cgroup remains when its supervisor was killed
         group = open_group(facts.cgroup) if facts.boot_id == read_boot_id() else None

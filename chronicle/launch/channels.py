@@ -124,14 +124,13 @@ class Channels:
         on_rank: Callable[[int, int], None],
         on_rotate: Callable[[Path], None],
         on_printed: Callable[[int, bytes], None],
-        rotate_bytes: int,
         log_name: str,
     ) -> None:
         self._selector, self._rank_prefix = selector, rank_prefix
         self._on_rank, self._on_printed = on_rank, on_printed
 
         def open_log(name: str) -> LogFile:
-            return LogFile(launch_dir / name, complain=complain, rotate_bytes=rotate_bytes, on_rotate=on_rotate)
+            return LogFile(launch_dir / name, complain=complain, on_rotate=on_rotate)
 
         self._open_log = open_log
         self.log = self._open_log(log_name)

@@ -75,7 +75,7 @@ from chronicle.launch.live_metrics import (
     read_start_step,
 )
 from chronicle.launch.nodes import Node, Peers, has_passed, share_number
-from chronicle.launch.output import ROTATE_BYTES, read_last_lines
+from chronicle.launch.output import read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
 from chronicle.launch.pulse import PULSES_VARIABLE, make_pulses_dir, read_attempts_begun, remove_pulses_dir
@@ -117,7 +117,6 @@ class LaunchRequest:
     force: str | None = None  # reason to start although a launch seems alive elsewhere, or the journal is damaged
     overrode: tuple[str, ...] = ()  # that damage
     recorded: Mapping[str, Any] = field(default_factory=dict)  # further fields of `launch.start`
-    rotate_bytes: int = ROTATE_BYTES
     node: Node | None = None  # set when this is one of several nodes of a launch
 
     @property
@@ -150,9 +149,8 @@ class Launch:
         token: str,
         writer: JournalWriter,
         live_watch: Callable[..., LiveDetector] | None,
-        clock: Callable[[], float],
     ) -> None:
-        self._request, self._number, self._token, self._clock = request, number, token, clock
+        self._request, self._number, self._token = request, number, token
         self._directory = request.paths.launch_dir(number)
         self._metrics = request.paths.metrics_path(number)
         self._selector = selectors.PollSelector()
@@ -180,7 +178,7 @@ class Launch:
             begun=functools.partial(read_attempts_begun, self._pulses),
         )
         self._printed = PrintedMetrics(
-            self._metrics, clock=clock, say=self._say_for_detector, complain=self._complain, on_step_back=self._ranks.hear
+            self._metrics, say=self._say_for_detector, complain=self._complain, on_step_back=self._ranks.hear
         )
         self._channels = Channels(
             self._directory,
@@ -190,11 +188,10 @@ class Launch:
             on_rank=self._ranks.add,
             on_rotate=self._seals.seal_part,
             on_printed=self._printed.take if request.is_first else lambda source, data: None,
-            rotate_bytes=request.rotate_bytes,
             log_name="supervisor.log" if node is None or node.number == 0 else f"supervisor-node{node.number}.log",
         )
         host = host_name()
-        self._devices = DeviceSampler(self._directory, self._selector, host=host, clock=clock, step=self._last_step)
+        self._devices = DeviceSampler(self._directory, self._selector, host=host, step=self._last_step)
         keeps_code = request.environ.get(CODE_VARIABLE, "").lower() not in ("off", "0", "no")
         self._code = read_code(request.cwd, with_patch=keeps_code)
         self._packages = read_packages(request.command, request.environ)
@@ -404,7 +401,7 @@ class Launch:
                 oom_kills=self._oom_kills_since(),
                 full=full_disks(self._written_to()),
                 lines=tuple(lines or printed),
-                scheduler=ask_job(job, now=self._clock()) if job is not None and (failed or outcome.stopped_by) else None,
+                scheduler=ask_job(job, now=time.time()) if job is not None and (failed or outcome.stopped_by) else None,
                 in_job=job,
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
                 peer="" if self._peers is None else self._peers.said,
@@ -471,7 +468,7 @@ class Launch:
             )
         )
         self._oom_kills = count_oom_kills()
-        began = self._clock() - seconds_ago
+        began = time.time() - seconds_ago
         self._attempts.append((attempt, began))
         self._printed.begin_attempt(attempt)
         host = self._start["host"]
@@ -540,7 +537,7 @@ class Launch:
         except JournalError:
             return None  # reported with the entries of the launch
         except Exception as error:  # noqa: BLE001 the launch matters more than this record
-            self._complain(f"{what} were not looked at: {type(error).__name__}: {error}")
+            self._complain(f"cannot look at {what}: {type(error).__name__}: {error}")
             return None
 
     def _rank_tails(self, outcome: LaunchOutcome, count: int = TAIL_LINES) -> dict[int, list[str]]:
@@ -593,7 +590,7 @@ class Launch:
 
     def _note_proposal(self, ask: Callable[[], Iterable[object]]) -> bool:
         """Ask the live detector; whether it has just proposed what stops this launch."""
-        events = self._contained("the loss and its like", lambda: list(ask())) or []
+        events = self._contained("the detector's events", lambda: list(ask())) or []
         proposing = [event for event in events if _tier_of(event) == "propose"]
         if not proposing or not self._request.stop_on_proposal or self._proposal is not None:
             return False
@@ -610,7 +607,7 @@ class Launch:
 
     def _others_work(self) -> str:
         """Of several nodes: one whose ranks work, or are not known to stand still, by its heartbeat; "" where none does."""
-        now, own = self._clock(), self._start["host"]
+        now, own = time.time(), self._start["host"]
         for beat in read_heartbeats(self._request.paths.heartbeats_dir) if self._peers is not None else ():
             if beat.launch != self._number or beat.host == own or beat.age(now) >= FRESH_SECONDS:
                 continue
@@ -651,9 +648,9 @@ class Launch:
             **me,
             launch=self._number,
             start_ticks=start["start_ticks"] or 0,
-            time=self._clock(),
+            time=time.time(),
             processes=tuple(processes),
-            progress=self._stall.progress(self._clock()),
+            progress=self._stall.progress(time.time()),
         )
 
     def _complain(self, text: str) -> None:
@@ -676,12 +673,7 @@ def _tier_of(event: object) -> str:
 # --- Admission, then the launch
 
 
-def launch(
-    request: LaunchRequest,
-    *,
-    live_watch: Callable[..., LiveDetector] | None = None,
-    clock: Callable[[], float] = time.time,
-) -> LaunchResult:
+def launch(request: LaunchRequest, *, live_watch: Callable[..., LiveDetector] | None = None) -> LaunchResult:
     """Run one launch to its end. Raises `LaunchRefused` when nothing was started, `Refusal` for a copied run."""
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
@@ -689,7 +681,7 @@ def launch(
     _refuse_copied(paths)  # before the lock, which writes its holder into the directory
     with hold_admission(paths):
         _refuse_copied(paths)
-        one = _admit(request, live_watch, clock)
+        one = _admit(request, live_watch)
         one.enter()
     return one.run()
 
@@ -706,18 +698,16 @@ def _known_rhythm(journal: Journal) -> Mapping[str, Any]:
     return next((end.rhythm for end in reversed(ends) if end.rhythm), {})
 
 
-def _admit(
-    request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
-) -> Launch:
+def _admit(request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None) -> Launch:
     paths = request.paths
     journal = read_journal(paths)
     ensure_node_in_use(journal, force=request.force)
     if request.node is None:
-        ensure_startable(paths, journal, now=clock(), force=request.force)
+        ensure_startable(paths, journal, now=time.time(), force=request.force)
         number = take_number(paths)
     else:  # other nodes of this launch may be running already
         number = share_number(paths, request.node.key, lambda: take_number(paths))
-        ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
+        ensure_startable(paths, journal, now=time.time(), force=request.force, own=number)
     request = replace(
         request,
         recorded={**request.recorded, "journal_heads": anchor_heads(journal)},
@@ -730,4 +720,4 @@ def _admit(
         close_lost_launches(paths, journal, writer)
     except JournalError:
         pass  # reported with the first entry of this launch
-    return Launch(request, number, secrets.token_hex(16), writer, live_watch, clock)
+    return Launch(request, number, secrets.token_hex(16), writer, live_watch)

@@ -15,6 +15,7 @@ import re
 import selectors
 import shutil
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -64,9 +65,9 @@ class PrintedMetrics:
 
     path: Path
     _: KW_ONLY
-    clock: Callable[[], float]
     say: Callable[[str], None]
     complain: Callable[[str], None]
+    clock: Callable[[], float] = time.time
     on_step_back: Callable[[], None] = lambda: None
     seen: int = 0  # points that were printed, repeated steps too; any output once parsing has stopped: signs of progress
     _arrived: deque[_Arrived] = field(default_factory=deque)  # what is not parsed yet
@@ -336,34 +337,25 @@ def parse_sample(text: str) -> list[DeviceSample]:
     return rows
 
 
-class HostCounters(NamedTuple):
-    """What /proc counts since the boot; None where a file is not there or not as expected."""
+def read_counters(now: float, proc: Path = Path("/proc")) -> dict[str, float]:
+    """What the kernel of this host counts since its boot; what a file does not say is left out.
 
-    time: float  # monotonic seconds
-    cpu: tuple[int, int] | None  # ticks: busy, all
-    read: int | None  # bytes from disks
-    written: int | None
-    network: int | None  # bytes in and out, without loopback
-
-
-def read_counters(now: float, proc: Path = Path("/proc")) -> HostCounters:
-    """The counters of this host; three small files."""
-    cpu = read = written = network = None
-    try:
-        ticks = [int(word) for word in _lines_of(proc / "stat")[0].split()[1:9]]
-        cpu = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))  # idle, iowait
-    except (ValueError, IndexError):
-        pass
+    `time` (`now`, monotonic seconds), `busy` and `all` (ticks), bytes `read` and `written` of whole disks, bytes of `network`
+    in and out without loopback.
+    """
+    found = {"time": now}
+    ticks = [int(word) for line in _lines_of(proc / "stat")[:1] for word in line.split()[1:9]]
+    if len(ticks) > 4:
+        found |= {"all": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4]}  # idle, iowait
     disks = [line.split() for line in _lines_of(proc / "diskstats")]
-    whole = [words for words in disks if len(words) > 9 and WHOLE_DISK.match(words[2])]
+    whole = [words for words in disks if WHOLE_DISK.match(words[2])]
     if disks:
-        read = SECTOR_BYTES * sum(int(words[5]) for words in whole)
-        written = SECTOR_BYTES * sum(int(words[9]) for words in whole)
-    cards = [line.partition(":") for line in _lines_of(proc / "net" / "dev")[2:]]
-    counts = [rest.split() for name, _, rest in cards if name.strip() != "lo"]
+        found["read"] = SECTOR_BYTES * sum(int(words[5]) for words in whole)
+        found["written"] = SECTOR_BYTES * sum(int(words[9]) for words in whole)
+    cards = [line.replace(":", " ").split() for line in _lines_of(proc / "net" / "dev")[2:]]
     if cards:
-        network = sum(int(words[0]) + int(words[8]) for words in counts)
-    return HostCounters(now, cpu, read, written, network)
+        found["network"] = sum(int(words[1]) + int(words[9]) for words in cards if words[0] != "lo")
+    return found
 
 
 def _lines_of(path: Path) -> list[str]:
@@ -373,18 +365,17 @@ def _lines_of(path: Path) -> list[str]:
         return []
 
 
-def host_rates(before: HostCounters, after: HostCounters) -> dict[str, float]:
+def host_rates(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Use between two readings: `cpu_fraction` of all cores, bytes a second; what is not known is left out."""
-    seconds = after.time - before.time
+    grown = {name: after[name] - before[name] for name in after if name in before}
     found: dict[str, float] = {}
-    if seconds <= 0:
+    if grown["time"] <= 0:
         return found
-    if before.cpu is not None and after.cpu is not None and after.cpu[1] > before.cpu[1]:
-        found["cpu_fraction"] = round((after.cpu[0] - before.cpu[0]) / (after.cpu[1] - before.cpu[1]), 4)
+    if grown.get("all", 0) > 0:
+        found["cpu_fraction"] = round(grown["busy"] / grown["all"], 4)
     for name in ("read", "written", "network"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old is not None and new is not None and new >= old:  # a counter that went back was reset
-            found[f"{name}_bytes_per_second"] = round((new - old) / seconds)
+        if grown.get(name, -1) >= 0:  # a counter that went back was reset
+            found[f"{name}_bytes_per_second"] = round(grown[name] / grown["time"])
     return found
 
 
@@ -411,15 +402,15 @@ class DeviceSampler:
         selector: selectors.BaseSelector,
         *,
         host: str,
-        clock: Callable[[], float],
         step: Callable[[], int | None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = directory / "evidence" / f"host-{host}.jsonl"
         self._selector, self._host, self._clock, self._step = selector, host, clock, step
         self._program = shutil.which("nvidia-smi")
         self._pipe: int | None = None
         self._answer = b""
-        self._before: HostCounters | None = None
+        self._before: dict[str, float] = {}
         self._is_over = False  # the disk refused a line
         self.busy: dict[str, float] = {}  # UUID -> fraction, of the newest sample
 
@@ -443,13 +434,13 @@ class DeviceSampler:
 
     def look(self, now: float) -> None:
         """Sample the host if the last sample is `HOST_SECONDS` old. `now`: monotonic seconds."""
-        if self._is_over or (self._before is not None and now - self._before.time < HOST_SECONDS):
+        if self._is_over or now - self._before.get("time", float("-inf")) < HOST_SECONDS:
             return
         try:
             before, self._before = self._before, read_counters(now)
         except (ValueError, IndexError):
             return  # a kernel that writes these files otherwise
-        if before is not None and (found := host_rates(before, self._before) | read_host_memory()):
+        if before and (found := host_rates(before, self._before) | read_host_memory()):
             self._append([{"kind": "host", **found}])
 
     def close(self) -> None:

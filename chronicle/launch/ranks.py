@@ -36,7 +36,7 @@ def rank_of(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-def leave_group(patience_seconds: float = 2.0) -> None:
+def leave_group() -> None:
     """Destroy this process's group, and wait until no other thread of the process runs: the last line of a rank.
 
     A thread of gloo that lets go of a tensor needs the GIL. When the interpreter ends meanwhile, CPython before 3.14 ends that
@@ -46,7 +46,7 @@ def leave_group(patience_seconds: float = 2.0) -> None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     distributed.destroy_process_group()
-    deadline, num_quiet = time.monotonic() + patience_seconds, 0
+    deadline, num_quiet = time.monotonic() + 2.0, 0
     while num_quiet < 3 and time.monotonic() < deadline:
         num_quiet = 0 if _has_busy_thread() else num_quiet + 1
         time.sleep(0.005)

@@ -459,7 +459,6 @@ class Unattended:
     grace_seconds: float
     say: Callable[[str], None]
     node: Node | None = None
-    sleep: Callable[[float], None] = time.sleep
 
     def settle(self, killed: Killed | None = None) -> Settled | None:
         """Decide about the last launch of the chain."""
@@ -469,7 +468,7 @@ class Unattended:
         """Say why it goes on, and when; and wait."""
         when = f"again in {decision.pause_seconds:.0f} s" if decision.pause_seconds else "again now"
         self.say(f"{when}: {decision.reason}")
-        self.sleep(decision.pause_seconds)
+        time.sleep(decision.pause_seconds)
 
 
 WAIT_SECONDS = 3600.0  # reading a checkpoint of many TB takes its time
@@ -623,7 +622,7 @@ def _wait_for_parts(run: Unattended) -> None:
     while paths.journal_dir.is_dir() and time.monotonic() < deadline:
         if not find_alive_elsewhere(paths, list_launches(read_journal(paths).entries), time.time()):
             return
-        run.sleep(1.0)
+        time.sleep(1.0)
 
 
 def _wait_for_round(run: Unattended, rounds: Rounds, end: LaunchResult | None) -> int:
@@ -633,7 +632,7 @@ def _wait_for_round(run: Unattended, rounds: Rounds, end: LaunchResult | None) -
             first = Peers(run.settings.paths.launch_dir(end.launch), 0, 0.0).told_by(0)
             if first.get("cause") == EndCause.FINISHED:
                 return 0
-        run.sleep(0.5)
+        time.sleep(0.5)
     return number
 
 

@@ -152,9 +152,9 @@ class NodeWord(NamedTuple):
     started: float | None = None  # when its slurmd was started, in seconds since the epoch
 
 
-def ask_node(node: str, *, ask: Ask = _ask) -> NodeWord:
+def ask_node(node: str) -> NodeWord:
     """What SLURM says about a node; nothing where it cannot be asked or does not know it."""
-    fields = dict(FIELD.findall(_text(ask(("scontrol", "show", "node", "--oneliner", node))) or ""))
+    fields = dict(FIELD.findall(_text(_ask(("scontrol", "show", "node", "--oneliner", node))) or ""))
     return NodeWord(fields.get("State", ""), _seconds_until(fields.get("SlurmdStartTime", ""), 0.0))
 
 

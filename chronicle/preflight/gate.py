@@ -27,7 +27,7 @@ from chronicle.preflight.facts import (
     find_plan,
     read_seconds,
 )
-from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed, count_verdicts, skipped
+from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed, count_verdicts, skips
 
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
@@ -44,7 +44,7 @@ def check_facts(
         result = check.on(facts, expected or Baseline())
         if result.check in skip:
             would = f"skipped on request (it would say {result.verdict.value}: {result.message})"
-            result = check.result(skipped(would))
+            result = check.result(skips(would))
         results.append(result)
     return tuple(results)
 
@@ -64,7 +64,6 @@ def check_before_first_step(
     facts: TrainerFacts,
     *,
     environ: Mapping[str, str] = os.environ,
-    expected: Baseline | None = None,
     start_step: int | None = None,
     binds: bool = True,
 ) -> tuple[CheckResult, ...]:
@@ -77,7 +76,7 @@ def check_before_first_step(
     paths = RunPaths(Path(directory)) if directory else None
     launch = int(number) if number.isdigit() else None
     entries = read_journal(paths).entries if paths is not None else ()
-    expected = expected or _read_baseline(entries, environ, start_step)
+    expected = _read_baseline(entries, environ, start_step)
     is_full = environ.get(full.FULL_VARIABLE) == "full"
     facts, origin = (facts, None) if is_full else full.reuse_experiments(facts, entries, launch)
     skip = environ.get(SKIP_VARIABLE, "").split(",")

@@ -23,7 +23,7 @@ from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.fact_checks import FACT_CHECKS
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
-from chronicle.preflight.results import Answer, Check, CheckResult, failed, passed, skipped, unknown, warned
+from chronicle.preflight.results import CheckAnswer, CheckResult, CheckRow, fails, passes, skips, unknown, warns
 from rollback.errors import RollbackError
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
@@ -47,21 +47,21 @@ class Host:
     grace_seconds: float | None = None
 
 
-def _orphans(host: Host) -> Answer:
+def _orphans(host: Host) -> CheckAnswer:
     """PF07: no process of this run is alive here."""
     alive = find_alive(host.paths, list_launches(host.entries))
     if not alive:
-        return passed("none here", "token and recorded processes in /proc")
+        return passes("none here", "token and recorded processes in /proc")
     listed = ", ".join(f"{one.process.pid} (launch {one.launch})" for one in alive[:6])
     text = f"{len(alive)} alive: {listed}"
-    return failed(text, "token and recorded processes in /proc", "`chronicle ps --sweep --yes` ends orphans")
+    return fails(text, "token and recorded processes in /proc", "`chronicle ps --sweep --yes` ends orphans")
 
 
-def _gpus_free(host: Host) -> Answer:
+def _gpus_free(host: Host) -> CheckAnswer:
     """PF08: no other process uses memory of the GPUs that this launch can see; unknown where they cannot be asked."""
     if shutil.which("nvidia-smi") is None:
         if not any(Path(path).exists() for path in GPU_DEVICES):
-            return passed("no GPU in this machine", "/dev")
+            return passes("no GPU in this machine", "/dev")
         return unknown("no NVIDIA driver here")
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -77,8 +77,8 @@ def _gpus_free(host: Host) -> Answer:
     if busy:
         text = ", ".join(f"{uuid}: {mib} MiB" for uuid, mib in busy[:4])
         remedy = "`chronicle ps` shows what is ours; CUDA_VISIBLE_DEVICES leaves GPUs out"
-        return failed(f"memory in use by others: {text}", "nvidia-smi", remedy)
-    return passed(f"{len(gpus)} GPUs free", "nvidia-smi") if gpus else unknown("no GPU is listed")
+        return fails(f"memory in use by others: {text}", "nvidia-smi", remedy)
+    return passes(f"{len(gpus)} GPUs free", "nvidia-smi") if gpus else unknown("no GPU is listed")
 
 
 def _rows(text: str) -> list[tuple[str, str, str]]:
@@ -86,16 +86,16 @@ def _rows(text: str) -> list[tuple[str, str, str]]:
     return [(row[0], row[1], row[2]) for row in split if len(row) == 3]
 
 
-def _port(host: Host) -> Answer:
+def _port(host: Host) -> CheckAnswer:
     """PF09: the rendezvous port can be bound; `--standalone` picks its own."""
     place, port = _find_port(host.command) or ("", host.environ.get("MASTER_PORT") or "")
     if place not in (*HERE, socket.gethostname(), socket.gethostname().split(".")[0]):
         return unknown(f"the rendezvous is at {place}:{port}, not on this machine")
     if port == "0" or "--standalone" in host.command:
-        return passed("the launcher takes a free port", "the command")
+        return passes("the launcher takes a free port", "the command")
     if not port.isdigit():
         if host.command and count_requested_ranks(host.command) is None and not _is_launcher(host.command):
-            return passed("one process: no launcher, no port", "the command")
+            return passes("one process: no launcher, no port", "the command")
         return unknown("the command names no port")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,8 +103,8 @@ def _port(host: Host) -> Answer:
             probe.bind(("", int(port)))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            return failed(f"port {port}: {reason}", "one bind", "name another, or use --standalone")
-    return passed(f"port {port} is free", "one bind")
+            return fails(f"port {port}: {reason}", "one bind", "name another, or use --standalone")
+    return passes(f"port {port} is free", "one bind")
 
 
 def _find_port(command: Sequence[str]) -> tuple[str, str] | None:
@@ -129,7 +129,7 @@ def _is_launcher(command: Sequence[str]) -> bool:
     )
 
 
-def _latency(host: Host) -> Answer:
+def _latency(host: Host) -> CheckAnswer:
     """PF24: in the newest launch that tested it, printed lines arrived at once."""
     tested = [(entry, end) for entry, end in events_of(host.entries, LaunchEnd) if end.latency_tested_ranks]
     if not tested:
@@ -138,8 +138,8 @@ def _latency(host: Host) -> Answer:
     read = f"launch {entry.launch}"
     if end.buffered_ranks:
         remedy = "let ranks call `open_rank_output`, or drop the relay (`--tee`)"
-        return failed(f"output of rank {', '.join(end.buffered_ranks)} came late: buffered", read, remedy)
-    return passed(f"{end.latency_tested_ranks} ranks tested", read)
+        return fails(f"output of rank {', '.join(end.buffered_ranks)} came late: buffered", read, remedy)
+    return passes(f"{end.latency_tested_ranks} ranks tested", read)
 
 
 def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
@@ -148,7 +148,7 @@ def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
     return max((seconds for seconds in saves if seconds is not None), default=None)
 
 
-def _strays(host: Host) -> Answer:
+def _strays(host: Host) -> CheckAnswer:
     """PF30: no file of an odd name in the newest checkpoint or beside it holds state; no save that was cut lies there."""
     if host.checkpoints_dir is None or not host.checkpoints_dir.is_dir():
         return unknown("no checkpoints directory")
@@ -167,17 +167,17 @@ def _strays(host: Host) -> Answer:
         state = [name for name, path in strays.items() if holds_state(path)]
         if state:
             hint = "move it out of there, or let `chronicle verify --quarantine` do it"
-            return failed(f"{_some(state)} could be loaded as state", "their content", hint)
+            return fails(f"{_some(state)} could be loaded as state", "their content", hint)
         remnants = () if newest is None else sorted(find_remnants(root, listed, newest))
     except (RollbackError, OSError) as problem:
         return unknown(f"strays and what a cut save may have left cannot be looked for: {problem}")
     if remnants:
         text = f"{_some(remnants)}: a save that was cut; a loader that takes the newest name takes it"
-        return warned(text, "names and what is cut", "move it elsewhere; `chronicle verify --all` names all of it")
+        return warns(text, "names and what is cut", "move it elsewhere; `chronicle verify --all` names all of it")
     known = f"no state in {_some(list(strays))}" if strays else "no stray state"
     if newest is None:
-        return passed(known, "names and content")
-    return passed(f"{known}, and no save that was cut", "names, content and what is cut")
+        return passes(known, "names and content")
+    return passes(f"{known}, and no save that was cut", "names, content and what is cut")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -201,7 +201,7 @@ def _largest_size(checkpoints_dir: Path | None) -> int | None:
 DEEPSPEED = re.compile(r"(?:^|[/_=-])(?:deepspeed|zero-?[123])\b", re.IGNORECASE)
 
 
-def _build_tools(host: Host) -> Answer:
+def _build_tools(host: Host) -> CheckAnswer:
     """PF29 before a launch: DeepSpeed needs a C++ compiler and ninja.
 
     On a CPU DeepSpeed builds `shm_comm` at every first use (deepspeed/comm/torch.py); `bit_transformer` keeps it from that.
@@ -220,21 +220,21 @@ def _build_tools(host: Host) -> Answer:
         missing.append("ninja")
     read = f"`{named}`, the PATH"
     if not missing:
-        return passed("C++ compiler and ninja found; DeepSpeed builds extensions with them", read)
+        return passes("C++ compiler and ninja found; DeepSpeed builds extensions with them", read)
     text = f"DeepSpeed builds parts of itself when it is first used, and {' and '.join(missing)} is not on the PATH"
     remedy = "install g++ and `pip install ninja`, and put both on the PATH (activate the environment)"
     on_cpu = host.environ.get("DS_ACCELERATOR") == "cpu" or shutil.which("nvidia-smi", path=path) is None
     if not on_cpu:
-        return warned(text, read, remedy)
+        return warns(text, read, remedy)
     if "bit_transformer.train" in host.command:
-        return passed("bit_transformer builds nothing on a CPU", read)
-    return failed(text, read, remedy)
+        return passes("bit_transformer builds nothing on a CPU", read)
+    return fails(text, read, remedy)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 HOST_CHECKS = tuple(
-    Check(check, title, judge, {}, ("facts",))
+    CheckRow(check, title, judge, {}, ("facts",))
     for check, title, judge in (
         ("PF07", "no processes of earlier launches", _orphans),
         ("PF08", "GPU memory free", _gpus_free),
@@ -253,7 +253,7 @@ def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ..
     results = []
     for check in sorted((*HOST_CHECKS, *FROM_FACTS), key=lambda check: check.check):
         if check.check in set(skip):
-            results.append(check.result(skipped()))
+            results.append(check.result(skips()))
         elif check in HOST_CHECKS:
             results.append(check.on(host))
         else:

@@ -49,7 +49,7 @@ def count_verdicts(results: tuple[CheckResult, ...]) -> str:
     return ", ".join(f"{count} {verdict.value}" for verdict, count in counts if count)
 
 
-class Answer(NamedTuple):
+class CheckAnswer(NamedTuple):
     """What a check says; `remedy`: the way out."""
 
     verdict: CheckVerdict
@@ -58,37 +58,37 @@ class Answer(NamedTuple):
     remedy: str | None = None
 
 
-def passed(message: str, read: str = "") -> Answer:
+def passes(message: str, read: str = "") -> CheckAnswer:
     """The check passed."""
-    return Answer(CheckVerdict.PASS, message, read)
+    return CheckAnswer(CheckVerdict.PASS, message, read)
 
 
-def warned(message: str, read: str, remedy: str) -> Answer:
+def warns(message: str, read: str, remedy: str) -> CheckAnswer:
     """It looks wrong but may be intended."""
-    return Answer(CheckVerdict.WARN, message, read, remedy)
+    return CheckAnswer(CheckVerdict.WARN, message, read, remedy)
 
 
-def failed(message: str, read: str, remedy: str) -> Answer:
+def fails(message: str, read: str, remedy: str) -> CheckAnswer:
     """The check failed."""
-    return Answer(CheckVerdict.FAIL, message, read, remedy)
+    return CheckAnswer(CheckVerdict.FAIL, message, read, remedy)
 
 
-def unknown(message: str) -> Answer:
+def unknown(message: str) -> CheckAnswer:
     """There was nothing to read; `message` says what is missing."""
-    return Answer(CheckVerdict.UNKNOWN, message)
+    return CheckAnswer(CheckVerdict.UNKNOWN, message)
 
 
-def skipped(message: str = "skipped on request") -> Answer:
+def skips(message: str = "skipped on request") -> CheckAnswer:
     """The check was left out on purpose."""
-    return Answer(CheckVerdict.SKIPPED, message)
+    return CheckAnswer(CheckVerdict.SKIPPED, message)
 
 
-class Check(NamedTuple):
+class CheckRow(NamedTuple):
     """A row of the catalogue. Its judge is called with the values of `needs`, then those of `more`, by name."""
 
     check: str
     title: str
-    judge: Callable[..., Answer]
+    judge: Callable[..., CheckAnswer]
     needs: Mapping[str, str]  # name -> what is said where there is nothing
     more: tuple[str, ...] = ()
 
@@ -103,7 +103,7 @@ class Check(NamedTuple):
             values.append(value)
         return self.result(self.judge(*values))
 
-    def result(self, answer: Answer) -> CheckResult:
+    def result(self, answer: CheckAnswer) -> CheckResult:
         """An answer under this check's name."""
         return CheckResult(check=self.check, title=self.title, **answer._asdict())
 
@@ -117,4 +117,3 @@ class PreflightFailed(Refusal):
         first = failures[0]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         super().__init__(f"preflight {first.check} {first.title}: {first.message}{more}", first.remedy)
-        self.failures = failures

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,10 +212,7 @@ def _lr_of(checkpoint: Checkpoint, entries: Sequence[Entry]) -> tuple[str, bool]
 # --- History: earlier rollbacks, LR, hardware
 
 
-def collect_history(
-    entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int,
-    today: Callable[[], datetime.date] = datetime.date.today,
-) -> History:  # fmt: skip
+def collect_history(entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int) -> History:
     """Return what the policy needs to know of the run's past, from its journal."""
     from rollback.propose import History
 
@@ -227,7 +224,7 @@ def collect_history(
         run=run, last_step=last_step, rollbacks=rollbacks,
         hardware=tuple((e.step, e.title) for e in entries if e.step is not None and _is_about_hardware(e)),
         lr_factor=factor, lr_raised=raised, honours=_latest_honours(entries),
-        discarded_steps=_discarded(lineage), day=today().toordinal(),
+        discarded_steps=_discarded(lineage), day=datetime.date.today().toordinal(),
     )  # fmt: skip
 
 
