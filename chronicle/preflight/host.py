@@ -249,19 +249,22 @@ FROM_FACTS = tuple(check for check in FACT_CHECKS if check.check in ("PF21", "PF
 
 def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ...]:
     """Run every check of the host, in the catalogue's order; a skipped one is reported as skipped."""
-    lead = read_seconds(host.environ, SIGNAL_LEAD_VARIABLE)
+    skipped = frozenset(skip)
+    directory = host.checkpoints_dir
+    facts = TrainerFacts(
+        checkpoint_bytes=None if "PF21" in skipped else _largest_size(directory),
+        checkpoints_kept=1,
+        save_seconds=measured_save_seconds(host.entries),
+    )
+    limits = Baseline(
+        free_bytes=None if directory is None else free_bytes(directory),
+        grace_seconds=host.grace_seconds,
+        signal_lead_seconds=read_seconds(host.environ, SIGNAL_LEAD_VARIABLE),
+    )
     results = []
     for check in sorted((*HOST_CHECKS, *FROM_FACTS), key=lambda check: check.check):
-        if check.check in set(skip):
+        if check.check in skipped:
             results.append(check.result(skips()))
-        elif check in HOST_CHECKS:
-            results.append(check.on(host))
         else:
-            facts = TrainerFacts(
-                checkpoint_bytes=_largest_size(host.checkpoints_dir), checkpoints_kept=1,
-                save_seconds=measured_save_seconds(host.entries),
-            )  # fmt: skip
-            free = None if host.checkpoints_dir is None else free_bytes(host.checkpoints_dir)
-            limits = Baseline(free_bytes=free, grace_seconds=host.grace_seconds, signal_lead_seconds=lead)
-            results.append(check.on(facts, limits))
+            results.append(check.on(*((host,) if check in HOST_CHECKS else (facts, limits))))
     return tuple(results)
