@@ -9,7 +9,6 @@ installed is said. `--device cpu` plays the same code in tiny sizes: a trial of 
 
 mfu-85M, mfu-1.21B   share of the device's peak arithmetic, in bf16
 save          guard's description of memory, and writing the same state
-memory        peak memory of a step against the formula of PF31
 streams       a loop on a stream of its own, bare and under the guard: losses and weights equal to the bit
 guard-cost    steps and a save of 100M parameters in bf16, bare and under the guard, in turns
 first-gradient   a resume whose labels are no longer shifted, in bf16
@@ -100,20 +99,6 @@ def save(device: str) -> Result:
     described, _ = median_of(lambda: fingerprint_memory(live), 3)
     return {"parameters": sum(p.numel() for p in model.parameters()), "save_ms": saved * 1e3, "description_ms": described * 1e3,
             "ratio": described / saved}  # fmt: skip
-
-
-def memory(device: str) -> Result:
-    """Peak memory of a step of the 85M model against the formula that refuses a launch."""
-    import torch
-
-    from benchmarks.gpu_step import SHAPES, measure
-    from bit_transformer.footprint import footprint
-
-    config, batch = (SHAPES["85M"], 4) if device == "cuda" else (SHAPES["tiny"], 2)
-    found = measure(config, device=torch.device(device), batch=batch, steps=2)
-    asked = footprint(config, sharding="ddp", world_size=1, micro_batch=batch, positions=config.max_bits, bf16=True)
-    return {"formula_gb": asked.total / 1e9, "peak_gb": found.peak_bytes / 1e9 if found.peak_bytes else None,
-            "peak_by_formula": found.peak_bytes / asked.total if found.peak_bytes else None}  # fmt: skip
 
 
 def streams(device: str) -> Result:
@@ -365,7 +350,6 @@ CELLS: dict[str, Cell] = {
     "resume-dcp": Cell(play=resume_loop("dcp"), seconds=100),
     "resume-fsdp2-dcp": Cell(play=resume_loop("fsdp2"), seconds=120),
     "streams": Cell(play=streams, seconds=40),
-    "memory": Cell(play=memory, seconds=60),
     "save": Cell(play=save, seconds=60),
     "mfu-85M": Cell(play=mfu("85M"), seconds=120),
     "mfu-1.21B": Cell(play=mfu("1.21B"), seconds=200),

@@ -76,8 +76,7 @@ _launch = _of("chronicle", "tests/launch/test_admission.py", "tests/launch/test_
 _data = _of("chronicle", "tests/data/test_plan.py", "tests/data/test_order.py")
 _claims = _of("chronicle", "tests/evidence/test_claims.py", "tests/evidence/test_recheck.py")
 _model = _of("bit_transformer", "tests/bit_transformer/test_telemetry_gate.py", "tests/bit_transformer/test_bits.py",
-             "tests/bit_transformer/test_schedule.py", "tests/bit_transformer/test_attention.py",
-             "tests/bit_transformer/test_room.py")
+             "tests/bit_transformer/test_schedule.py", "tests/bit_transformer/test_attention.py")
 _loop = _of("bit_transformer", "tests/bit_transformer/test_launches.py")
 _study = _of("experiments", "tests/experiments/test_statistics.py", "tests/experiments/test_runner.py",
              "tests/experiments/test_report.py", "tests/experiments/test_order.py")
@@ -139,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _launch("ensure_node_in_use", "host_name() in excluded", "False", "tests/hardware/test_hardware.py"),
     _data("Segments.resumed", "generation + int(reshuffle)", "generation"),
     _data("DataPlan.require_same", "present != dict(stored)", "False"),
-    _claims("_judge_parameters", 'one.fields.get("counted")', 'one.fields.get("local")'),
+    _claims("_parameters", 'one.fields.get("counted")', 'one.fields.get("local")'),
     # trainer
     _model("SmoothedGate.observe", "self.num_observations <= self.burn_in", "self.num_observations < self.burn_in"),
     _model("repair_parity", "groups[..., 8] = expected", "pass"),

@@ -25,7 +25,7 @@ from bit_transformer.model.conversion import set_qat
 from bit_transformer.model.transformer import next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.training.distributed import gather_whole
-from bit_transformer.training.preflight import check_launch, find_trial, require_room, run_trial
+from bit_transformer.training.preflight import check_launch, find_trial, run_trial
 from bit_transformer.training.report import LaunchLog, open_output
 from bit_transformer.training.resume import checkpoint_path, find_resume_point, require_later
 from bit_transformer.training.setup import (
@@ -86,9 +86,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh",
           honours=("warmup", "skip", "reshuffle"))
     point = find_resume_point(resume, checkpoints, os.environ)
-    log.announce_model(world_size, accelerator.device.type)
-    room = require_room(accelerator, recipe)
-    run = build_run(recipe, accelerator, data, progress, room, start=point.path)
+    log.announce_model(accelerator.device.type)
+    run = build_run(recipe, accelerator, data, progress, start=point.path)
     log.announce_plan(world_size, accelerator.device.type)
 
     # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------

@@ -26,7 +26,6 @@ from bit_transformer.data.bits import decode_bits, repair_parity
 from bit_transformer.data.loaders import Batch
 from bit_transformer.errors import NonFiniteGradients
 from bit_transformer.evaluation.telemetry import agreement, certainty_of_output, place_frequencies
-from bit_transformer.footprint import Room, measure_room
 from bit_transformer.model.transformer import BitTransformer, count_model_parameters, next_symbol_losses
 from bit_transformer.recipes import Recipe
 from bit_transformer.training.report import LaunchLog
@@ -44,11 +43,9 @@ from bit_transformer.training.state import StepResult, StepTally, TrainingProgre
 from chronicle.audit import describe_device, open_evidence
 from chronicle.errors import ChronicleError
 from chronicle.preflight import CheckVerdict, DecodedSample, RankFacts, TrainerFacts, check_before_first_step
-from chronicle.preflight.gate import SKIP_VARIABLE
 from chronicle.resume.adapters.accelerate import observe_accelerator
 from chronicle.resume.fingerprint import rng_digests
 
-WAYS = ("--set model.checkpointing=true", "smaller parts (--set accumulation_steps=N)", "--set sharding=fsdp2 on more ranks")
 _MAX_PREDICTED_LRS = 100_000
 _DIGEST_BELOW = 50_000_000
 _LEAK_POSITIONS = 16
@@ -73,22 +70,8 @@ def check_launch(run: TrainingRun, batch: Batch, *, first_step: int,
         _record_evidence(run)
     found = dict(experiments or {})
     ranks = gather_object([_rank_facts(run, batch, found.pop("gradients_finite", None))])
-    facts = replace(_facts(run, batch, first_step), ranks=_with_room(ranks, run.room), **found)
+    facts = replace(_facts(run, batch, first_step), ranks=tuple(ranks), **found)
     return _judge(run.accelerator, facts, first_step)
-
-
-def require_room(accelerator: Any, recipe: Recipe) -> Room:
-    """Compare the memory that the recipe needs with the free memory, before the model is built.
-
-    Raises ChronicleError on every rank alike where it does not fit.
-    """
-    room = measure_room(accelerator, recipe)
-    known = [one for one in room.free_by_rank if one is not None]
-    is_skipped = "PF31" in os.environ.get(SKIP_VARIABLE, "").split(",")
-    if known and room.needed.total > min(known) and not is_skipped:
-        ranks = _with_room(gather_object([_this_rank(accelerator)]), room)
-        _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=WAYS))
-    return room
 
 
 def _judge(accelerator: Any, facts: TrainerFacts, first_step: int | None = None) -> list[str]:
@@ -107,10 +90,6 @@ def _judge(accelerator: Any, facts: TrainerFacts, first_step: int | None = None)
     if refusal is not None:
         raise PreflightRefused(*refusal)
     return list(warnings)
-
-
-def _with_room(ranks: Sequence[RankFacts], room: Room) -> tuple[RankFacts, ...]:
-    return tuple(replace(one, memory_free=room.free_by_rank[one.rank]) for one in ranks)
 
 
 def _record_evidence(run: TrainingRun) -> None:
@@ -145,7 +124,6 @@ def _facts(run: TrainingRun, batch: Batch, first_step: int) -> TrainerFacts:
         precision=recipe.mixed_precision, precision_supported=_precision_works(recipe.mixed_precision, topology.device),
         compile_requested=recipe.compile, compile_possible=run.not_compiled is None if recipe.compile else None,
         collective_correct=is_correct, collective_seconds=seconds,
-        memory_needed=run.room.parts, memory_ways=WAYS,
         dataset="+".join(recipe.data.sources), dataset_bytes=num_samples * recipe.data.window_bytes,
         num_samples=num_samples, data_addressable=True, num_workers=recipe.data.num_workers, samples=samples,
         masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),
@@ -153,7 +131,6 @@ def _facts(run: TrainingRun, batch: Batch, first_step: int) -> TrainerFacts:
         planned_steps=total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})", scheduler_horizon=total_steps,
         scheduler_steps_per_update=1.0, learning_rates=tuple(map(run.learning_rate_at, range(first_step, last))),
         accumulation=recipe.accumulation_steps,
-        micro_batch=data.plan.batch_size // (topology.torch_world_size * recipe.accumulation_steps),
         checkpoint_bytes=run.counted * 12, checkpoints_kept=total_steps // recipe.checkpoint_every + 1)
 
 
@@ -268,9 +245,8 @@ def run_trial(trial: Trial, recipe: Recipe, take_step: TakeStep, *, accident: st
     log = LaunchLog({}, is_main=accelerator.is_main_process, recipe=recipe)
     data = open_data(recipe)
     progress = start_progress(recipe, data)
-    log.announce_model(accelerator.num_processes, accelerator.device.type)
-    room = require_room(accelerator, recipe)
-    run = build_run(recipe, accelerator, data, progress, room, start=trial.start.path)
+    log.announce_model(accelerator.device.type)
+    run = build_run(recipe, accelerator, data, progress, start=trial.start.path)
     load_checkpoint(run, trial.start, accident=accident)
     trial.compare_memory(accelerator, progress)
     batch = data.steps(progress, accelerator)[0].to(accelerator.device)

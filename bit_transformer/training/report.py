@@ -29,7 +29,6 @@ from bit_transformer.evaluation.held_out import (
     export_int8_beside_float32,
 )
 from bit_transformer.evaluation.telemetry import Floors
-from bit_transformer.footprint import of_recipe, step_flops
 from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.model.transformer import BitTransformer, count_model_parameters
 from bit_transformer.recipes import Recipe
@@ -56,6 +55,13 @@ def bits_per_byte(nats_per_symbol: float, vocab: int = 2) -> float:
     return nats_per_symbol / math.log(2) * (BITS_PER_BYTE if vocab == 2 else 1)
 
 
+def _step_flops(recipe: Recipe) -> float:
+    """FLOPs of one optimizer step over all ranks: 6 × matrix elements plus causal attention, nothing twice."""
+    d, num_layers, symbols = recipe.model.d_model, recipe.model.num_layers, recipe.window_symbols
+    matrices = num_layers * (4 * d * d + 2 * d * recipe.model.d_ff) + d * recipe.model.vocab
+    return recipe.data.batch_size * symbols * 6 * (matrices + num_layers * d * (symbols + 1))
+
+
 class LaunchLog:
     """The metrics, printed lines and journal entries of one launch."""
 
@@ -79,15 +85,15 @@ class LaunchLog:
         told = ", ".join(f"{store.name} {store.num_samples:,} windows" for store in stores)
         self._say(f"data: {told} of {data.window_bytes} bytes, from {data.data_dir or 'memory'}")
 
-    def announce_model(self, world_size: int, device: str) -> None:
+    def announce_model(self, device: str) -> None:
         """Print the size of the model that is about to be built."""
-        recipe, gigabytes = self._recipe, of_recipe(self._recipe, world_size).total / 1e9
+        recipe = self._recipe
         self._say(f"model: building {recipe.model.num_parameters:,} parameters on {device}, {recipe.mixed_precision} "
-                  f"autocast, {recipe.sharding}; a rank will need about {gigabytes:.1f} GB")
+                  f"autocast, {recipe.sharding}")
 
     def announce_plan(self, world_size: int, device: str) -> None:
         """Print what a step will cost; on a CPU also where that is long."""
-        recipe, flops = self._recipe, step_flops(self._recipe) / world_size
+        recipe, flops = self._recipe, _step_flops(self._recipe) / world_size
         line = (f"plan: {recipe.schedule.total_steps:,} steps of {recipe.data.batch_size} windows, "
                 f"{flops / 1e12:.2g} TFLOP a step and rank")
         seconds = flops / _CPU_FLOPS

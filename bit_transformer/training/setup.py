@@ -23,7 +23,6 @@ from bit_transformer.data.bits import encode_bytes, share_made_shorter
 from bit_transformer.data.loaders import SampleStore, StepDataset, open_held_out, open_stores, plan_data, spread_windows
 from bit_transformer.errors import BadRecipe
 from bit_transformer.evaluation.gate import Monitor
-from bit_transformer.footprint import Room
 from bit_transformer.model.conversion import LR_FACTOR as GROWTH_LR_FACTOR
 from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.model.conversion import build_grown, grow, prepare_qat
@@ -136,7 +135,6 @@ class TrainingRun:
     lr_factor: Callable[[int], float]
     ema: Ema | None
     topology: Topology
-    room: Room
 
     @property
     def learning_rate(self) -> float:
@@ -179,7 +177,7 @@ class TrainingRun:
             scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
-def build_run(recipe: Recipe, accelerator: Accelerator, data: TrainingData, progress: TrainingProgress, room: Room, *,
+def build_run(recipe: Recipe, accelerator: Accelerator, data: TrainingData, progress: TrainingProgress, *,
               start: Path | None) -> TrainingRun:
     """Build model, optimizers and schedule, in the shape that the checkpoint `start` has (None: the recipe's own).
 
@@ -214,7 +212,7 @@ def build_run(recipe: Recipe, accelerator: Accelerator, data: TrainingData, prog
     set_seed(recipe.seed, device_specific=True)
     return TrainingRun(recipe=recipe, accelerator=accelerator, data=data, progress=progress, model=model,
                        bare_model=bare_model, counted=counted, not_compiled=not_compiled, optimizers=tuple(optimizers),
-                       schedulers=schedulers, lr_factor=factor, ema=ema, topology=topology, room=room)
+                       schedulers=schedulers, lr_factor=factor, ema=ema, topology=topology)
 
 
 def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str | None = None) -> None:

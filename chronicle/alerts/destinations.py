@@ -24,7 +24,6 @@ from chronicle.credentials import SECRET_PLACE, redact
 from chronicle.errors import SettingsError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
-HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 KINDS: Mapping[str, tuple[str, ...]] = {  # kind -> the fields that it needs
     "json": ("url",), "slack": ("url",), "discord": ("url",), "teams": ("url",), "pagerduty": ("key",),
@@ -100,11 +99,11 @@ def _destination(name: str, given: Mapping[str, Any], origin: str) -> Destinatio
 
 def _check_secrets(where: str, kind: str, fields: Mapping[str, str]) -> None:
     """A secret in the settings file would go wherever the file goes: into a repository, into an attachment."""
-    secret = {key for key in ("key", "token", "password") if key in fields}
-    if "url" in fields and kind in ("slack", "discord", "teams"):
-        secret.add("url")
+    secret = ["key", "token", "password"]
+    if kind in ("slack", "discord", "teams"):
+        secret.append("url")
     for key in secret:
-        if SECRET_PLACE.fullmatch(fields[key]) is None:
+        if key in fields and SECRET_PLACE.fullmatch(fields[key]) is None:
             way_out = f'write the name of it: {key} = "env:NAME" or "file:PATH"'
             raise SettingsError(f"{where}: `{key}` is a secret and does not belong into the file", way_out)
     url = fields.get("url", "")
@@ -120,10 +119,8 @@ def _check_secrets(where: str, kind: str, fields: Mapping[str, str]) -> None:
 def _hours(where: str, given: Any) -> tuple[time, time] | None:
     if given is None or given == "":
         return None
-    found = HOURS.fullmatch(str(given))
     try:
-        if found is None:
-            raise ValueError
-        return time(int(found[1]), int(found[2])), time(int(found[3]), int(found[4]))
+        begin, end = str(given).split("-")
+        return datetime.strptime(begin.strip(), "%H:%M").time(), datetime.strptime(end.strip(), "%H:%M").time()
     except ValueError:
         raise SettingsError(f'{where}: `quiet` is {given!r}: expected hours like "22:00-07:00"') from None

@@ -69,18 +69,20 @@ def _of_matter(
         return
     tiers = [event_of(entry).tier for entry in entries]
     ranks = [TIERS.index(tier) if tier in TIERS else 1 for tier in tiers]
-    highest = max(ranks)
-    reached = entries[ranks.index(highest)]
+    reached = entries[ranks.index(max(ranks))]
     event = event_of(reached)
-    told = (matter.first_id, TIERS[highest], event.kind or "incident")
-    place = (story.run, reached.launch, event.onset_step if event.onset_step is not None else reached.step)
-    text = "\n".join(line for line in (event.text, changed.get(entries[0].launch, "")) if line)
-    yield _alert(told, OPENED, reached.title, text, place, reached.ts, _command(story, reached.id))
+    opened = _opened(
+        story, key=matter.first_id, tier=TIERS[max(ranks)], kind=event.kind or "incident", title=reached.title,
+        text="\n".join(line for line in (event.text, changed.get(entries[0].launch, "")) if line),
+        launch=reached.launch, step=event.onset_step if event.onset_step is not None else reached.step,
+        moment=reached.ts, command=_command(story, reached.id),
+    )  # fmt: skip
+    yield opened
     if not matter.open:
         answer = None if matter.answer is None else by_id.get(matter.answer.entry_id)
         last = answer or next((closes[one] for one in reversed(matter.ids) if one in closes), entries[-1])
         how = f"{matter.standing}: {matter.outcome_text}" if matter.outcome_text else matter.standing
-        yield _alert(told, ENDED, reached.title, how, place, last.ts, _command(story, None))
+        yield _ended(story, opened, how, last.ts)
 
 
 def _changed(story: Story, launch: int | None) -> str:
@@ -98,27 +100,29 @@ def _of_launches(story: Story) -> Iterator[Alert]:
         failed = bool(launch.ended) and (launch.exit_code not in (0, None) or bool(launch.signal))
         if not failed or launch.imported or launch.cause in EXPECTED:
             continue
-        told = (f"{story.entries[0].id}-launch-{launch.number}", "propose", "launch-failed")
-        place = (story.run, launch.number, launch.span.last_step)
-        title = f"launch {launch.number} {launch.outcome}"
-        yield _alert(told, OPENED, title, launch.because, place, launch.ended, f"chronicle status --run {story.run}")
+        opened = _opened(
+            story, key=f"{story.entries[0].id}-launch-{launch.number}", tier="propose", kind="launch-failed",
+            title=f"launch {launch.number} {launch.outcome}", text=launch.because, launch=launch.number,
+            step=launch.span.last_step, moment=launch.ended, command=_command(story, None),
+        )  # fmt: skip
+        yield opened
         later = next((one for one in story.launches if one.number > launch.number), None)
         if later is not None:
-            yield _alert(
-                told, ENDED, title, f"launch {later.number} was started", place, later.started, _command(story, None)
-            )
+            yield _ended(story, opened, f"launch {later.number} was started", later.started)
 
 
-_Place = tuple[str, int | None, int | None]  # run, launch, step
+def _opened(story: Story, *, title: str, text: str, moment: str, **about: Any) -> Alert:
+    when = datetime.fromisoformat(moment)
+    return Alert(phase=OPENED, run=story.run, title=redact(plain(title))[:300], text=_text(text), moment=when, **about)
 
 
-def _alert(
-    told: tuple[str, str, str], phase: str, title: str, text: str, place: _Place, moment: str, command: str
-) -> Alert:
-    key, tier, kind = told
-    run, launch, step = place
-    title, text = redact(plain(title))[:300], redact(plain_block(text or ""))[: LONGEST // 2]
-    return Alert(key, phase, tier, kind, title, text, run, launch, step, datetime.fromisoformat(moment), command)
+def _ended(story: Story, opened: Alert, how: str, moment: str) -> Alert:
+    when, command = datetime.fromisoformat(moment), _command(story, None)
+    return opened._replace(phase=ENDED, text=_text(how), moment=when, command=command)
+
+
+def _text(text: str) -> str:
+    return redact(plain_block(text or ""))[: LONGEST // 2]
 
 
 def _command(story: Story, entry_id: str | None) -> str:
@@ -143,11 +147,13 @@ def headline(alert: Alert) -> str:
 
 def alert_text(alert: Alert) -> str:
     """The message as lines of text, the command last."""
-    where = " ".join(part for part in (
-        f"launch {alert.launch}" if alert.launch is not None else "", f"step {alert.step}" if alert.step is not None else "",
+    where = [
+        "" if alert.launch is None else f"launch {alert.launch}",
+        "" if alert.step is None else f"step {alert.step}",
         f"since {alert.moment.isoformat(timespec='seconds')}" if alert.phase == OPENED else "",
-    ) if part)  # fmt: skip
-    return "\n".join(line for line in (headline(alert), alert.text, where, alert.command) if line)
+    ]
+    lines = (headline(alert), alert.text, " ".join(filter(None, where)), alert.command)
+    return "\n".join(filter(None, lines))
 
 
 def body_for(kind: str, alert: Alert, *, routing_key: str = "") -> Mapping[str, Any]:

@@ -43,7 +43,6 @@ class Outbox:
         self.since = (begin := now()).replace(microsecond=begin.microsecond // 1000 * 1000)  # as exact as the journal is
         self.sent: set[str] = set()
         self.refused: dict[str, str] = {}
-        self.tried: set[str] = set()  # begun, and no answer is known
         self.why = ""  # why the last try failed
         self._pause, self._again = 0.0, datetime.min.replace(tzinfo=UTC)
         self._load()
@@ -110,7 +109,6 @@ class Outbox:
                 self.sent.add(one)
             elif state == "refused":
                 self.refused[one] = str(record.get("why", ""))
-            (self.tried.add if state == "trying" else self.tried.discard)(one)
 
     def _write(self, alert: Alert, state: str, why: str = "") -> None:
         record = {"t": self._now().isoformat(), "id": alert.id, "state": state, **({"why": why} if why else {})}

@@ -125,13 +125,6 @@ def _desktop(alert: Alert) -> Answer:
     if program is None:
         return Answer("refused", "notify-send is not installed")
     urgency = {"notice": "low", "warn": "normal", "propose": "critical"}[alert.tier]
-    words = [
-        program,
-        "--app-name=chronicle",
-        f"--urgency={urgency}",
-        "--",
-        headline(alert),
-        f"{alert.text}\n{alert.command}",
-    ]
-    done = subprocess.run(words, capture_output=True, timeout=SECONDS, check=False)
+    words = [program, "--app-name=chronicle", f"--urgency={urgency}", "--", headline(alert)]
+    done = subprocess.run([*words, f"{alert.text}\n{alert.command}"], capture_output=True, timeout=SECONDS, check=False)
     return Answer("sent") if done.returncode == 0 else Answer("failed", f"notify-send ended with {done.returncode}")

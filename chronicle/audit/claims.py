@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence
 from chronicle.errors import UsageProblem
@@ -32,6 +32,7 @@ WRAPPERS = {
 SAME_WORDS = PRECISIONS | WRAPPERS
 SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 NUMBER = re.compile(r"(?P<digits>\d[\d,_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s?(?P<scale>[kKMBT](?![A-Za-z]))?")
+WORD = re.compile(r"[a-z]+|\d+")
 IN_TEXT = re.compile(r"(?<![\w.\-])" + NUMBER.pattern)
 
 
@@ -41,6 +42,9 @@ class ClaimVerdict(Enum):
     SUPPORTED = "SUPPORTED"
     CONTRADICTED = "CONTRADICTED"
     NO_EVIDENCE = "NO EVIDENCE"
+
+
+WORST_FIRST = (ClaimVerdict.CONTRADICTED, ClaimVerdict.NO_EVIDENCE, ClaimVerdict.SUPPORTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +59,10 @@ class Judgement:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for the journal and `--json`."""
-        return {
-            "field": self.field,
-            "said": self.said,
-            "verdict": self.verdict.value,
-            "message": self.message,
-            "evidence": list(self.evidence),
-        }
+        return asdict(self) | {"verdict": self.verdict.value, "evidence": list(self.evidence)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number as written, and the interval of values that round to it."""
 
     text: str
@@ -77,13 +74,22 @@ class Quantity:
         return self.low <= value <= self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the records say of one field, before it is named."""
+class Fact(NamedTuple):
+    """What the records say of one field. `value` None: nothing. `evidence`: the records, or their places."""
 
-    verdict: ClaimVerdict
+    value: Any
     message: str
-    evidence: tuple[str, ...] = ()
+    evidence: Iterable[Observation | str] = ()
+
+
+class ClaimField(NamedTuple):
+    """A row of the table of fields: who reads its fact, and whether what was said agrees with it."""
+
+    read: Callable[[Any], Fact]
+    agrees: Callable[[Any, Any], bool] = Quantity.admits  # of what was said: a quantity, or the text of a word
+    of_run: bool = False  # read of the run; else of each launch of the lineage, all of which must agree
+    is_number: bool = True
+    more: Callable[[Any, Any], str] = lambda said, value: ""  # told of a value that does not agree
 
 
 def read_quantity(text: str) -> Quantity:
@@ -114,31 +120,30 @@ def judge_claim(fields: Mapping[str, str], evidence: RunEvidence) -> tuple[Judge
     unknown = sorted(fields.keys() - FIELDS.keys())
     if unknown:
         raise UsageProblem(f"unknown field `{unknown[0]}`: expected some of {', '.join(FIELDS)}")
-    for name, said in fields.items():
-        if name not in WORDS:
-            read_quantity(said)
-    found: list[Judgement] = []
-    for name, judge in FIELDS.items():
-        if name in fields:
-            answer = _sealed(judge(fields[name], evidence), evidence)
-            found.append(
-                Judgement(
-                    field=name,
-                    said=fields[name],
-                    verdict=answer.verdict,
-                    message=answer.message,
-                    evidence=answer.evidence,
-                )
-            )
-    return tuple(found)
+    said = {name: read_quantity(fields[name]) if FIELDS[name].is_number else fields[name] for name in fields}
+    return tuple(_judge(name, fields[name], said[name], evidence) for name in FIELDS if name in fields)
 
 
-def _sealed(answer: Answer, evidence: RunEvidence) -> Answer:
-    """Records of which some changed after they were sealed support nothing."""
+def _judge(name: str, text: str, said: Any, evidence: RunEvidence) -> Judgement:
+    """The worst answer counts. Records of which some changed after they were sealed support nothing."""
+    field = FIELDS[name]
+    facts = [field.read(one) for one in ((evidence,) if field.of_run else evidence.scope)]
+    answers = []
+    for fact in facts or [Fact(None, "no launch of this run recorded evidence")]:
+        if fact.value is None:
+            answers.append((ClaimVerdict.NO_EVIDENCE, fact))
+        elif field.agrees(said, fact.value):
+            answers.append((ClaimVerdict.SUPPORTED, fact))
+        else:
+            told = fact.message + field.more(said, fact.value)
+            answers.append((ClaimVerdict.CONTRADICTED, fact._replace(message=told)))
+    verdict, fact = min(answers, key=lambda answer: WORST_FIRST.index(answer[0]))
     changed = next((launch for launch in evidence.scope if launch.broken), None)
-    if changed is None or answer.verdict is not ClaimVerdict.SUPPORTED:
-        return answer
-    return _none(f"launch {changed.launch}: {changed.broken}: it supports nothing")
+    if changed is not None and verdict is ClaimVerdict.SUPPORTED:
+        verdict = ClaimVerdict.NO_EVIDENCE
+        fact = Fact(None, f"launch {changed.launch}: {changed.broken}: it supports nothing")
+    refs = tuple(one.ref if isinstance(one, Observation) else one for one in fact.evidence)
+    return Judgement(field=name, said=text, verdict=verdict, message=fact.message, evidence=refs)
 
 
 def overall(judgements: Sequence[Judgement], unjudged: Sequence[str]) -> ClaimVerdict:
@@ -171,148 +176,129 @@ def list_unjudged(sentence: str, fields: Mapping[str, str]) -> tuple[str, ...]:
 # --- What a launch recorded
 
 
-def _of_each_launch(judge: Callable[[str, LaunchEvidence], Answer]) -> Callable[[str, RunEvidence], Answer]:
-    """A field that every launch of the lineage must support: the worst answer counts."""
-
-    def of_run(said: str, evidence: RunEvidence) -> Answer:
-        answers = [judge(said, launch) for launch in evidence.scope]
-        for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.NO_EVIDENCE, ClaimVerdict.SUPPORTED):
-            for answer in answers:
-                if answer.verdict is verdict:
-                    return answer
-        return _none("no launch of this run recorded evidence")
-
-    return of_run
-
-
-def _judge_parameters(said: str, launch: LaunchEvidence) -> Answer:
-    wanted = read_quantity(said)
-    models = launch.newest("model")
-    for one in models.values():
+def _parameters(launch: LaunchEvidence) -> Fact:
+    for one in launch.newest("model").values():
         count = one.fields.get("counted")
         if count is None:
             count = one.fields.get("logical")
         if isinstance(count, int):
-            break
-    else:
-        return _none("no rank recorded a parameter count")
-    message = f"launch {launch.launch}: counted {count:,}"
-    if wanted.admits(count):
-        return _supported(message, one)
-    for size in sorted({len(models), 2, 4, 8, 16, 32, 64} - {0, 1}):
-        if wanted.admits(math.ceil(count / size)):
-            return _contradicted(f"{message}; the claim is 1/{size} of it: the part of one rank after sharding", one)
-    middle = (wanted.low + wanted.high) / 2
-    off = f" ({(count - middle) / middle:+.1%})" if middle else ""
-    return _contradicted(message + off, one)
+            return Fact(count, f"launch {launch.launch}: counted {count:,}", (one,))
+    return Fact(None, "no rank recorded a parameter count")
 
 
-def _judge_devices(said: str, launch: LaunchEvidence) -> Answer:
+def _off(said: Quantity, count: int) -> str:
+    """How far a claim is from the count; it may be the part of one rank."""
+    for size in (2, 4, 8, 16, 32, 64):
+        if said.admits(math.ceil(count / size)):
+            return f"; the claim is 1/{size} of it: the part of one rank after sharding"
+    middle = (said.low + said.high) / 2
+    return f" ({(count - middle) / middle:+.1%})" if middle else ""
+
+
+def _devices(launch: LaunchEvidence) -> Fact:
     """Distinct accelerators that worked: two ranks on one device are one, and a CPU is none."""
-    wanted = read_quantity(said)
     processes = launch.newest("process")
-    devices: dict[str, Observation] = {}
-    for one in processes.values():
-        if _device(one).get("id"):
-            devices[str(_device(one)["id"])] = one
+    named = [one for one in processes.values() if _device(one).get("id")]
+    devices = {str(_device(one)["id"]): one for one in named}
     if not devices:
-        return _none("no rank recorded its device")
-    refs = tuple(processes.values())
+        return Fact(None, "no rank recorded its device")
     kinds = {str(_device(one).get("kind")) for one in devices.values()}
     message = f"launch {launch.launch}: {len(processes)} ranks on {len(devices)} distinct devices ({_join(kinds)})"
-    if not _all_ranks(launch) or any(not _device(one).get("id") for one in refs):
-        return _none(f"{message}; not every rank recorded its device", *refs)
+    if len(named) < _num_ranks(launch):
+        return Fact(None, f"{message}; not every rank recorded its device", processes.values())
     idle = _idle_ranks(launch)
     if idle:
         message += f", idle in more than {IDLE_SHARE:.0%} of the samples: rank {', '.join(map(str, sorted(idle)))}"
-    accelerators = [one for one in devices.values() if _device(one).get("kind") != "cpu"]
-    working = sum(one.rank not in idle for one in accelerators)
-    return _compared(wanted.admits(working), message, *refs)
+    working = [one for one in devices.values() if _device(one).get("kind") != "cpu" and one.rank not in idle]
+    return Fact(len(working), message, processes.values())
 
 
-def _judge_device_name(said: str, launch: LaunchEvidence) -> Answer:
-    """Whether a device's name says this model: `A100` in `NVIDIA A100-SXM4-80GB`, not in `A1000`."""
-    processes = launch.newest("process")
-    names = [str(_device(one).get("name") or "") for one in processes.values()]
-    if not names or not all(names):
-        return _none("not every rank recorded the name of its device", *processes.values())
-    parts = re.findall(r"[a-z]+|\d+", said.lower())
-    pattern = re.compile(r"\b" + r"[\s-]*".join(parts) + r"(?![a-z0-9])")
-    agreed = all(pattern.search(name.lower()) for name in names)
-    return _compared(agreed, f"launch {launch.launch}: {_join(set(names))}", *processes.values())
+def _device_names(launch: LaunchEvidence) -> Fact:
+    processes = launch.newest("process").values()
+    names = {str(_device(one).get("name") or "") for one in processes}
+    if not names or "" in names:
+        return Fact(None, "not every rank recorded the name of its device", processes)
+    return Fact(names, f"launch {launch.launch}: {_join(names)}", processes)
 
 
-def _judge_ranks(said: str, launch: LaunchEvidence) -> Answer:
+def _are_of_model(said: str, names: set[str]) -> bool:
+    """Whether each device's name says this model: `A100` in `NVIDIA A100-SXM4-80GB`, not in `A1000`."""
+    pattern = re.compile(r"\b" + r"[\s-]*".join(WORD.findall(said.lower())) + r"(?![a-z0-9])")
+    return all(pattern.search(name.lower()) for name in names)
+
+
+def _ranks(launch: LaunchEvidence) -> Fact:
     processes = launch.newest("process")
     if not processes:
-        return _none("no rank recorded anything")
+        return Fact(None, "no rank recorded anything")
     sizes = {one.fields.get("world_size") for one in processes.values()}
+    count = len(processes) if sizes == {len(processes)} else math.nan  # they disagree: no number is right
     message = f"launch {launch.launch}: {len(processes)} ranks recorded, world size {_join(sizes)}"
-    agreed = sizes == {len(processes)} and read_quantity(said).admits(len(processes))
-    return _compared(agreed, message, *processes.values())
+    return Fact(count, message, processes.values())
 
 
-def _judge_hosts(said: str, launch: LaunchEvidence) -> Answer:
-    processes = launch.newest("process")
-    hosts = {str(one.fields.get("host")) for one in processes.values()}
+def _hosts(launch: LaunchEvidence) -> Fact:
+    processes = launch.newest("process").values()
+    hosts = {str(one.fields.get("host")) for one in processes}
     if not hosts:
-        return _none("no rank recorded its host")
-    return _compared(read_quantity(said).admits(len(hosts)), f"launch {launch.launch}: {len(hosts)} hosts", *processes.values())
+        return Fact(None, "no rank recorded its host")
+    return Fact(len(hosts), f"launch {launch.launch}: {len(hosts)} hosts", processes)
 
 
-def _judge_data(said: str, launch: LaunchEvidence) -> Answer:
-    """The name as written is that of the record, or a part of it in whole words: `WikiText` of `wikitext-103/train`.
-
-    Seed 000 trained on five texts under a corpus' name, so the count of distinct samples is told with every answer.
-    """
+def _data(launch: LaunchEvidence) -> Fact:
+    """Seed 000 trained on five texts under a corpus' name, so the count of distinct samples is told with every answer."""
     records = [one for one in launch.newest("data").values() if one.fields.get("dataset")]
     if not records:
-        return _none("no rank recorded what it read")
+        return Fact(None, "no rank recorded what it read")
     if len(records) < len(launch.newest("process")):
-        return _none(f"launch {launch.launch}: not every rank recorded what it read", *records)
+        return Fact(None, f"launch {launch.launch}: not every rank recorded what it read", records)
     names = {str(one.fields["dataset"]) for one in records}
     message = f"launch {launch.launch} read {_join(names)}"
-    distinct = max((one.fields.get("distinct_samples") or 0 for one in records), default=0)
+    distinct = max(one.fields.get("distinct_samples") or 0 for one in records)
     if distinct:
         message += f", {distinct:,} distinct samples"
-    return _compared(all(_is_of_dataset(said, name) for name in names), message, *records)
+    return Fact(names, message, records)
 
 
-def _is_of_dataset(said: str, recorded: str) -> bool:
-    wanted = re.findall(r"[a-z]+|\d+", said.lower())
-    there = re.findall(r"[a-z]+|\d+", recorded.lower())
-    if not wanted:
-        return False
-    if "".join(wanted) == "".join(there):
-        return True
-    starts = range(len(there) - len(wanted) + 1)
-    return any(there[start : start + len(wanted)] == wanted for start in starts)
+def _are_of_dataset(said: str, names: set[str]) -> bool:
+    """The name as written is that of each record, or a part of it in whole words: `WikiText` of `wikitext-103/train`."""
+    wanted = WORD.findall(said.lower())
+    for name in names:
+        there = WORD.findall(name.lower())
+        starts = range(len(there) - len(wanted) + 1)
+        is_part = any(there[start : start + len(wanted)] == wanted for start in starts)
+        if not wanted or not (is_part or "".join(wanted) == "".join(there)):
+            return False
+    return True
 
 
-def _judge_precision(said: str, launch: LaunchEvidence) -> Answer:
-    return _judge_word(said, launch, "precision")
+def _word(key: str) -> Callable[[LaunchEvidence], Fact]:
+    """A word that every process recorded of itself."""
+
+    def of_launch(launch: LaunchEvidence) -> Fact:
+        processes = launch.newest("process")
+        records = [one for one in processes.values() if one.fields.get(key)]
+        if not records or len(records) < len(processes):
+            return Fact(None, f"{'not every' if records else 'no'} rank recorded its {key}", records)
+        found = {str(one.fields[key]) for one in records}
+        return Fact(found, f"launch {launch.launch}: {key} {_join(found)}", records)
+
+    return of_launch
 
 
-def _judge_wrapper(said: str, launch: LaunchEvidence) -> Answer:
-    return _judge_word(said, launch, "wrapper")
+def _is_word(said: str, found: set[str]) -> bool:
+    return {_plain(word) for word in found} == {_plain(said)}
 
 
-def _judge_word(said: str, launch: LaunchEvidence, key: str) -> Answer:
-    processes = launch.newest("process")
-    records = [one for one in processes.values() if one.fields.get(key)]
-    if not records or len(records) < len(processes):
-        return _none(f"{'not every' if records else 'no'} rank recorded its {key}", *records)
-    found = {str(one.fields[key]) for one in records}
-    plain = {SAME_WORDS.get(word.lower(), word.lower()) for word in found}
-    wanted = SAME_WORDS.get(said.lower(), said.lower())
-    return _compared(plain == {wanted}, f"launch {launch.launch}: {key} {_join(found)}", *records)
+def _plain(word: str) -> str:
+    return SAME_WORDS.get(word.lower(), word.lower())
 
 
-def _all_ranks(launch: LaunchEvidence) -> bool:
-    """Whether as many ranks recorded themselves as each says there are."""
+def _num_ranks(launch: LaunchEvidence) -> int:
+    """The ranks of a launch: those that recorded themselves, or as many as one of them says there are."""
     processes = launch.newest("process")
     sizes = [one.fields.get("world_size") for one in processes.values()]
-    return not any(isinstance(size, int) and size > len(processes) for size in sizes)
+    return max([len(processes), *(size for size in sizes if isinstance(size, int))])
 
 
 def _device(one: Observation) -> Mapping[str, Any]:
@@ -323,32 +309,28 @@ def _device(one: Observation) -> Mapping[str, Any]:
 def _idle_ranks(launch: LaunchEvidence) -> set[int]:
     """The ranks whose device was idle in more than IDLE_SHARE of its samples."""
     rank_by_device = {str(_device(one).get("id")): rank for rank, one in launch.newest("process").items()}
-    samples: dict[int, list[float]] = {}
+    samples: dict[int, list[bool]] = {}
     for one in launch.of_kind("device"):
         rank = one.rank if one.rank >= 0 else rank_by_device.get(str(one.fields.get("device")))
         busy = one.fields.get("busy_fraction")
         if rank is not None and isinstance(busy, int | float):
-            samples.setdefault(rank, []).append(float(busy))
-    idle: set[int] = set()
-    for rank, values in samples.items():
-        if sum(value < IDLE_BELOW for value in values) > IDLE_SHARE * len(values):
-            idle.add(rank)
-    return idle
+            samples.setdefault(rank, []).append(busy < IDLE_BELOW)
+    return {rank for rank, idle in samples.items() if sum(idle) > IDLE_SHARE * len(idle)}
 
 
 # --- What the run recorded
 
 
-def _judge_steps(said: str, evidence: RunEvidence) -> Answer:
+def _steps(evidence: RunEvidence) -> Fact:
     refs = [launch.metrics_ref for launch in evidence.scope if launch.metrics_ref]
     if not refs:
-        return _none("no step was logged")
+        return Fact(None, "no step was logged")
     head = evidence.head_step or max(launch.last_step or 0 for launch in evidence.scope)
-    return _compared(read_quantity(said).admits(head), f"the lineage has {head:,} steps", *refs)
+    return Fact(head, f"the lineage has {head:,} steps", refs)
 
 
-def _judge_hours(said: str, evidence: RunEvidence) -> Answer:
-    """The wall time of the lineage's launches, as their supervisors measured it; 5 % are allowed."""
+def _hours(evidence: RunEvidence) -> Fact:
+    """The wall time of the lineage's launches, as their supervisors measured it."""
     scope = {launch.launch for launch in evidence.scope}
     seconds: dict[int | None, float] = {}
     refs: list[str] = []
@@ -357,90 +339,60 @@ def _judge_hours(said: str, evidence: RunEvidence) -> Answer:
             seconds[entry.launch] = end.duration_seconds
             refs.append(entry.id)
     if not seconds or set(seconds) != scope:
-        return _none("not every launch of the lineage has a recorded duration", *refs)
+        return Fact(None, "not every launch of the lineage has a recorded duration", refs)
     hours = sum(seconds.values()) / 3600
-    wanted = read_quantity(said)
-    agreed = 0.95 * wanted.low <= hours <= 1.05 * wanted.high
-    return _compared(agreed, f"{hours:.2f} h in {len(seconds)} launches", *refs)
+    return Fact(hours, f"{hours:.2f} h in {len(seconds)} launches", refs)
 
 
-def _judge_final_loss(said: str, evidence: RunEvidence) -> Answer:
-    return _judge_loss(said, evidence, best=False)
+def _are_hours(said: Quantity, hours: float) -> bool:
+    """5 % are allowed."""
+    return 0.95 * said.low <= hours <= 1.05 * said.high
 
 
-def _judge_best_loss(said: str, evidence: RunEvidence) -> Answer:
-    return _judge_loss(said, evidence, best=True)
-
-
-def _judge_loss(said: str, evidence: RunEvidence, *, best: bool) -> Answer:
+def _loss(evidence: RunEvidence) -> Fact:
+    """The last and the lowest loss."""
     launches = [launch for launch in evidence.scope if launch.last_loss is not None]
     if not launches:
-        return _none("no loss was logged")
-    last = launches[-1].last_loss or 0.0
-    lowest = min(launch.best_loss for launch in launches if launch.best_loss is not None)
-    agreed = read_quantity(said).admits(lowest if best else last)
-    return _compared(agreed, f"last logged {last:.4g}, best {lowest:.4g}", launches[-1].metrics_ref)
+        return Fact(None, "no loss was logged")
+    last = launches[-1].last_loss
+    best = min(launch.best_loss for launch in launches if launch.best_loss is not None)
+    return Fact((last, best), f"last logged {last:.4g}, best {best:.4g}", (launches[-1].metrics_ref,))
 
 
-def _of_loaders(key: str) -> Callable[[str, RunEvidence], Answer]:
+def _of_loaders(key: str) -> Callable[[RunEvidence], Fact]:
     """Samples, tokens or bytes: counted in the loaders, summed over ranks and launches of the lineage."""
 
-    def of_run(said: str, evidence: RunEvidence) -> Answer:
+    def of_run(evidence: RunEvidence) -> Fact:
         records = [one for launch in evidence.scope for one in launch.newest("data").values()]
         counted = [one for one in records if isinstance(one.fields.get(key), int)]
-        num_ranks = sum(len(launch.newest("process")) for launch in evidence.scope)
-        complete = len(counted) >= num_ranks and all(_all_ranks(launch) for launch in evidence.scope)
-        if not counted or not complete:
-            return _none(f"{'not every' if counted else 'no'} rank counted {key}", *counted)
+        if not counted or len(counted) < sum(map(_num_ranks, evidence.scope)):
+            return Fact(None, f"{'not every' if counted else 'no'} rank counted {key}", counted)
         total = sum(int(one.fields[key]) for one in counted)
-        agreed = read_quantity(said).admits(total)
-        return _compared(agreed, f"{total:,} {key} counted in {len(counted)} loaders", *counted)
+        return Fact(total, f"{total:,} {key} counted in {len(counted)} loaders", counted)
 
     return of_run
 
 
-FIELDS: Mapping[str, Callable[[str, RunEvidence], Answer]] = {
-    "params": _of_each_launch(_judge_parameters),
-    "devices": _of_each_launch(_judge_devices),
-    "device_name": _of_each_launch(_judge_device_name),
-    "ranks": _of_each_launch(_judge_ranks),
-    "hosts": _of_each_launch(_judge_hosts),
-    "data": _of_each_launch(_judge_data),
-    "precision": _of_each_launch(_judge_precision),
-    "wrapper": _of_each_launch(_judge_wrapper),
-    "steps": _judge_steps,
-    "tokens": _of_loaders("tokens"),
-    "samples": _of_loaders("samples"),
-    "bytes": _of_loaders("bytes"),
-    "final_loss": _judge_final_loss,
-    "best_loss": _judge_best_loss,
-    "hours": _judge_hours,
+FIELDS: Mapping[str, ClaimField] = {
+    "params": ClaimField(_parameters, more=_off),
+    "devices": ClaimField(_devices),
+    "device_name": ClaimField(_device_names, _are_of_model, is_number=False),
+    "ranks": ClaimField(_ranks),
+    "hosts": ClaimField(_hosts),
+    "data": ClaimField(_data, _are_of_dataset, is_number=False),
+    "precision": ClaimField(_word("precision"), _is_word, is_number=False),
+    "wrapper": ClaimField(_word("wrapper"), _is_word, is_number=False),
+    "steps": ClaimField(_steps, of_run=True),
+    "tokens": ClaimField(_of_loaders("tokens"), of_run=True),
+    "samples": ClaimField(_of_loaders("samples"), of_run=True),
+    "bytes": ClaimField(_of_loaders("bytes"), of_run=True),
+    "final_loss": ClaimField(_loss, lambda said, losses: said.admits(losses[0]), of_run=True),
+    "best_loss": ClaimField(_loss, lambda said, losses: said.admits(losses[1]), of_run=True),
+    "hours": ClaimField(_hours, _are_hours, of_run=True),
 }
 
-WORDS = frozenset(("device_name", "data", "precision", "wrapper"))  # fields that are no numbers
 
-
-def _compared(agreed: bool, message: str, *evidence: Observation | str) -> Answer:
-    return _supported(message, *evidence) if agreed else _contradicted(message, *evidence)
-
-
-def _supported(message: str, *evidence: Observation | str) -> Answer:
-    return Answer(verdict=ClaimVerdict.SUPPORTED, message=message, evidence=_refs(evidence))
-
-
-def _contradicted(message: str, *evidence: Observation | str) -> Answer:
-    return Answer(verdict=ClaimVerdict.CONTRADICTED, message=message, evidence=_refs(evidence))
-
-
-def _none(message: str, *evidence: Observation | str) -> Answer:
-    return Answer(verdict=ClaimVerdict.NO_EVIDENCE, message=message, evidence=_refs(evidence))
-
-
-def _refs(evidence: Sequence[Observation | str]) -> tuple[str, ...]:
-    return tuple(one.ref if isinstance(one, Observation) else one for one in evidence)
-
-
-def _join(values: set[Any]) -> str:
+def _join(values: Iterable[Any]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class LaunchEvidence:
     last_step: int | None = None
     last_loss: float | None = None
     best_loss: float | None = None
-    losses: Mapping[int, float] = field(default_factory=dict)  # by step
     metrics_ref: str = ""
     broken: str = ""  # which files are not what the journal sealed; nothing of them is in `observations`
 
@@ -73,12 +72,12 @@ class RunEvidence:
         return chosen or self.launches
 
 
-def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
-    """Read the evidence of all launches. Without `metrics` only the ranks' records are read, which takes milliseconds."""
-    from chronicle.launch.record import broken_seals  # `note` reads evidence only where a note has numbers
+def read_evidence(paths: RunPaths, journal: Journal) -> RunEvidence:
+    """Read the evidence of all launches."""
+    from chronicle.launch.record import broken_seals  # most commands read none
 
-    broken = broken_seals(paths, journal.entries, lambda path: _is_evidence(path, metrics))
-    launches = tuple(_read_launch(paths, number, metrics, broken) for number in list_launch_numbers(paths))
+    broken = broken_seals(paths, journal.entries, lambda path: path.endswith(".jsonl"))
+    launches = tuple(_read_launch(paths, number, broken) for number in list_launch_numbers(paths))
     observed = {
         one.launch: (one.first_step, one.last_step)
         for one in launches
@@ -91,47 +90,41 @@ def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) ->
     )
 
 
-def _is_evidence(path: str, metrics: bool) -> bool:
-    return path.endswith(".jsonl") and ("/evidence/" in path or metrics)
-
-
-def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[str, str]) -> LaunchEvidence:
+def _read_launch(paths: RunPaths, number: int, broken: Mapping[str, str]) -> LaunchEvidence:
     steps: list[int] = []
-    losses: dict[int, float] = {}
+    losses: list[float] = []
     prefix = _ref(paths, paths.launch_dir(number)) + "/"
     changed = {path: problem for path, problem in broken.items() if path.startswith(prefix)}
     try:
-        logged = metrics and _ref(paths, paths.metrics_path(number)) not in changed
-        for point in read_metrics(paths.metrics_path(number)) if logged else ():
+        is_sealed = _ref(paths, paths.metrics_path(number)) not in changed
+        for point in read_metrics(paths.metrics_path(number)) if is_sealed else ():
             steps.append(point.step)
             loss = value_of(point.values, Role.LOSS)
             if loss is not None and loss == loss:
-                losses[point.step] = loss
+                losses.append(loss)
     except OSError:
         pass  # no per-step log: steps and loss are unknown
     return LaunchEvidence(
         launch=number,
         observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence", changed)),
-        first_step=min(steps) if steps else None,
-        last_step=max(steps) if steps else None,
-        last_loss=next(reversed(losses.values())) if losses else None,
-        best_loss=min(losses.values()) if losses else None,
-        losses=losses,
+        first_step=min(steps, default=None),
+        last_step=max(steps, default=None),
+        last_loss=losses[-1] if losses else None,
+        best_loss=min(losses, default=None),
         metrics_ref=_ref(paths, paths.metrics_path(number)) if steps else "",
         broken="; ".join(changed.values()),
     )
 
 
 def _read_ranks(paths: RunPaths, directory: Path, changed: Mapping[str, str]) -> Iterator[Observation]:
-    files: Sequence[Path] = sorted(directory.glob("*.jsonl")) if directory.is_dir() else ()
-    for path in sorted(files, key=lambda one: (len(one.name), one.name)):
-        if EVIDENCE_FILE.fullmatch(path.name) and _ref(paths, path) not in changed:
-            for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-                fields = _parse(line)
-                if fields is not None:
-                    yield Observation(
-                        ref=f"{_ref(paths, path)}:{number}", rank=fields["rank"], kind=fields["kind"], fields=fields
-                    )
+    for path in sorted(directory.glob("*.jsonl"), key=lambda one: (len(one.name), one.name)):
+        place = _ref(paths, path)
+        if EVIDENCE_FILE.fullmatch(path.name) is None or place in changed:
+            continue
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            fields = _parse(line)
+            if fields is not None:
+                yield Observation(ref=f"{place}:{number}", rank=fields["rank"], kind=fields["kind"], fields=fields)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Hardware events from text: Xid lines of kernel logs and `nvidia-smi -q`, and the step at which each happened.
+"""Hardware events from text: lines of kernel logs and `nvidia-smi -q`, and the step at which each happened.
 
 Xid meanings are from NVIDIA's Xid catalogue; the lines of seed 003 (May 2023, Xid 63 and 64) are the fixtures. A syslog
 line has no year: the caller supplies it. No GPU or driver is needed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,16 @@ from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
 
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): (?P<xid>\d+)(?:,\s*(?P<detail>.*))?")
+# kind, line of the kernel (the words of its drivers), what it means, whether results can no longer be trusted
+KERNEL_LINES = (
+    ("ecc", r"EDAC (?P<device>\w+): .*\bUE\b", "uncorrectable memory error of the host", True),
+    ("nvme", r"nvme (?P<device>\w+): I/O .*timeout", "the disk did not answer in time", True),
+    ("mlx5", r"mlx5_core (?P<device>[0-9a-f:.]+).*(?:health compromised|fatal|internal error|[Ll]ink down)",
+     "the network card failed or lost its link", True),
+    ("amdgpu", r"amdgpu (?P<device>[0-9a-f:.]+): .*(?:GPU reset begin|ring \S+ timeout)", "the GPU was reset", True),
+    ("oom-kill", r"(?P<device>)(?:Out of memory|Memory cgroup out of memory): Killed process .*",
+     "the kernel ended a process for lack of memory", False),
+)  # fmt: skip
 SYSLOG = re.compile(r"(?P<month>\w{3})\s+(?P<day>\d{1,2}) (?P<clock>\d{2}:\d{2}:\d{2}) (?P<host>[\w.-]+) kernel:")
 ISO = re.compile(
     r"(?P<iso>\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2})(?:[.,]\d+)?(?P<zone>Z|[+-]\d{2}:?\d{2})?"
@@ -49,7 +59,7 @@ XIDS: dict[int, tuple[str, bool]] = {
 class HardwareEvent:
     """One hardware event. `time` is as in the log; `xid` is None for other events; `serious`: the device should not be used."""
 
-    kind: str  # "xid", "ecc", "remapped-rows"
+    kind: str  # "xid", "remapped-rows", or one of `KERNEL_LINES`
     host: str | None
     device: str | None
     time: datetime | None
@@ -72,40 +82,38 @@ class HardwareEvent:
 
     def to_json(self) -> dict[str, Any]:
         """Return the data of a `hardware` entry."""
-        return {
-            "event": self.kind,
-            "host": self.host,
-            "device": self.device,
-            "time": None if self.time is None else self.time.isoformat(),
-            "xid": self.xid,
-            "text": self.text,
-            "serious": self.serious,
-            "line": self.line.strip()[:500],
-            "key": self.key[:600],
-        }
+        fields = asdict(self)
+        del fields["kind"]
+        moment = None if self.time is None else self.time.isoformat()
+        return {"event": self.kind, **fields, "time": moment, "line": self.line.strip()[:500], "key": self.key[:600]}
 
 
 def parse_kernel_log(lines: Iterable[str], *, year: int, host: str | None = None) -> list[HardwareEvent]:
-    """Parse the Xid lines of a kernel log, or of a mail quoting one, in order. `host` is used for lines without one."""
-    return [event for line in lines if (event := _parse_xid(line, year, host)) is not None]
+    """Parse the hardware lines of a kernel log, or of a mail quoting one, in order. `host` is used for lines without one."""
+    return [event for line in lines if (event := _parse_line(line, year, host)) is not None]
 
 
-def _parse_xid(line: str, year: int, host: str | None) -> HardwareEvent | None:
+def _parse_line(line: str, year: int, host: str | None) -> HardwareEvent | None:
+    number: int | None = None
     match = XID.search(line)
-    if match is None:
-        return None
-    number = int(match["xid"])
-    known = XIDS.get(number)
-    detail = (match["detail"] or "").strip(" .,")
-    text = known[0] if known else "unknown Xid"
+    if match is not None:
+        kind, number, detail = "xid", int(match["xid"]), (match["detail"] or "").strip(" .,")
+        text, serious = XIDS.get(number, ("unknown Xid", True))
+        text = f"{text} ({detail})" if detail else text
+    else:
+        found = ((row, re.search(row[1], line)) for row in KERNEL_LINES)
+        row, match = next(((row, match) for row, match in found if match is not None), (None, None))
+        if row is None or match is None:
+            return None
+        kind, _, text, serious = row
     return HardwareEvent(
-        kind="xid",
+        kind=kind,
         host=_host(line) or host,
-        device=match["device"].lower().rstrip(":"),
+        device=match["device"].lower().rstrip(":") or None,
         time=_time(line, year),
         xid=number,
-        text=f"{text} ({detail})" if detail else text,
-        serious=known is None or known[1],
+        text=text,
+        serious=serious,
         line=line,
     )
 
@@ -130,6 +138,14 @@ def _time(line: str, year: int) -> datetime | None:
         return None
 
 
+# section of `nvidia-smi -q`, name in it, value, kind, what it means ({0} name, {1} value), serious
+SMI_ROWS = (
+    ("ECC", r".*Uncorrectable.*", r"[1-9]\d*", "ecc", "{1} uncorrectable errors ({0})", True),
+    ("Remapped", r".*", r"[1-9]\d*", "remapped-rows", "{1} rows remapped ({0})", False),
+    ("Remapped", r"Pending|Remapping Failure Occurred", r"Yes", "remapped-rows", "{0}: reset the GPU", True),
+)
+
+
 def parse_nvidia_smi(text: str, *, host: str | None = None) -> list[HardwareEvent]:
     """Parse uncorrected ECC errors and remapped rows from `nvidia-smi -q`. Corrected errors are not reported."""
     events: list[HardwareEvent] = []
@@ -144,31 +160,20 @@ def parse_nvidia_smi(text: str, *, host: str | None = None) -> list[HardwareEven
         if heading is not None:
             section = heading.group(1)
         pair = re.match(r"\s+(\S[^:]*?)\s*: (.+?)\s*$", line)
-        if pair is not None:
-            event = _parse_pair(section, pair.group(1), pair.group(2), device, host, line)
-            events += [event] if event is not None else []
+        for where, names, values, kind, meaning, serious in SMI_ROWS if pair is not None else ():
+            assert pair is not None
+            name, value = pair.groups()
+            if section.startswith(where) and re.fullmatch(names, name) and re.fullmatch(values, value):
+                told = meaning.format(name if value.isdigit() else name.lower(), value)
+                events.append(
+                    HardwareEvent(
+                        kind=kind, host=host, device=device, time=None, xid=None, text=told, serious=serious, line=line
+                    )
+                )
     return events
 
 
-def _parse_pair(
-    section: str, name: str, value: str, device: str | None, host: str | None, line: str
-) -> HardwareEvent | None:
-    kind, text, serious = "", "", False
-    if section.startswith("ECC") and "Uncorrectable" in name and value.isdigit() and int(value) > 0:
-        kind, text, serious = "ecc", f"{value} uncorrectable errors ({name})", True
-    elif section.startswith("Remapped") and value.isdigit() and int(value) > 0:
-        kind, text = "remapped-rows", f"{value} rows remapped ({name})"
-    elif section.startswith("Remapped") and name in ("Pending", "Remapping Failure Occurred") and value == "Yes":
-        kind, text, serious = "remapped-rows", f"{name.lower()}: reset the GPU", True
-    if not kind:
-        return None
-    return HardwareEvent(
-        kind=kind, host=host, device=device, time=None, xid=None, text=text, serious=serious, line=line
-    )
-
-
 # --- The launch and step of a moment
-
 
 
 def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,20 +51,11 @@ class RankEvidence:
         self._fd: int | None = None
         self._broken = path is None
 
-    def process(
-        self,
-        *,
-        world_size: int,
-        device: Mapping[str, Any],
-        wrapper: str | None = None,
-        backend: str | None = None,
-        precision: str | None = None,
-        world_sizes_seen: Mapping[str, int] | None = None,
-    ) -> None:
-        """Record this process. `device` is what `describe_device` returns; `wrapper` is the class around the model.
+    def process(self, *, world_size: int, device: Mapping[str, Any], **more: Any) -> None:
+        """Record this process. `device` is what `describe_device` returns.
 
-        `world_sizes_seen` maps launcher, torch and accelerate to the world size each reports. When they differ, ranks
-        train independently.
+        `more`: `wrapper` (the class around the model), `backend`, `precision`, and `world_sizes_seen`, which maps launcher,
+        torch and accelerate to the world size each reports: when they differ, ranks train independently.
         """
         me = read_process(os.getpid())
         self._write(
@@ -74,64 +65,27 @@ class RankEvidence:
             start_ticks=None if me is None else me.start_ticks,
             boot_id=read_boot_id(),
             world_size=world_size,
-            world_sizes_seen=dict(world_sizes_seen or {}),
             device=dict(device),
-            wrapper=wrapper,
-            backend=backend,
-            precision=precision,
+            **more,
         )
 
     def model(
-        self,
-        *,
-        logical: int | None,
-        counted: int | None,
-        local: int | None,
-        config: Mapping[str, Any] | None = None,
-        method: str = "numel once per storage",
+        self, *, logical: int | None, counted: int | None, local: int | None, config: Mapping[str, Any] | None = None
     ) -> None:
         """Record three parameter counts: by formula, counted before wrapping, and held by this rank after wrapping."""
         digest = None if config is None else digest_json(config)
-        self._write(
-            "model", logical=logical, counted=counted, local=local, method=method, config=config, config_digest=digest
-        )
+        self._write("model", logical=logical, counted=counted, local=local, config=config, config_digest=digest)
 
-    def data(
-        self,
-        *,
-        step: int,
-        samples: int | None,
-        bytes: int | None = None,
-        tokens: int | None = None,
-        dataset: str | None = None,
-        dataset_digest: str | None = None,
-        dataset_bytes: int | None = None,
-        distinct_samples: int | None = None,
-        shards: Sequence[str] = (),
-    ) -> None:
-        """Record what this rank has read so far, counted in its loader; None: not counted. `shards`: data shards it opened."""
-        self._write(
-            "data",
-            step=step,
-            samples=samples,
-            bytes=bytes,
-            tokens=tokens,
-            dataset=dataset,
-            dataset_digest=dataset_digest,
-            dataset_bytes=dataset_bytes,
-            distinct_samples=distinct_samples,
-            shards=list(shards),
-        )
+    def data(self, *, step: int, samples: int | None, **more: Any) -> None:
+        """Record what this rank has read so far, counted in its loader; None: not counted.
 
-    def device(
-        self, *, step: int, busy_fraction: float | None, memory_bytes: int | None, device: str | None = None
-    ) -> None:
+        `more`: `bytes`, `tokens`, `dataset` (its name), `distinct_samples`; `dataset_digest`, `dataset_bytes` and `shards`.
+        """
+        self._write("data", step=step, samples=samples, **more)
+
+    def device(self, *, step: int, busy_fraction: float | None, memory_bytes: int | None) -> None:
         """Record a sample of the device: fraction of time busy since the last sample, and memory in use."""
-        self._write("device", step=step, busy_fraction=busy_fraction, memory_bytes=memory_bytes, device=device)
-
-    def telemetry(self, *, step: int, values: Mapping[str, float]) -> None:
-        """Record values that the trainer measures."""
-        self._write("telemetry", step=step, values=dict(values))
+        self._write("device", step=step, busy_fraction=busy_fraction, memory_bytes=memory_bytes)
 
     def end(self, *, step: int, reason: str = "completed") -> None:
         """Record the end of this rank: the last completed step and the reason."""

@@ -1,4 +1,4 @@
-"""`chronicle preflight`: checks PF01 to PF31 of this host, this run, and the facts that its trainer reports."""
+"""`chronicle preflight`: checks PF01 to PF30 of this host, this run, and the facts that its trainer reports."""
 
 import json as json_format
 import os
@@ -11,9 +11,10 @@ from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, 
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
+from chronicle.launch.ending import free_bytes
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, find_plan, read_seconds
 from chronicle.preflight.gate import check_facts, require_known
-from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
+from chronicle.preflight.host import Host, check_host, measured_save_seconds
 from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 from chronicle.settings import Settings
 
@@ -32,7 +33,7 @@ def preflight(
 ) -> CommandResult:
     """Check a launch before it spends GPU hours.
 
-    It checks shards, counts, devices, memory, plan, LR, labels, disk, save time, stray files and orphans. What cannot be
+    It checks shards, counts, devices, plan, LR, labels, disk, save time, stray files and orphans. What cannot be
     checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
     Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
@@ -42,7 +43,7 @@ def preflight(
       --facts FILE: JSON file with the trainer's facts [those of its last launch].
       --params N: Parameters that the model must have, within 1 %.
       --devices N: Devices that the launch must use.
-      --full: Start the launcher to test saving, memory and parts.
+      --full: Start the launcher to test saving, loading and parts.
       --again: Repeat experiments of --full that passed before.
       --skip PFnn: Skip a check (repeatable).
     """
@@ -66,9 +67,13 @@ def preflight(
     from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
     failed = any(one.verdict is CheckVerdict.FAIL for one in results)
-    text = "\n".join([*map(_line, results), f"{count_verdicts(results)}; trainer's facts: {source}"])
+    lines = [_line(one) for one in results if one.verdict is not CheckVerdict.UNKNOWN]
+    unread = [one.check for one in results if one.verdict is CheckVerdict.UNKNOWN]
+    if unread:
+        lines.append(f"nothing to read for {', '.join(unread)} (`--json` says what each needs)")
+    lines.append(f"{count_verdicts(results)}; trainer's facts: {source}")
     data = {"checks": [one.to_json() for one in results], "facts": source}
-    return CommandResult(text=text, data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+    return CommandResult(text="\n".join(lines), data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 
 
 def _last_command(entries: tuple[Entry, ...]) -> tuple[str, ...]:
@@ -115,7 +120,7 @@ def _expectation(
         claimed_devices=devices,
         grace_seconds=DEFAULT_GRACE_SECONDS,
         signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
-        free_bytes=free_bytes(checkpoints),
+        free_bytes=None if checkpoints is None else free_bytes(checkpoints),
     )
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from chronicle.launch.launching import LaunchRequest, LaunchResult
     from chronicle.launch.nodes import Node
     from chronicle.launch.restarts import HandedOver, Policy
-    from chronicle.watch.autopilot import Ended
 
 DEFAULT_GRACE_SECONDS = 90.0
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
@@ -155,11 +154,10 @@ class _Starting(NamedTuple):
     check: Callable[[], object]  # of the host, before each further launch
     autopilot: bool
 
-    def mirrored(self, begin: "Callable[[], LaunchResult]") -> "Ended":
+    def mirrored(self, begin: "Callable[[], LaunchResult]") -> "LaunchResult":
         """One launch, or those that an autopilot makes of it, beside the processes that feed MLflow and send alerts."""
-        first_node = self.request.node is None or self.request.node[1] == 0
-        courier = _start_alerts(self.settings, first_node=first_node)
-        mirror = _start_mirror(self.settings, first_node=first_node)
+        courier = _start_alerts(self.settings, first_node=self.request.is_first)
+        mirror = _start_mirror(self.settings, first_node=self.request.is_first)
         try:
             if not self.autopilot:
                 return begin()
@@ -194,12 +192,12 @@ class _Starting(NamedTuple):
 
     def _unattended(self, policy: "Policy", chain: str, killed: "Killed | None") -> "LaunchResult":
         """Launch with what to resume from, and again as the policy says; of SLURM's nodes once: `chronicle again` decides."""
-        from chronicle.launch.restarts import hand_over_to_nodes, keep_going, keep_pods_going
+        from chronicle.launch.restarts import Unattended, keep_going
 
-        settings, request = self.settings, self.request
+        request = self.request
         first = True
 
-        def begin(handed: "HandedOver", part: "Node | None" = request.node) -> "LaunchResult":
+        def begin(part: "Node | None", handed: "HandedOver") -> "LaunchResult":
             nonlocal first
             recorded = {**request.recorded, "chain": chain, "handed": handed.to_json()}
             if not first:
@@ -209,12 +207,10 @@ class _Starting(NamedTuple):
             environ = {**request.environ, **handed.environment()}
             return self.launch(replace(request, recorded=recorded, environ=environ, node=part))
 
-        if request.node is None:
-            return keep_going(settings, chain, policy, begin, say, killed=killed)
-        if not request.node.in_rounds:
-            return begin(hand_over_to_nodes(settings, request.node, chain, policy, say))
-        grace = request.grace_seconds
-        return keep_pods_going(settings, request.node, chain, policy, lambda part, handed: begin(handed, part), grace, say)
+        run = Unattended(
+            settings=self.settings, chain=chain, policy=policy, grace_seconds=request.grace_seconds, say=say, node=request.node
+        )
+        return keep_going(run, begin, killed)
 
 
 def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "Policy":

@@ -21,7 +21,7 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 from chronicle.goback.opened import read_sound_journal
 from chronicle.metrics.readers import LogReading, NothingToWatch, UnknownLog, line_format
-from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
+from chronicle.watch.scan import Scan, describe_event, scan_file, scan_run, unread
 from rollback.channels import LossKind
 from rollback.detect import Tier
 from rollback.propose import Action, Proposal
@@ -118,8 +118,7 @@ def _scan(names: Sequence[str], at: AtCheckpoints, reading: LogReading) -> list[
 def _scan_one(name: str, at: AtCheckpoints, reading: LogReading) -> Scan:
     path = Path(name)
     if path.exists() or Path(name.partition("#")[0]).is_file():  # `mlflow.db#RUN`
-        with progress_bar(path) as progress:
-            return scan_file(path, checkpoints_dir=at.checkpoints, progress=progress, reading=reading)
+        return scan_file(path, checkpoints_dir=at.checkpoints, reading=reading)
     if "/" in name:
         raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
     named = replace(at, run=name).settings()

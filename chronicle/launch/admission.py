@@ -94,15 +94,8 @@ class LiveProcess:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `--json`."""
-        return {
-            "pid": self.process.pid,
-            "start_ticks": self.process.start_ticks,
-            "uid": self.process.uid,
-            "launch": self.launch,
-            "role": self.role.value,
-            "how": self.how,
-            "command": self.command,
-        }
+        about = {name: getattr(self.process, name) for name in ("pid", "start_ticks", "uid")}
+        return {**about, "launch": self.launch, "role": self.role.value, "how": self.how, "command": self.command}
 
 
 def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
@@ -149,34 +142,42 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[LivePro
     """List living processes of these launches on this machine, supervisors first, then by pid."""
     boot = read_boot_id()
     here = [facts for facts in launches if facts.boot_id == boot]
-    by_token = {facts.token: facts for facts in here if facts.token}
+    by_token = {facts.token: facts.number for facts in here if facts.token}
     recorded = _recorded(read_heartbeats(paths.heartbeats_dir), here)
-    watched = {facts.number for facts in here if facts.supervisor_alive(boot)}
-    supervisors = {(facts.pid, facts.start_ticks): facts.number for facts in here if facts.number in watched}
-    open_launches = {facts.number for facts in here if not facts.ended}
     grouped = _grouped(here)
+    watched = {(facts.pid, facts.start_ticks): facts for facts in here if facts.supervisor_alive(boot)}
+    supervised = {facts.number for facts in watched.values()}
     found = []
     for process in list_processes():
         if not process.alive or process.pid == os.getpid():
             continue
-        if process.key in supervisors:
-            if supervisors[process.key] in open_launches:  # otherwise it is an autopilot between two launches
-                found.append(_found(process, supervisors[process.key], ProcessRole.SUPERVISOR, "recorded"))
-            continue
-        launch, how = _claim(process, by_token, recorded)
-        if launch is None and process.key in grouped:
+        supervisor = watched.get(process.key)
+        token = read_variable(process.pid, TOKEN_VARIABLE)
+        if supervisor is not None:
+            launch, how, role = supervisor.number, "recorded", ProcessRole.SUPERVISOR
+            if supervisor.ended:
+                continue  # an autopilot between two launches
+        elif token in by_token:
+            launch, how = by_token[token], "token"
+        elif token is None and process.key in recorded:  # a title change has overwritten its environment
+            launch, how = recorded[process.key], "recorded"
+        elif process.key in grouped:
             launch, how = grouped[process.key], "cgroup"
-        if launch is not None:
-            role = ProcessRole.SUPERVISED if launch in watched else ProcessRole.ORPHAN
-            found.append(_found(process, launch, role if process.uid == os.getuid() else ProcessRole.FOREIGN, how))
+        else:
+            continue
+        if supervisor is None:
+            role = ProcessRole.SUPERVISED if launch in supervised else ProcessRole.ORPHAN
+            role = role if process.uid == os.getuid() else ProcessRole.FOREIGN
+        command = " ".join(redact_command(read_command(process.pid))) or f"[{process.name}]"
+        found.append(LiveProcess(process=process, launch=launch, role=role, how=how, command=command))
     return sorted(found, key=lambda one: (one.role is not ProcessRole.SUPERVISOR, one.process.pid))
 
 
-def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_seconds: float = 5.0) -> EndReport:
+def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts]) -> EndReport:
     """Send TERM, then KILL, to every orphan of this user. Each is looked up again before each signal."""
     report = end_processes(
         lambda: [one.process for one in find_alive(paths, launches) if one.role is ProcessRole.ORPHAN],
-        term_seconds=term_seconds,
+        term_seconds=5.0,
     )
     for facts in launches:  # an empty cgroup remains when its supervisor was killed
         group = open_group(facts.cgroup) if facts.boot_id == read_boot_id() else None
@@ -213,22 +214,6 @@ def _recorded(beats: Iterable[Heartbeat], here: Iterable[LaunchFacts]) -> dict[t
     return pairs
 
 
-def _claim(
-    process: Process, by_token: Mapping[str, LaunchFacts], recorded: Mapping[tuple[int, int], int]
-) -> tuple[int | None, str]:
-    token = read_variable(process.pid, TOKEN_VARIABLE)
-    if token is not None and token in by_token:
-        return by_token[token].number, "token"
-    if token is None and process.key in recorded:  # a title change has overwritten its environment
-        return recorded[process.key], "recorded"
-    return None, ""
-
-
-def _found(process: Process, launch: int, role: ProcessRole, how: str) -> LiveProcess:
-    command = " ".join(redact_command(read_command(process.pid))) or f"[{process.name}]"
-    return LiveProcess(process=process, launch=launch, role=role, how=how, command=command)
-
-
 # --- Admission of a new launch
 
 EXCLUDE = "exclude-node"
@@ -251,8 +236,8 @@ def find_excluded(entries: Iterable[Entry]) -> dict[str, str]:
 
 def find_ever_excluded(entries: Iterable[Entry]) -> tuple[str, ...]:
     """The nodes that were excluded at some time, readmitted ones included."""
-    told = (hardware for _, hardware in events_of(entries, Hardware))
-    return tuple(dict.fromkeys(one.host for one in told if one.host is not None and one.action == EXCLUDE))
+    told = [one.host for _, one in events_of(entries, Hardware) if one.action == EXCLUDE]
+    return tuple(host for host in dict.fromkeys(told) if host is not None)
 
 
 # --- Admission
@@ -324,7 +309,10 @@ def ensure_startable(
     """
     if force is None:
         refuse_damaged(paths, journal)
-    intent = _find_open_transaction(journal)
+    try:
+        intent = find_open_transaction(journal.entries)
+    except JournalError as problem:  # a receipt of an unknown version
+        raise LaunchRefused(problem.message, problem.remedy) from problem
     if intent is not None:
         raise LaunchRefused(
             f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was started and not finished",
@@ -332,8 +320,11 @@ def ensure_startable(
         )
     launches = [one for one in list_launches(journal.entries) if one.number != own]
     _refuse_alive_here(journal.run, find_alive(paths, launches))
-    if force is None:
-        _refuse_alive_elsewhere(paths, launches, now)
+    for facts, age in find_alive_elsewhere(paths, launches, now) if force is None else ():
+        raise LaunchRefused(
+            f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {age:.0f} s old",
+            f'wait until the heartbeat is {FRESH_SECONDS:.0f} s old, or pass `--force "why it is not alive"`',
+        )
 
 
 def refuse_damaged(paths: RunPaths, journal: Journal) -> None:
@@ -351,14 +342,6 @@ def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:
             f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
             f"start on another node, or `chronicle hardware --readmit {host_name()}`",
         )
-
-
-def _find_open_transaction(journal: Journal) -> Entry | None:
-    """Return the open intent, if any. A receipt of an unknown version refuses the launch."""
-    try:
-        return find_open_transaction(journal.entries)
-    except JournalError as problem:
-        raise LaunchRefused(problem.message, problem.remedy) from problem
 
 
 def close_lost_launches(
@@ -447,14 +430,6 @@ def find_alive_elsewhere(paths: RunPaths, launches: Iterable[LaunchFacts], now: 
         if not is_gone(paths, facts, now=now):  # that word outranks a heartbeat that nobody could take back
             found.append((facts, beat.age(now)))
     return found
-
-
-def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], now: float) -> None:
-    for facts, age in find_alive_elsewhere(paths, launches, now):
-        raise LaunchRefused(
-            f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {age:.0f} s old",
-            f'wait until the heartbeat is {FRESH_SECONDS:.0f} s old, or pass `--force "why it is not alive"`',
-        )
 
 
 # --- Launch numbers

@@ -14,10 +14,11 @@ import os
 import re
 import selectors
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chronicle.launch.output import ROTATE_BYTES, LiveView, LogFile, split_lines
+from chronicle.launch.output import LiveView, LogFile, split_lines
 from chronicle.launch.ranks import LATENCY_MARK
 
 LIMIT_SECONDS = 2.0
@@ -34,7 +35,7 @@ class LatencyTest:
     held lines back for 10 to 20 minutes. Marked lines are removed from the output.
     """
 
-    def __init__(self, *, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[bytes, tuple[int, float]] = {}
         self._said: set[int] = set()
@@ -118,34 +119,28 @@ class Channels:
         launch_dir: Path,
         selector: selectors.BaseSelector,
         *,
-        clock: Callable[[], float],
         complain: Callable[[str], None],
         rank_prefix: re.Pattern[bytes] | None = None,
-        on_rank: Callable[[int, int], None] = lambda rank, pid: None,
-        on_rotate: Callable[[Path], None] = lambda path: None,
-        on_printed: Callable[[int, bytes], None] = lambda source, data: None,
-        rotate_bytes: int = ROTATE_BYTES,
-        log_name: str = "supervisor.log",
-        view_fds: tuple[int, int] = (1, 2),
+        on_rank: Callable[[int, int], None],
+        on_rotate: Callable[[Path], None],
+        on_printed: Callable[[int, bytes], None],
+        log_name: str,
     ) -> None:
-        self._dir = launch_dir
-        self._selector = selector
-        self._clock = clock
-        self._complain = complain
-        self._rank_prefix = rank_prefix
-        self._on_rank = on_rank
-        self._on_rotate = on_rotate
-        self._on_printed = on_printed
-        self._rotate_bytes = rotate_bytes
+        self._selector, self._rank_prefix = selector, rank_prefix
+        self._on_rank, self._on_printed = on_rank, on_printed
+
+        def open_log(name: str) -> LogFile:
+            return LogFile(launch_dir / name, complain=complain, on_rotate=on_rotate)
+
+        self._open_log = open_log
         self.log = self._open_log(log_name)
         self.rank_logs: dict[int, LogFile] = {}
-        same = _same_file(*view_fds)
-        out = LiveView(view_fds[0])
-        self._views = (out, out if same else LiveView(view_fds[1]))
+        out = LiveView(1)
+        self._views = (out, out if _same_file(1, 2) else LiveView(2))
         self._rest: dict[int, bytes] = {}
         self._several_ranks = False
         self._starts: dict[int, list[tuple[int, int]]] = {}  # of the processes that were a rank: pid, where its log stood
-        self.latency = LatencyTest(clock=clock)
+        self.latency = LatencyTest()
         self._open: dict[int, Callable[[], bool]] = {}
         self._listener: socket.socket | None = None
 
@@ -228,15 +223,6 @@ class Channels:
             self._listener = None
         for log in (self.log, *self.rank_logs.values()):
             log.close()
-
-    def _open_log(self, name: str) -> LogFile:
-        return LogFile(
-            self._dir / name,
-            clock=self._clock,
-            complain=self._complain,
-            rotate_bytes=self._rotate_bytes,
-            on_rotate=self._on_rotate,
-        )
 
     def _rank_log(self, rank: int) -> LogFile:
         if rank not in self.rank_logs:

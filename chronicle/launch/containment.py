@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import signal
 import time
@@ -29,6 +30,7 @@ from chronicle.launch.processes import (
 MOUNTS = Path("/proc/self/mountinfo")
 OWN = Path("/proc/self/cgroup")
 PREFIX = "chronicle-"
+OOM_LINE = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class ControlGroup:
@@ -68,11 +70,7 @@ class ControlGroup:
 
     def oom_kills(self) -> int | None:
         """How many of its processes the kernel has ended for lack of memory; None without a counter here."""
-        try:
-            lines = (self.path / "memory.events").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return None
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+        return read_oom_kills(self.path)
 
     def kill(self) -> None:
         """Kill every process of the cgroup at once, including processes that are forking."""
@@ -103,8 +101,9 @@ def make_group(token: str, environ: Mapping[str, str]) -> ControlGroup | None:
     """Create a cgroup below ours, named after the launch's token; None inside SLURM or where cgroups are not writable."""
     if environ.get("SLURM_JOB_ID"):
         return None
-    own = _own_directory()
-    if own is None or not os.access(own / "cgroup.procs", os.W_OK):
+    own = next((directory for controllers, directory in own_groups() if not controllers), None)
+    outside = own is None or "/.." in str(own)  # of our cgroup namespace
+    if own is None or outside or not os.access(own / "cgroup.procs", os.W_OK):
         return None
     group = ControlGroup(own / f"{PREFIX}{token[:16]}")
     try:
@@ -124,21 +123,31 @@ def open_group(path: str | None) -> ControlGroup | None:
     return ControlGroup(Path(path))
 
 
-def _own_directory() -> Path | None:
-    """Return the directory of our own version 2 cgroup, found through the mount table."""
+def own_groups(cgroups: Path = OWN, mounts: Path = MOUNTS) -> list[tuple[str, Path]]:
+    """Our control groups as (controllers, directory), found through the mount table; version 2's has no controllers named."""
     try:
-        own = next((line[3:] for line in OWN.read_text(encoding="utf-8").splitlines() if line.startswith("0::")), None)
-        mounts = [line.split() for line in MOUNTS.read_text(encoding="utf-8").splitlines()]
+        mine = [line.split(":", 2) for line in cgroups.read_text(encoding="utf-8").splitlines()]
+        mounted = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return []
+    found = []
+    for words in mounted:
+        root, point, kind = words[3], words[4], words[words.index("-") + 1] if "-" in words else ""
+        held = {"cgroup2": {""}, "cgroup": set(words[-1].split(","))}.get(kind, set())
+        for _, controllers, path in mine:
+            if held.issuperset(controllers.split(",")):
+                below = path if root == "/" else path.removeprefix(root)
+                found.append((controllers, Path(point) / below.lstrip("/")))
+    return found
+
+
+def read_oom_kills(group: Path, name: str = "memory.events") -> int | None:
+    """How many processes of a control group the kernel has ended for lack of memory; None without a counter."""
+    try:
+        found = OOM_LINE.search((group / name).read_text(encoding="ascii"))
     except OSError:
         return None
-    if own is None or "/.." in own:  # outside our cgroup namespace
-        return None
-    for words in mounts:
-        if "-" in words and words[words.index("-") + 1] == "cgroup2":
-            root, point = words[3], words[4]
-            below = own if root == "/" else own.removeprefix(root)
-            return Path(point) / below.lstrip("/")
-    return None
+    return None if found is None else int(found[1])
 
 
 # --- Subreaper, token, and ending processes
@@ -200,22 +209,15 @@ def describe_containment(subreaper: bool, group: ControlGroup | None = None) -> 
     return ", ".join(holds)
 
 
-def list_tagged(token: str, table: Iterable[Process] | None = None) -> list[Process]:
-    """List living processes whose environment has this token, except this process."""
-    me = os.getpid()
-    found = []
-    for process in list_processes() if table is None else table:
-        if process.pid != me and process.alive and read_variable(process.pid, TOKEN_VARIABLE) == token:
-            found.append(process)
-    return found
-
-
 def find_contained(token: str, group: ControlGroup | None = None) -> list[Process]:
     """List living processes of a launch: in its cgroup, below this process, or with its token in their environment."""
     table = list_processes()
-    found = {process.key: process for process in list_descendants(os.getpid(), table) if process.alive}
-    found.update((process.key, process) for process in list_tagged(token, table))
-    found.update((process.key, process) for process in (group.processes() if group is not None else ()))
+    below = {process.key for process in list_descendants(os.getpid(), table)}
+    found = {process.key: process for process in (group.processes() if group is not None else ())}
+    for process in table:
+        is_other = process.alive and process.pid != os.getpid()
+        if is_other and (process.key in below or read_variable(process.pid, TOKEN_VARIABLE) == token):
+            found[process.key] = process
     return list(found.values())
 
 

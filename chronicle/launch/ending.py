@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chronicle.journal.events import EndCause
+from chronicle.launch.containment import MOUNTS, OWN, own_groups, read_oom_kills
+from chronicle.launch.processes import signal_name
 from chronicle.launch.slurm import JobWord
 
 NEARLY_FULL_BYTES = 16 << 20
@@ -119,7 +121,7 @@ def _judge_signal(seen: Seen) -> Ending:
     """A signal came from outside: what the scheduler knows decides, then the signal itself."""
     word, name = seen.scheduler, seen.stop_signal or "a signal"
     if word is not None:
-        if (said := _cause_of_state(word.state)) is not None:
+        if (said := STATES.get(word.state)) is not None:
             return Ending(said, f"{name}; SLURM says {word.state}")
         if word.preempted:
             return Ending(EndCause.PREEMPTED, f"{name}; SLURM took the nodes for another job")
@@ -144,7 +146,7 @@ def _judge_failure(seen: Seen) -> Ending:
     if seen.oom_kills and killed:
         counted = f"the kernel ended {_processes(seen.oom_kills)} for lack of memory (oom_kill)"
         return Ending(EndCause.OUT_OF_MEMORY, f"{who}; {counted}")
-    if seen.scheduler is not None and (said := _cause_of_state(seen.scheduler.state)) is not None:
+    if seen.scheduler is not None and (said := STATES.get(seen.scheduler.state)) is not None:
         return Ending(said, f"{who}; SLURM says {seen.scheduler.state}")
     last = last_exception(seen.lines)
     if (named := _cause_of_line(last)) is not None:
@@ -165,12 +167,7 @@ def _who(seen: Seen) -> str:
 
 
 def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    return f"ended with code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
 
 
 def _without_oom(seen: Seen) -> str:
@@ -194,10 +191,6 @@ STATES: Mapping[str, EndCause] = {
     "OUT_OF_MEMORY": EndCause.OUT_OF_MEMORY,
     "CANCELLED": EndCause.STOPPED,
 }
-
-
-def _cause_of_state(state: str) -> EndCause | None:
-    return STATES.get(state)
 
 
 class LostSupervisor(NamedTuple):
@@ -229,7 +222,7 @@ PODS: Mapping[str, EndCause] = {
 
 def judge_lost(seen: LostSupervisor) -> Ending:
     """The cause of an end that nobody saw. Pure."""
-    if seen.scheduler and (said := _cause_of_state(seen.scheduler)) is not None:
+    if seen.scheduler and (said := STATES.get(seen.scheduler)) is not None:
         return Ending(said, f"the supervisor on {seen.host} wrote no end; SLURM says {seen.scheduler}")
     if seen.pod:
         word = f"the supervisor wrote no end; Kubernetes says of pod {seen.host}: {seen.pod}"
@@ -300,51 +293,33 @@ def _cause_of_line(line: str) -> EndCause | None:
 
 # --- what the kernel counted
 
-CGROUPS = Path("/proc/self/cgroup")
-MOUNTS = Path("/proc/self/mountinfo")
-OOM_LINE = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-
-
-def count_oom_kills(cgroups: Path = CGROUPS, mounts: Path = MOUNTS) -> int | None:
+def count_oom_kills(cgroups: Path = OWN, mounts: Path = MOUNTS) -> int | None:
     """How many processes the kernel has ended for lack of memory in our memory cgroup and below; None without a counter.
 
     Version 2: `memory.events` (hierarchical, so that a launch's own cgroup is counted too). Version 1: `memory.oom_control`.
     """
-    try:
-        mine = [line.split(":", 2) for line in cgroups.read_text(encoding="utf-8").splitlines()]
-        mounted = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return None
     counts = []
-    for words in mounted:
-        kind = words[words.index("-") + 1] if "-" in words else ""
-        for _, controllers, path in (one for one in mine if len(one) == 3):
-            if kind == "cgroup2" and controllers == "":
-                counts.append(_read_count(words, path, "memory.events"))
-            elif kind == "cgroup" and "memory" in controllers.split(",") and "memory" in words[-1].split(","):
-                counts.append(_read_count(words, path, "memory.oom_control"))
-    known = [count for count in counts if count is not None]
-    return max(known) if known else None
+    for controllers, directory in own_groups(cgroups, mounts):
+        if controllers == "" or "memory" in controllers.split(","):
+            counts.append(read_oom_kills(directory, "memory.oom_control" if controllers else "memory.events"))
+    return max((count for count in counts if count is not None), default=None)
 
 
-def _read_count(mount: Sequence[str], path: str, name: str) -> int | None:
-    root, point = mount[3], mount[4]
-    below = path if root == "/" else path.removeprefix(root)
+def free_bytes(directory: Path) -> int | None:
+    """Free bytes on the file system of a directory, which may not exist yet; None when it cannot be asked."""
+    existing = next((one for one in (directory, *directory.absolute().parents) if one.exists()), Path("/"))
     try:
-        found = OOM_LINE.search(Path(point, below.lstrip("/"), name).read_text(encoding="ascii"))
+        state = os.statvfs(existing)
     except OSError:
         return None
-    return None if found is None else int(found[1])
+    return state.f_bavail * state.f_frsize
 
 
 def full_disks(directories: Iterable[Path]) -> tuple[str, ...]:
     """Of these directories one on each file system that has less than 16 MiB left for us."""
     full: dict[int, str] = {}
     for directory in directories:
-        try:
-            state, device = os.statvfs(directory), os.stat(directory).st_dev
-        except OSError:
-            continue
-        if state.f_bavail * state.f_frsize < NEARLY_FULL_BYTES and not state.f_flag & os.ST_RDONLY:
-            full.setdefault(device, str(directory))
+        free = free_bytes(directory)
+        if free is not None and free < NEARLY_FULL_BYTES and os.access(directory, os.W_OK):
+            full.setdefault(os.stat(directory).st_dev, str(directory))
     return tuple(full.values())

@@ -31,18 +31,9 @@ class Heartbeat(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file."""
-        return {
-            "v": VERSION,
-            "host": self.host,
-            "launch": self.launch,
-            "pid": self.pid,
-            "start_ticks": self.start_ticks,
-            "boot_id": self.boot_id,
-            "uid": self.uid,
-            "t": round(self.time, 3),
-            "processes": [list(pair) for pair in self.processes],
-            **({"progress": dict(self.progress)} if self.progress else {}),
-        }
+        fields = self._asdict()
+        moment = round(fields.pop("time"), 3)
+        return {"v": VERSION, **fields, "t": moment}
 
     def age(self, now: float) -> float:
         """Return the seconds since it was written, by the writer's clock; 0 when that clock is ahead."""
@@ -56,13 +47,8 @@ def parse_heartbeat(text: str) -> Heartbeat | None:
         if data["v"] != VERSION:
             return None
         return Heartbeat(
-            host=str(data["host"]),
-            launch=int(data["launch"]),
-            pid=int(data["pid"]),
-            start_ticks=int(data["start_ticks"]),
-            boot_id=str(data["boot_id"]),
-            uid=int(data["uid"]),
-            time=float(data["t"]),
+            *(str(data["host"]), int(data["launch"]), int(data["pid"]), int(data["start_ticks"])),
+            *(str(data["boot_id"]), int(data["uid"]), float(data["t"])),
             processes=tuple((int(pid), int(ticks)) for pid, ticks in data["processes"]),
             progress=data["progress"] if isinstance(data.get("progress"), dict) else None,
         )

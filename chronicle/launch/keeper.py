@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from chronicle.launch.containment import become_subreaper
+from chronicle.launch.processes import signal_name
+from chronicle.launch.supervisor import FORWARDED, TAKEN_AS_TERM
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+PASSED_ON = (*FORWARDED, *TAKEN_AS_TERM)
 BY_THE_KERNEL = 0x80  # si_code SI_KERNEL: from the terminal, whose whole process group has it
 
 
@@ -32,10 +34,7 @@ class Killed(NamedTuple):
     @property
     def name(self) -> str:
         """Such as "SIGKILL"."""
-        try:
-            return signal.Signals(self.signal).name
-        except ValueError:
-            return f"signal {self.signal}"
+        return signal_name(self.signal)
 
 
 def keep_supervised(

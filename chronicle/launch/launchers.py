@@ -11,9 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chronicle.launch.containment import TOKEN_VARIABLE
-from chronicle.launch.pulse import PULSES_VARIABLE
-
 REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
 STARTUP_DIR = Path(__file__).resolve().parent / "startup"  # its `sitecustomize` guards HF Trainers without a line
 PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
@@ -29,42 +26,14 @@ FLAGS: Mapping[str, Sequence[str]] = {"total": TOTAL_FLAGS, "per node": PER_NODE
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
-def build_environment(
-    inherited: Mapping[str, str],
-    *,
-    run: str,
-    run_dir: Path,
-    launch: int,
-    launch_dir: Path,
-    token: str,
-    grace_seconds: float,
-    output_address: str | None,
-    checkpoints_dir: Path | None,
-    requested_ranks: int | None = None,
-    pulses_dir: Path | None = None,
-) -> dict[str, str]:
-    """Return the environment of the launcher and its descendants. The user's own torchrun signals and timeout are kept."""
-    environment = dict(inherited)
-    environment.update(
-        CHRONICLE_RUN=run,
-        CHRONICLE_RUN_DIR=str(run_dir),
-        CHRONICLE_LAUNCH=str(launch),
-        CHRONICLE_LAUNCH_DIR=str(launch_dir),
-        # children of the launcher inherit this variable, but not `python -u`
-        PYTHONUNBUFFERED="1",
-    )
-    environment[TOKEN_VARIABLE] = token
-    environment.pop("CHRONICLE_OUTPUT", None)
-    if output_address is not None:
-        environment["CHRONICLE_OUTPUT"] = output_address
-    environment.pop(PULSES_VARIABLE, None)
-    if pulses_dir is not None:
-        environment[PULSES_VARIABLE] = str(pulses_dir)
-    environment.pop(REQUESTED_VARIABLE, None)
-    if requested_ranks is not None:
-        environment[REQUESTED_VARIABLE] = str(requested_ranks)
-    if checkpoints_dir is not None:
-        environment["CHRONICLE_CHECKPOINTS"] = str(checkpoints_dir)
+def build_environment(inherited: Mapping[str, str], ours: Mapping[str, object], grace_seconds: float) -> dict[str, str]:
+    """Return the environment of the launcher and its descendants; of `ours` None is left out, also where it was inherited.
+
+    The user's own torchrun signals and timeout are kept.
+    """
+    environment = {name: value for name, value in inherited.items() if name not in ours}
+    environment |= {name: str(value) for name, value in ours.items() if value is not None}
+    environment["PYTHONUNBUFFERED"] = "1"  # children of the launcher inherit this variable, but not `python -u`
     # torchrun sends SIGKILL 30 s after a signal by default, which would interrupt a longer save
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(grace_seconds)))
     environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS_TO_HANDLE)

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chronicle.checkpoints import SaveWatch, checkpoints_left
 from chronicle.errors import JournalError
@@ -48,7 +48,13 @@ from chronicle.launch.admission import (
 )
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.code import CODE_VARIABLE, files_of, read_code
-from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
+from chronicle.launch.containment import (
+    TOKEN_VARIABLE,
+    ControlGroup,
+    become_subreaper,
+    describe_containment,
+    make_group,
+)
 from chronicle.launch.ending import Ending, Seen, Steps, count_oom_kills, full_disks, judge_attempt, judge_end
 from chronicle.launch.heartbeat import (
     FRESH_SECONDS,
@@ -59,22 +65,21 @@ from chronicle.launch.heartbeat import (
     remove_heartbeat,
     write_heartbeat,
 )
-from chronicle.launch.launchers import build_environment, count_requested_ranks
+from chronicle.launch.launchers import REQUESTED_VARIABLE, build_environment, count_requested_ranks
 from chronicle.launch.live_metrics import (
     DeviceSampler,
     LiveDetector,
     PrintedMetrics,
-    Watcher,
     last_point,
     last_steps,
     read_start_step,
 )
 from chronicle.launch.nodes import Node, Peers, has_passed, share_number
-from chronicle.launch.output import ROTATE_BYTES, read_last_lines
+from chronicle.launch.output import read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
-from chronicle.launch.pulse import make_pulses_dir, read_attempts_begun, remove_pulses_dir
-from chronicle.launch.ranks import FirstFailure, RankDeath, RankWatch
+from chronicle.launch.pulse import PULSES_VARIABLE, make_pulses_dir, read_attempts_begun, remove_pulses_dir
+from chronicle.launch.ranks import OUTPUT_VARIABLE, FirstFailure, RankDeath, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
     LaunchRecord,
@@ -112,8 +117,12 @@ class LaunchRequest:
     force: str | None = None  # reason to start although a launch seems alive elsewhere, or the journal is damaged
     overrode: tuple[str, ...] = ()  # that damage
     recorded: Mapping[str, Any] = field(default_factory=dict)  # further fields of `launch.start`
-    rotate_bytes: int = ROTATE_BYTES
     node: Node | None = None  # set when this is one of several nodes of a launch
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the only node, or the one that speaks for all."""
+        return self.node is None or self.node.number == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +134,7 @@ class LaunchResult:
     data: Mapping[str, Any]
 
 
+T = TypeVar("T")
 JUDGED_LINES = 200  # last lines in which an exception is looked for
 
 # --- One admitted launch
@@ -139,84 +149,100 @@ class Launch:
         token: str,
         writer: JournalWriter,
         live_watch: Callable[..., LiveDetector] | None,
-        clock: Callable[[], float],
     ) -> None:
-        self._request = request
-        self._number = number
-        self._token = token
-        self._clock = clock
+        self._request, self._number, self._token = request, number, token
+        self._directory = request.paths.launch_dir(number)
+        self._metrics = request.paths.metrics_path(number)
         self._selector = selectors.PollSelector()
         self._said: set[str] = set()
         self._group: ControlGroup | None = None
-        self._containment = ""
         self._lease: int | None = None
         self._oom_kills = count_oom_kills()
         self._attempts: list[tuple[int, float]] = []  # each further start of the ranks by their launcher, and when
         self._start_step: int | None = None
         self._saves: SaveWatch | None = None
-        node = request.node
-        self._peers = None
+        self._proposal: object | None = None  # the event of the detector that stops the launch
+        self._processes: tuple[tuple[int, int], ...] = ()  # of the newest heartbeat
+        self._state_told = ""  # of the stall watch, in the newest heartbeat
+        node, self._peers = request.node, None
         if node is not None:
-            where, is_past = request.paths.launch_dir(number), functools.partial(has_passed, request.paths, node)
-            self._peers = Peers(where, node.number, request.grace_seconds, is_past=is_past)
+            is_past = functools.partial(has_passed, request.paths, node)
+            self._peers = Peers(self._directory, node.number, request.grace_seconds, is_past=is_past)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
         self._pulses = make_pulses_dir()
         self._ranks = RankWatch(
             self._selector,
-            clock=time.monotonic,
             on_attempt=self._note_attempt,
             named=self._named,
             begun=functools.partial(read_attempts_begun, self._pulses),
         )
         self._printed = PrintedMetrics(
-            request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain,
-            on_step_back=self._ranks.hear,
-        )  # fmt: skip
+            self._metrics, say=self._say_for_detector, complain=self._complain, on_step_back=self._ranks.hear
+        )
         self._channels = Channels(
-            request.paths.launch_dir(number),
+            self._directory,
             self._selector,
-            clock=time.monotonic,
             complain=self._complain,
             rank_prefix=rank_prefix_of(request.command),
             on_rank=self._ranks.add,
             on_rotate=self._seals.seal_part,
-            on_printed=self._printed.take if request.node is None or request.node[1] == 0 else _ignore,
-            rotate_bytes=request.rotate_bytes,
-            log_name=self._log_name(),
+            on_printed=self._printed.take if request.is_first else lambda source, data: None,
+            log_name="supervisor.log" if node is None or node.number == 0 else f"supervisor-node{node.number}.log",
         )
-        self._devices = DeviceSampler(
-            request.paths.launch_dir(number), self._selector, host=host_name(), clock=clock, step=self._last_step
-        )
+        host = host_name()
+        self._devices = DeviceSampler(self._directory, self._selector, host=host, step=self._last_step)
         keeps_code = request.environ.get(CODE_VARIABLE, "").lower() not in ("off", "0", "no")
         self._code = read_code(request.cwd, with_patch=keeps_code)
         self._packages = read_packages(request.command, request.environ)
         self._start = describe_launch(request.command, request.cwd, request.environ, self._code, self._packages)
-        self._stall = self._make_stall_watch()
-        self._processes: tuple[tuple[int, int], ...] = ()  # of the newest heartbeat
-        self._state_told = ""  # of the stall watch, in the newest heartbeat
-        poll = self._open_watch(live_watch, writer)
-        self._watcher = Watcher(poll, stop_on_proposal=request.stop_on_proposal, complain=self._complain)
+        self._stall = StallWatch(
+            pulses=self._pulses,
+            rank_pids=lambda: self._ranks.pids,
+            signs=self._signs,
+            step=self._last_step,
+            say=self._channels.say,
+            write=self._record.write,
+            directory=self._directory,
+            host=host,
+            launch=number,
+            known=request.rhythm,
+            others_work=self._others_work,
+            devices=lambda: self._devices.busy,
+        )
+        self._watch: LiveDetector | None = None
+        if live_watch is not None and request.is_first:  # one detector a launch; a run without it is better than no run
+            self._watch = self._contained(
+                "the live detector",
+                lambda: live_watch(
+                    request.paths, number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
+                ),
+            )
 
     def enter(self) -> None:
         """Write `launch.start`. From then on no other launch of this run is admitted."""
         request = self._request
         subreaper = become_subreaper()
         self._group = make_group(self._token, request.environ)
-        self._containment = containment = describe_containment(subreaper, self._group)
         if request.force:
             self._start |= {"force": request.force, "overrode": list(request.overrode)}
-        self._start |= request.recorded
-        self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
-        beats = self._request.paths.heartbeats_dir
-        self._lease = take_lease(lease_path(beats, self._start["host"]))
-        self._start["lease"] = self._lease is not None
+        self._lease = take_lease(lease_path(request.paths.heartbeats_dir, self._start["host"]))
+        self._start |= {
+            **request.recorded,
+            "token": self._token,
+            "containment": describe_containment(subreaper, self._group),
+            "grace_seconds": request.grace_seconds,
+            "lease": self._lease is not None,
+        }
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
         self._contained("code", self._store_patch)
         self._contained("packages", self._store_packages)
-        self._record.write(LaunchStart.from_json(self._start), title=self._title())
-        if request.node is None or request.node[1] == 0:
+        purpose = f" ({self._start['purpose']}: {self._start['part']})" if "purpose" in self._start else ""
+        command = " ".join(self._start["argv"])
+        command = command if len(command) <= 120 else command[:119] + "…"
+        self._record.write(LaunchStart.from_json(self._start), title=f"launch {self._number}{purpose}: {command}")
+        if request.is_first:
             self._contained("settings", self._record_files)
 
     def _record_files(self) -> None:
@@ -242,8 +268,11 @@ class Launch:
     def run(self) -> LaunchResult:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
-        self._say_start(self._containment)
-        self._contained("checkpoints", self._watch_saves)
+        sys.stdout.flush()
+        containment = self._start["containment"]
+        self._channels.say(f"launch {number} of run `{request.paths.run}`: logs in {self._directory}; {containment}")
+        if request.is_first:  # note which checkpoints lie there before the launch
+            self._contained("checkpoints", self._watch_saves)
         supervisor = self._make_supervisor()
         try:
             outcome = supervisor.run()
@@ -261,32 +290,28 @@ class Launch:
                 self._group.remove()
             remove_pulses_dir(self._pulses)
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
-        return self._finish(outcome, self._containment)
-
-    def _title(self) -> str:
-        purpose = f" ({self._start['purpose']}: {self._start['part']})" if "purpose" in self._start else ""
-        return f"launch {self._number}{purpose}: {_short(self._start['argv'])}"
+        return self._finish(outcome, containment)
 
     def _make_supervisor(self) -> Supervisor:
         request = self._request
-        environ = build_environment(
-            request.environ,
-            requested_ranks=count_requested_ranks(request.command),
-            run=request.paths.run,
-            run_dir=request.paths.run_dir.resolve(),
-            launch=self._number,
-            launch_dir=request.paths.launch_dir(self._number).resolve(),
-            token=self._token,
-            grace_seconds=request.grace_seconds,
-            output_address=self._channels.listen(f"chronicle-{self._token}"),
-            checkpoints_dir=None if request.checkpoints_dir is None else request.checkpoints_dir.resolve(),
-            pulses_dir=self._pulses,
-        )
+        ours = {
+            "CHRONICLE_RUN": request.paths.run,
+            "CHRONICLE_RUN_DIR": request.paths.run_dir.resolve(),
+            "CHRONICLE_LAUNCH": self._number,
+            "CHRONICLE_LAUNCH_DIR": self._directory.resolve(),
+            OUTPUT_VARIABLE: self._channels.listen(f"chronicle-{self._token}"),
+            TOKEN_VARIABLE: self._token,
+            PULSES_VARIABLE: self._pulses,
+            REQUESTED_VARIABLE: count_requested_ranks(request.command),
+        }
+        if request.checkpoints_dir is not None:
+            ours["CHRONICLE_CHECKPOINTS"] = request.checkpoints_dir.resolve()
+        environ = build_environment(request.environ, ours, request.grace_seconds)
         if os.isatty(0) and "PYTHONBREAKPOINT" not in environ:
             environ["PYTHONBREAKPOINT"] = "0"  # its prompt would read the end of a file and end the trainer
             self._channels.say("the trainer has no terminal: `breakpoint()` is skipped; debug without `chronicle run`")
         return Supervisor(
-            request.command,
+            command=request.command,
             environ=environ,
             cwd=request.cwd,
             token=self._token,
@@ -304,7 +329,8 @@ class Launch:
     def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchResult:
         self._printed.finish(in_a_hurry=outcome.stopped_by is not None)
         self._note_start_step()
-        self._watcher.finish()
+        if self._watch is not None:
+            self._note_proposal(self._watch.finish)
         launcher_tail = self._channels.log.last_lines(TAIL_LINES)
         ending = self._judge(outcome, launcher_tail)
         refused = ending.cause is EndCause.REFUSED
@@ -330,7 +356,7 @@ class Launch:
             data["metrics_from"] = "printed lines"
         if channels.latency.tested:
             data["latency_tested_ranks"] = len(channels.latency.tested)
-        event = self._watcher.event
+        event = self._proposal
         if event is not None and outcome.stopped_by == "proposal":
             data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
         for line in format_end(self._number, data, containment=containment):
@@ -340,7 +366,8 @@ class Launch:
         title = title_of_end(self._number, data)
         self._record.write(LaunchEnd.from_json(data), title=title, step=data["last_step"])
         if self._peers is not None:
-            self._contained("the other nodes", functools.partial(self._peers.tell, data))
+            peers = self._peers
+            self._contained("the other nodes", lambda: peers.tell(data))
         self._contained("checkpoints", self._record_checkpoints)
         if self._record.waiting:
             self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
@@ -357,9 +384,11 @@ class Launch:
         if failed and not refusal and DO_NOT_REQUEUE in (outcome.exit_code, code):
             refusal = f"the trainer ended with {DO_NOT_REQUEUE}: guard or preflight refused"
         job = job_of(request.environ)
-        now = count_oom_kills()
         lead = request.environ.get("CHRONICLE_SIGNAL_LEAD", "")
         lines = self._rank_tails(outcome, JUDGED_LINES).get(death.rank) if death is not None else None
+        killed = outcome.killed_behind
+        if death is not None and death.code == -signal.SIGKILL:
+            killed = killed or f"rank {death.rank} was ended by SIGKILL"
         return judge_end(
             Seen(
                 exit_code=outcome.exit_code,
@@ -369,29 +398,32 @@ class Launch:
                 refused=refusal,
                 rank=rank,
                 rank_code=code,
-                oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+                oom_kills=self._oom_kills_since(),
                 full=full_disks(self._written_to()),
                 lines=tuple(lines or printed),
-                scheduler=ask_job(job, now=self._clock()) if job is not None and (failed or outcome.stopped_by) else None,
+                scheduler=ask_job(job, now=time.time()) if job is not None and (failed or outcome.stopped_by) else None,
                 in_job=job,
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
                 peer="" if self._peers is None else self._peers.said,
                 stall=self._stall.words,
-                steps=Steps() if failed else self._steps_known(),
-                killed=outcome.killed_behind or _killed_first(death),
+                steps=Steps() if failed or not request.is_first else self._steps_known(),
+                killed=killed,
             )
         )
 
+    def _oom_kills_since(self) -> int | None:
+        """Processes that the kernel ended for lack of memory since the launch, or its present attempt, began."""
+        now = count_oom_kills()
+        return None if now is None or self._oom_kills is None else now - self._oom_kills
+
     def _steps_known(self) -> Steps:
-        """What the log, the guard and the settings say of the steps of this launch and of the run; the first node looks."""
-        if self._request.node is not None and self._request.node[1] > 0:
-            return Steps()
+        """What the log, the guard and the settings say of the steps of this launch and of the run."""
         entries, number = read_journal(self._request.paths).entries, self._number
         own = {entry.kind for entry in entries if entry.launch == number}
         earlier = [end.last_step for entry, end in events_of(entries, LaunchEnd) if (entry.launch or 0) < number]
         reached = [step for step in earlier if step is not None]
         handed = self._start.get("handed") or {}
-        logged = last_steps(self._request.paths.metrics_path(number))
+        logged = last_steps(self._metrics)
         begun = self._start_step if handed.get("step") is None else handed["step"]
         if begun is None and reached:
             begun = reached[-1]
@@ -423,7 +455,6 @@ class Launch:
     def _note_attempt(self, attempt: int, death: RankDeath | None, seconds_ago: float) -> None:
         """The launcher started its ranks again: say why the attempt before ended, and where its log stood."""
         self._channels.read_waiting()  # what it printed last
-        now = count_oom_kills()
         own = [] if death is None else self._channels.last_lines_of(death.rank, death.pid, JUDGED_LINES)
         lines = own or self._lines_of_attempt(death)
         ending = judge_attempt(
@@ -431,27 +462,26 @@ class Launch:
                 exit_code=1,
                 rank=None if death is None else death.rank,
                 rank_code=None if death is None else death.code,
-                oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+                oom_kills=self._oom_kills_since(),
                 full=full_disks(self._written_to()),
                 lines=tuple(lines),
             )
         )
-        self._oom_kills = now
-        began = self._clock() - seconds_ago
+        self._oom_kills = count_oom_kills()
+        began = time.time() - seconds_ago
         self._attempts.append((attempt, began))
         self._printed.begin_attempt(attempt)
         host = self._start["host"]
         event = LaunchAttempt(
             host=host, attempt=attempt, began=round(began, 3), cause=ending.cause.value, because=ending.because
         )
-        title = f"attempt {attempt} of launch {self._number} begins: {ending.because}"
-        self._record.write(event, title=title)
+        self._record.write(event, title=f"attempt {attempt} of launch {self._number} begins: {ending.because}")
         self._channels.say(f"the launcher starts its ranks again (attempt {attempt}): {ending.because}")
 
     def _intervals(self) -> list[dict[str, int]]:
         """The logged steps of each attempt: by the marks of their writer; by their times where it makes none."""
         try:
-            points = list(read_attempts(self._request.paths.metrics_path(self._number)))
+            points = list(read_attempts(self._metrics))
         except OSError:
             return []
         steps: dict[int, list[int]] = {}
@@ -475,9 +505,7 @@ class Launch:
             return known  # a journal that cannot be read ends no launch
 
     def _watch_saves(self) -> None:
-        """Note which checkpoints lie there before the launch; on the first node only."""
-        if self._request.node is None or self._request.node[1] == 0:
-            self._saves = SaveWatch(self._roots, self._entries, self._record.writer.place.run_id)
+        self._saves = SaveWatch(self._roots, self._entries, self._record.writer.place.run_id)
 
     def _record_new_saves(self) -> None:
         """Record the checkpoints without an identity that have appeared: no guard says who saved them."""
@@ -502,14 +530,15 @@ class Launch:
         known = self._record.writer.place.anchors(self._request.paths.run_dir).roots
         return known if known else (str(self._request.cwd / "checkpoints"),)
 
-    def _contained(self, what: str, work: Callable[[], None]) -> None:
+    def _contained(self, what: str, work: Callable[[], T]) -> T | None:
         """Do something that a launch can do without: an error is said and ends nothing."""
         try:
-            work()
+            return work()
         except JournalError:
-            pass  # reported with the entries of the launch
+            return None  # reported with the entries of the launch
         except Exception as error:  # noqa: BLE001 the launch matters more than this record
-            self._complain(f"{what} were not looked at: {type(error).__name__}: {error}")
+            self._complain(f"cannot look at {what}: {type(error).__name__}: {error}")
+            return None
 
     def _rank_tails(self, outcome: LaunchOutcome, count: int = TAIL_LINES) -> dict[int, list[str]]:
         """Return the last lines by rank, from logs written here or from a `rank-<r>.log` that the trainer wrote."""
@@ -523,7 +552,9 @@ class Launch:
         node = self._request.node
         if node is None:
             return True
-        mine = {self._channels.log.path.stem, f"host-{self._start['host']}", *(["metrics", "samples"] if node[1] == 0 else [])}
+        mine = {self._channels.log.path.stem, f"host-{self._start['host']}"}
+        if node.number == 0:
+            mine |= {"metrics", "samples"}
         mine |= {f"rank-{rank}" for rank in (*self._channels.rank_logs, *self._ranks.pids)}
         return path.name.split(".")[0] in mine
 
@@ -539,23 +570,6 @@ class Launch:
         if self._lease is not None:
             os.close(self._lease)
 
-    def _open_watch(self, live_watch: Callable[..., LiveDetector] | None, writer: JournalWriter) -> LiveDetector | None:
-        request = self._request
-        if live_watch is None or (request.node is not None and request.node[1] > 0):
-            return None  # one detector per launch
-        try:
-            return live_watch(
-                request.paths, self._number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
-            )
-        except Exception as error:  # noqa: BLE001 a run without detector is better than no run
-            self._complain(f"no live detector: {type(error).__name__}: {error}")
-            return None
-
-    def _log_name(self) -> str:
-        """Return the log's name: `supervisor.log` on the first node, `supervisor-node<n>.log` on others."""
-        node = self._request.node
-        return "supervisor.log" if node is None or node[1] == 0 else f"supervisor-node{node[1]}.log"
-
     def _say_for_detector(self, line: str) -> None:
         self._channels.say(line.removeprefix("chronicle: "))
 
@@ -565,70 +579,53 @@ class Launch:
         self._devices.look(time.monotonic())
         self._note_start_step()
         self._channels.latency.check(self._channels.say)
-        if self._watcher.look():
+        if self._watch is not None and self._note_proposal(self._watch.poll):
             return "proposal"
-        if self._look_for_stall():
+        stands = self._contained("signs of progress", self._stall.tick)
+        if self._stall.state != self._state_told:
+            self._beat(self._processes)  # `status` hears of every change from the heartbeat
+        if stands and self._request.stop_on_stall:
             return "stall"
         return "peer" if self._peers is not None and self._peers.have_failed() else None
 
-    def _look_for_stall(self) -> bool:
-        """Whether the launch is to be stopped because it stands still. `status` hears of every change from the heartbeat."""
-        stands = [False]
-        self._contained("signs of progress", lambda: stands.__setitem__(0, self._stall.tick()))
-        if self._stall.state != self._state_told:
-            self._beat(self._processes)
-        return stands[0] and self._request.stop_on_stall
+    def _note_proposal(self, ask: Callable[[], Iterable[object]]) -> bool:
+        """Ask the live detector; whether it has just proposed what stops this launch."""
+        events = self._contained("the detector's events", lambda: list(ask())) or []
+        proposing = [event for event in events if _tier_of(event) == "propose"]
+        if not proposing or not self._request.stop_on_proposal or self._proposal is not None:
+            return False
+        self._proposal = proposing[0]
+        return True
 
-    def _make_stall_watch(self) -> StallWatch:
-        metrics = self._request.paths.metrics_path(self._number)
-
-        def signs() -> tuple[int, int, int]:
-            try:
-                size = 0 if self._printed.writing else os.stat(metrics).st_size  # what we write ourselves is late and no sign
-            except OSError:
-                size = 0
-            return self._printed.seen, size, self._channels.log.received
-
-        return StallWatch(
-            pulses=self._pulses,
-            rank_pids=lambda: self._ranks.pids,
-            signs=signs,
-            step=self._last_step,
-            say=self._channels.say,
-            write=self._record.write,
-            directory=self._request.paths.launch_dir(self._number),
-            host=self._start["host"],
-            launch=self._number,
-            known=self._request.rhythm,
-            others_work=self._others_work,
-            devices=lambda: self._devices.busy,
-        )
+    def _signs(self) -> tuple[int, int, int]:
+        """Signs of progress: printed points, bytes of the metrics, bytes of output."""
+        try:
+            size = 0 if self._printed.writing else os.stat(self._metrics).st_size  # what we write ourselves is late and no sign
+        except OSError:
+            size = 0
+        return self._printed.seen, size, self._channels.log.received
 
     def _others_work(self) -> str:
         """Of several nodes: one whose ranks work, or are not known to stand still, by its heartbeat; "" where none does."""
-        for beat in self._peer_beats() if self._request.node is not None else ():
+        now, own = time.time(), self._start["host"]
+        for beat in read_heartbeats(self._request.paths.heartbeats_dir) if self._peers is not None else ():
+            if beat.launch != self._number or beat.host == own or beat.age(now) >= FRESH_SECONDS:
+                continue
             state = (beat.progress or {}).get("state")
             if state not in ("stands here", "stands"):
                 return f"node {beat.host}: {state or 'not known'}"
         return ""
 
-    def _peer_beats(self) -> list[Heartbeat]:
-        now, own = self._clock(), self._start["host"]
-        beats = read_heartbeats(self._request.paths.heartbeats_dir)
-        return [one for one in beats if one.launch == self._number and one.host != own and one.age(now) < FRESH_SECONDS]
-
     def _note_start_step(self) -> None:
         """Record the start step from the per-step log, for trainers without a guard."""
-        node = self._request.node
-        if self._start_step is None and (node is None or node[1] == 0):
-            self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
-            if self._start_step is not None and not self._guard_has_spoken():
-                self._record.write(LaunchStep(start_step=self._start_step, inferred=True), step=self._start_step)
-
-    def _guard_has_spoken(self) -> bool:
-        """Return whether a guard recorded the exact start step: the inferred one must not contradict it."""
-        entries = read_journal(self._request.paths).of_kind(EntryKind.GUARD_VERDICT)
-        return any(entry.launch == self._number for entry in entries)
+        if self._start_step is not None or not self._request.is_first:
+            return
+        self._start_step = read_start_step(self._metrics)
+        if self._start_step is None:
+            return
+        verdicts = read_journal(self._request.paths).of_kind(EntryKind.GUARD_VERDICT)
+        if not any(entry.launch == self._number for entry in verdicts):  # the guard's is exact, and not contradicted
+            self._record.write(LaunchStep(start_step=self._start_step, inferred=True), step=self._start_step)
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
         self._processes, self._state_told = tuple(processes), self._stall.state
@@ -641,21 +638,19 @@ class Launch:
         self._devices.sample()
 
     def _last_step(self) -> int | None:
-        point = last_point(self._request.paths.metrics_path(self._number))
+        point = last_point(self._metrics)
         return None if point is None else point.step
 
     def _heartbeat(self, processes: Sequence[tuple[int, int]]) -> Heartbeat:
         start = self._start
+        me = {name: start[name] for name in ("host", "pid", "boot_id", "uid")}
         return Heartbeat(
-            host=start["host"],
+            **me,
             launch=self._number,
-            pid=start["pid"],
             start_ticks=start["start_ticks"] or 0,
-            boot_id=start["boot_id"],
-            uid=start["uid"],
-            time=self._clock(),
+            time=time.time(),
             processes=tuple(processes),
-            progress=self._stall.progress(self._clock()),
+            progress=self._stall.progress(time.time()),
         )
 
     def _complain(self, text: str) -> None:
@@ -668,36 +663,17 @@ class Launch:
         except OSError:
             pass  # stderr is closed
 
-    def _say_start(self, containment: str) -> None:
-        sys.stdout.flush()
-        where = self._request.paths.launch_dir(self._number)
-        self._channels.say(f"launch {self._number} of run `{self._request.paths.run}`: logs in {where}; {containment}")
 
-
-def _killed_first(death: RankDeath | None) -> str:
-    if death is None or death.code != -signal.SIGKILL:
-        return ""
-    return f"rank {death.rank} was ended by SIGKILL"
-
-
-def _ignore(source: int, data: bytes) -> None:
-    """Ignore printed lines: only the node of rank 0 reads metrics from them."""
-
-
-def _short(command: Sequence[str]) -> str:
-    text = " ".join(command)
-    return text if len(text) <= 120 else text[:119] + "…"
+def _tier_of(event: object) -> str:
+    """The tier as a word, whether it is an enum member or text."""
+    tier = getattr(event, "tier", "")
+    return str(getattr(tier, "value", tier)).lower()
 
 
 # --- Admission, then the launch
 
 
-def launch(
-    request: LaunchRequest,
-    *,
-    live_watch: Callable[..., LiveDetector] | None = None,
-    clock: Callable[[], float] = time.time,
-) -> LaunchResult:
+def launch(request: LaunchRequest, *, live_watch: Callable[..., LiveDetector] | None = None) -> LaunchResult:
     """Run one launch to its end. Raises `LaunchRefused` when nothing was started, `Refusal` for a copied run."""
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
@@ -705,7 +681,7 @@ def launch(
     _refuse_copied(paths)  # before the lock, which writes its holder into the directory
     with hold_admission(paths):
         _refuse_copied(paths)
-        one = _admit(request, live_watch, clock)
+        one = _admit(request, live_watch)
         one.enter()
     return one.run()
 
@@ -722,18 +698,16 @@ def _known_rhythm(journal: Journal) -> Mapping[str, Any]:
     return next((end.rhythm for end in reversed(ends) if end.rhythm), {})
 
 
-def _admit(
-    request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
-) -> Launch:
+def _admit(request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None) -> Launch:
     paths = request.paths
     journal = read_journal(paths)
     ensure_node_in_use(journal, force=request.force)
     if request.node is None:
-        ensure_startable(paths, journal, now=clock(), force=request.force)
+        ensure_startable(paths, journal, now=time.time(), force=request.force)
         number = take_number(paths)
     else:  # other nodes of this launch may be running already
-        number = share_number(paths, request.node[0], lambda: take_number(paths))
-        ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
+        number = share_number(paths, request.node.key, lambda: take_number(paths))
+        ensure_startable(paths, journal, now=time.time(), force=request.force, own=number)
     request = replace(
         request,
         recorded={**request.recorded, "journal_heads": anchor_heads(journal)},
@@ -746,4 +720,4 @@ def _admit(
         close_lost_launches(paths, journal, writer)
     except JournalError:
         pass  # reported with the first entry of this launch
-    return Launch(request, number, secrets.token_hex(16), writer, live_watch, clock)
+    return Launch(request, number, secrets.token_hex(16), writer, live_watch)

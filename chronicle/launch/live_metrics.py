@@ -15,13 +15,15 @@ import re
 import selectors
 import shutil
 import subprocess
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from chronicle.launch.output import split_lines
+from chronicle.launch.output import read_tail, split_lines
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
 from rollback.channels import HINTS
@@ -51,48 +53,41 @@ class _Arrived(NamedTuple):
     after_gap: bool = False  # it begins within a line
 
 
+@dataclass
 class PrintedMetrics:
     """Turns printed lines into `metrics.jsonl`. Call `write_due` once a second and `finish` after the last output.
 
     Lines are held back for ten seconds, so that the trainer's own file can appear first. A line without a step is ignored.
     Steps only grow within an attempt of a launch: a line repeated by another rank is dropped, and when the step counter
-    restarts (once an epoch) parsing stops with a message.
+    restarts (once an epoch) parsing stops with a message. `on_step_back` is called when a printed step is no new one: where the
+    ranks were started again, it says so here.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        complain: Callable[[str], None],
-        on_step_back: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_step_back` is called when a printed step is no new one: where the ranks were started again, it says so here."""
-        self._on_step_back = on_step_back
-        self._arrived: deque[_Arrived] = deque()  # what is not parsed yet
-        self._num_waiting = 0  # bytes of it
-        self._lines: deque[tuple[int, bytes]] = deque()  # of the oldest of it
-        self._gaps: set[int] = set()  # sources of which something was left out: the rest of a line comes next
-        self._said_gap = False
-        self._is_reading = False
-        self._attempt = 0  # of the ranks that print
-        self._marked = 0  # the one whose mark was written last
-        self._path = path
-        self._clock = clock
-        self._say = say
-        self._complain = complain
-        self._rest: dict[int, bytes] = {}
-        self._readers: dict[int, PrintedLines] = {}  # one a source: blocks and tables go over several lines
-        self._held: list[_Step] = []
-        self._open: _Step | None = None  # several lines about one step are merged into one point
-        self._last = -1
-        self._repeats = 0
-        self.seen = 0  # points that were printed, repeated steps too; any output once parsing has stopped: signs of progress
-        self._writer: MetricsWriter | None = None
-        self._size: int | None = None  # size of the file after our last write; None: no file yet
-        self._deaf = False  # parsing has stopped; parsed points are still written
-        self._off = False  # writing has stopped too
+    path: Path
+    _: KW_ONLY
+    say: Callable[[str], None]
+    complain: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+    on_step_back: Callable[[], None] = lambda: None
+    seen: int = 0  # points that were printed, repeated steps too; any output once parsing has stopped: signs of progress
+    _arrived: deque[_Arrived] = field(default_factory=deque)  # what is not parsed yet
+    _num_waiting: int = 0  # bytes of it
+    _lines: deque[tuple[int, bytes]] = field(default_factory=deque)  # of the oldest of it
+    _gaps: set[int] = field(default_factory=set)  # sources of which something was left out: the rest of a line comes next
+    _said_gap: bool = False
+    _is_reading: bool = False
+    _attempt: int = 0  # of the ranks that print
+    _marked: int = 0  # the one whose mark was written last
+    _rest: dict[int, bytes] = field(default_factory=dict)
+    _readers: dict[int, PrintedLines] = field(default_factory=dict)  # one a source: blocks and tables go over several lines
+    _held: list[_Step] = field(default_factory=list)
+    _open: _Step | None = None  # several lines about one step are merged into one point
+    _last: int = -1
+    _repeats: int = 0
+    _writer: MetricsWriter | None = None
+    _size: int | None = None  # size of the file after our last write; None: no file yet
+    _deaf: bool = False  # parsing has stopped; parsed points are still written
+    _off: bool = False  # writing has stopped too
 
     @property
     def writing(self) -> bool:
@@ -143,19 +138,12 @@ class PrintedMetrics:
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
         self._lines.extend((source, line) for line in lines)
 
-    def _is_cut(self, arrived: _Arrived) -> bool:
-        """Whether it is the first of its source after something was left out."""
-        if arrived.attempt is not None or arrived.source not in self._gaps:
-            return False
-        self._gaps.discard(arrived.source)
-        return True
-
     def _leave_out(self, source: int) -> None:
         """More is printed than can be parsed: the log has all of it, the metrics have not."""
         self._gaps.add(source)
         if not self._said_gap:
             self._said_gap = True
-            self._say("more is printed than can be read as metrics: some of it is left out of them; the log has every line")
+            self.say("more is printed than can be read as metrics: some of it is left out of them; the log has every line")
 
     def begin_attempt(self, number: int) -> None:
         """The launcher has started the ranks again: what they print from here on may go back."""
@@ -168,9 +156,7 @@ class PrintedMetrics:
     def _begin(self, number: int) -> None:
         if number <= self._attempt:
             return
-        if self._open is not None:
-            self._held.append(self._open)
-            self._open = None
+        self._hold_open()
         self._attempt, self._last, self._repeats = number, -1, 0
         self._readers.clear()
 
@@ -178,7 +164,7 @@ class PrintedMetrics:
         """Write points that were held long enough, unless the trainer has its own file."""
         if self._off or not self._held:
             return
-        if self._writer is not None or self._clock() - self._held[0].time >= HOLD_SECONDS:
+        if self._writer is not None or self.clock() - self._held[0].time >= HOLD_SECONDS:
             self._write()
 
     def finish(self, *, in_a_hurry: bool = False) -> None:
@@ -190,14 +176,15 @@ class PrintedMetrics:
                 self._begin(left_out.attempt)
             else:
                 self._leave_out(left_out.source)
-        self._arrived = deque(one._replace(after_gap=one.after_gap or self._is_cut(one)) for one in self._arrived)
+        for place, one in enumerate(self._arrived):
+            if one.attempt is None and one.source in self._gaps:  # the first of its source after something was left out
+                self._gaps.discard(one.source)
+                self._arrived[place] = one._replace(after_gap=True)
         while self.read_some():
             pass
         for source in list(self._rest):
             self.take(source, b"\n")
-        if self._open is not None:
-            self._held.append(self._open)
-            self._open = None
+        self._hold_open()
         if self._held and not self._off:
             self._write()
         self._stop()
@@ -209,7 +196,7 @@ class PrintedMetrics:
         self.seen += 1
         if point.step < self._last:
             before = self._attempt
-            self._on_step_back()
+            self.on_step_back()
             waiting = [one for one in self._arrived if one.attempt is not None]
             if self._attempt == before and waiting:
                 self._begin(waiting[0].attempt or 0)  # it was heard of before these lines were parsed
@@ -218,17 +205,22 @@ class PrintedMetrics:
             new = {name: value for name, value in point.values.items() if name not in self._open.values}
             self._open = self._open._replace(values={**self._open.values, **new})
         elif point.step > self._last:
-            if self._open is not None:
-                self._held.append(self._open)
-            self._open = _Step(point.step, self._clock(), point.values, self._attempt)
+            self._hold_open()
+            self._open = _Step(point.step, self.clock(), point.values, self._attempt)
             self._last, self._repeats = point.step, 0
         else:
             self._repeats += 1
             if self._repeats == REPEATS:
                 self._deaf = True
                 if not self._has_another_writer():
-                    self._say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
+                    self.say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
                               "metrics; print the number of completed optimizer steps")  # fmt: skip
+
+    def _hold_open(self) -> None:
+        """The lines about one step are over."""
+        if self._open is not None:
+            self._held.append(self._open)
+        self._open = None
 
     def _parse(self, source: int, line: bytes) -> Point | None:
         reader = self._readers.setdefault(source, PrintedLines(counted=-1))
@@ -241,23 +233,23 @@ class PrintedMetrics:
             return
         try:
             if self._writer is None:
-                self._writer = MetricsWriter(self._path, clock=self._clock, attempt=0)
-                self._say("the trainer writes no metrics.jsonl: loss and LR are read from its printed lines")
+                self._writer = MetricsWriter(self.path, clock=self.clock, attempt=0)
+                self.say("the trainer writes no metrics.jsonl: loss and LR are read from its printed lines")
             for held in self._held:
                 if held.attempt != self._marked:
                     self._marked = held.attempt
                     self._writer.begin_attempt(held.attempt, time=held.time)
                 self._writer.write(held.step, held.values, time=held.time)
-            self._size = os.stat(self._path).st_size
+            self._size = os.stat(self.path).st_size
         except OSError as error:
-            self._complain(f"cannot write `{self._path}`: {error.strerror or error}; metrics are not recorded")
+            self.complain(f"cannot write `{self.path}`: {error.strerror or error}; metrics are not recorded")
             self._deaf = self._off = True
         self._held.clear()
 
     def _has_another_writer(self) -> bool:
         """Return whether somebody else created or extended the file: the trainer writes its own."""
         try:
-            return os.stat(self._path).st_size != self._size
+            return os.stat(self.path).st_size != self._size
         except OSError:
             return False
 
@@ -284,73 +276,20 @@ class LiveDetector(Protocol):
         """Return the events of the rest of the log, after the launch has ended."""
 
 
-class Watcher:
-    """Polls the live detector. `look()` returns True once: when an event of the propose tier (`event`) stops the launch."""
-
-    def __init__(
-        self, live: LiveDetector | None, *, stop_on_proposal: bool, complain: Callable[[str], None]
-    ) -> None:
-        self._live = live
-        self._stop = stop_on_proposal
-        self._complain = complain
-        self.event: object | None = None
-
-    def look(self) -> bool:
-        """Poll the detector. An exception in it is reported once and disables it."""
-        if self._live is None:
-            return False
-        return self._judge(self._ask(self._live.poll))
-
-    def finish(self) -> None:
-        """Let the detector read the rest of the log."""
-        if self._live is not None:
-            self._judge(self._ask(self._live.finish))
-
-    def _ask(self, question: Callable[[], Iterable[object]]) -> list[object]:
-        try:
-            return list(question())
-        except Exception as error:  # noqa: BLE001 a defect in the detector must not end the run
-            self._complain(f"the live detector failed and is disabled: {type(error).__name__}: {error}")
-            self._live = None
-            return []
-
-    def _judge(self, events: Iterable[object]) -> bool:
-        proposing = [event for event in events if tier_of(event) == "propose"]
-        if not proposing or not self._stop or self.event is not None:
-            return False
-        self.event = proposing[0]
-        return True
-
-
-def tier_of(event: object) -> str:
-    """Return the tier as a word, whether it is an enum member or text."""
-    tier = getattr(event, "tier", "")
-    return str(getattr(tier, "value", tier)).lower()
-
-
 def last_point(path: Path) -> Point | None:
     """Return the point of the last complete line of a `metrics.jsonl`; None when there is none."""
-    lines = read_last_bytes(path).split(b"\n")[:-1]
-    points = (parse_line(line) for line in reversed(lines))
-    return next((point for point in points if point is not None), None)
+    return next(_points_from_the_end(path), None)
 
 
 def last_steps(path: Path) -> list[int]:
     """The last two steps of a `metrics.jsonl`, in the order of the file; fewer where it has no more."""
-    lines = read_last_bytes(path).split(b"\n")[:-1]
-    steps = [point.step for line in lines if (point := parse_line(line)) is not None]
-    return list(dict.fromkeys(steps))[-2:]
+    steps = dict.fromkeys(point.step for point in _points_from_the_end(path))
+    return list(islice(steps, 2))[::-1]
 
 
-def read_last_bytes(path: Path) -> bytes:
-    """The last 64 KiB of a log; nothing where it cannot be read."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, 2)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
-            return log.read()
-    except OSError:
-        return b""
+def _points_from_the_end(path: Path) -> Iterator[Point]:
+    lines = read_tail(path, TAIL_BYTES).split(b"\n")[:-1]
+    return (point for line in reversed(lines) if (point := parse_line(line)) is not None)
 
 
 def read_start_step(path: Path) -> int | None:
@@ -373,7 +312,7 @@ QUERY = (
 )  # fmt: skip
 SAMPLE_VERSION = 1
 HOST_SECONDS = 10.0  # between two samples of the host; the GPUs are asked with each heartbeat, because that starts a process
-WHOLE_DISK = re.compile(r"(sd[a-z]+|[hv]d[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+|dm-\d+)$")
+WHOLE_DISK = re.compile(r"(sd[a-z]+|[hv]d[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+)$")
 SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own
 
 
@@ -398,64 +337,56 @@ def parse_sample(text: str) -> list[DeviceSample]:
     return rows
 
 
-class HostCounters(NamedTuple):
-    """What /proc counts since the boot; None where a file is not there or not as expected."""
+def read_counters(now: float, proc: Path = Path("/proc")) -> dict[str, float]:
+    """What the kernel of this host counts since its boot; what a file does not say is left out.
 
-    time: float  # monotonic seconds
-    cpu: tuple[int, int] | None  # ticks: busy, all
-    read: int | None  # bytes from disks
-    written: int | None
-    network: int | None  # bytes in and out, without loopback
+    `time` (`now`, monotonic seconds), `busy` and `all` (ticks), bytes `read` and `written` of whole disks, bytes of `network`
+    in and out without loopback.
+    """
+    found = {"time": now}
+    ticks = [int(word) for line in _lines_of(proc / "stat")[:1] for word in line.split()[1:9]]
+    if len(ticks) > 4:
+        found |= {"all": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4]}  # idle, iowait
+    disks = [line.split() for line in _lines_of(proc / "diskstats")]
+    whole = [words for words in disks if WHOLE_DISK.match(words[2])]
+    if disks:
+        found["read"] = SECTOR_BYTES * sum(int(words[5]) for words in whole)
+        found["written"] = SECTOR_BYTES * sum(int(words[9]) for words in whole)
+    cards = [line.replace(":", " ").split() for line in _lines_of(proc / "net" / "dev")[2:]]
+    if cards:
+        found["network"] = sum(int(words[1]) + int(words[9]) for words in cards if words[0] != "lo")
+    return found
 
 
-def read_counters(now: float, proc: Path = Path("/proc")) -> HostCounters:
-    """The counters of this host; three small files."""
-    cpu = read = written = network = None
+def _lines_of(path: Path) -> list[str]:
     try:
-        with open(proc / "stat", encoding="ascii", errors="replace") as file:
-            ticks = [int(word) for word in file.readline().split()[1:9]]
-        cpu = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))  # idle, iowait
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        disks = [line.split() for line in (proc / "diskstats").read_text(encoding="ascii", errors="replace").splitlines()]
-        whole = [words for words in disks if len(words) > 9 and WHOLE_DISK.match(words[2]) and not words[2].startswith("dm-")]
-        read, written = (SECTOR_BYTES * sum(int(words[place]) for words in whole) for place in (5, 9))
-    except (OSError, ValueError):
-        pass
-    try:
-        lines = (proc / "net" / "dev").read_text(encoding="ascii", errors="replace").splitlines()[2:]
-        cards = [(name.strip(), rest.split()) for name, _, rest in (line.partition(":") for line in lines)]
-        network = sum(int(words[0]) + int(words[8]) for name, words in cards if name != "lo")
-    except (OSError, ValueError, IndexError):
-        pass
-    return HostCounters(now, cpu, read, written, network)
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
-def host_rates(before: HostCounters, after: HostCounters) -> dict[str, float]:
+def host_rates(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Use between two readings: `cpu_fraction` of all cores, bytes a second; what is not known is left out."""
-    seconds = after.time - before.time
+    grown = {name: after[name] - before[name] for name in after if name in before}
     found: dict[str, float] = {}
-    if seconds <= 0:
+    if grown["time"] <= 0:
         return found
-    if before.cpu is not None and after.cpu is not None and after.cpu[1] > before.cpu[1]:
-        found["cpu_fraction"] = round((after.cpu[0] - before.cpu[0]) / (after.cpu[1] - before.cpu[1]), 4)
+    if grown.get("all", 0) > 0:
+        found["cpu_fraction"] = round(grown["busy"] / grown["all"], 4)
     for name in ("read", "written", "network"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old is not None and new is not None and new >= old:  # a counter that went back was reset
-            found[f"{name}_bytes_per_second"] = round((new - old) / seconds)
+        if grown.get(name, -1) >= 0:  # a counter that went back was reset
+            found[f"{name}_bytes_per_second"] = round(grown[name] / grown["time"])
     return found
 
 
 def read_host_memory(proc: Path = Path("/proc")) -> dict[str, float]:
     """Memory of the host that is not available, in bytes, and its part of the whole."""
-    try:
-        lines = (proc / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
-        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines[:3])}
-        used = sizes["MemTotal"] - sizes["MemAvailable"]
-        return {"memory_bytes": used, "memory_fraction": round(used / sizes["MemTotal"], 4)}
-    except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
+    rows = [line.split() for line in _lines_of(proc / "meminfo")[:3]]
+    sizes = {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) > 1 and row[1].isdigit()}
+    if "MemAvailable" not in sizes or not sizes.get("MemTotal"):
         return {}
+    used = sizes["MemTotal"] - sizes["MemAvailable"]
+    return {"memory_bytes": used, "memory_fraction": round(used / sizes["MemTotal"], 4)}
 
 
 class DeviceSampler:
@@ -471,18 +402,15 @@ class DeviceSampler:
         selector: selectors.BaseSelector,
         *,
         host: str,
-        clock: Callable[[], float],
-        step: Callable[[], int | None] = lambda: None,
+        step: Callable[[], int | None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = directory / "evidence" / f"host-{host}.jsonl"
-        self._selector = selector
-        self._host = host
-        self._clock = clock
-        self._step = step
+        self._selector, self._host, self._clock, self._step = selector, host, clock, step
         self._program = shutil.which("nvidia-smi")
         self._pipe: int | None = None
         self._answer = b""
-        self._before: HostCounters | None = None
+        self._before: dict[str, float] = {}
         self._is_over = False  # the disk refused a line
         self.busy: dict[str, float] = {}  # UUID -> fraction, of the newest sample
 
@@ -506,10 +434,13 @@ class DeviceSampler:
 
     def look(self, now: float) -> None:
         """Sample the host if the last sample is `HOST_SECONDS` old. `now`: monotonic seconds."""
-        if self._is_over or (self._before is not None and now - self._before.time < HOST_SECONDS):
+        if self._is_over or now - self._before.get("time", float("-inf")) < HOST_SECONDS:
             return
-        before, self._before = self._before, read_counters(now)
-        if before is not None and (found := host_rates(before, self._before) | read_host_memory()):
+        try:
+            before, self._before = self._before, read_counters(now)
+        except (ValueError, IndexError):
+            return  # a kernel that writes these files otherwise
+        if before and (found := host_rates(before, self._before) | read_host_memory()):
             self._append([{"kind": "host", **found}])
 
     def close(self) -> None:

@@ -94,14 +94,15 @@ class Rounds:
         """This node in that round."""
         return self._node._replace(key=f"{self._node.key}.{number}")
 
-    def launch_of(self, number: int) -> int | None:
-        """The launch that the round became."""
-        return shared_number(self._paths, f"{self._node.key}.{number}")
-
     def _newest(self, before: str, after: str) -> int:
         names = (path.name for path in self._paths.launches_dir.glob(f"{before}*{after}"))
         numbers = (name.removeprefix(before).removesuffix(after) for name in names)
         return max((int(one) for one in numbers if one.isdecimal()), default=0)
+
+
+def handed_path(paths: RunPaths, key: str) -> Path:
+    """Where the first node of a launch says what to resume from, or why nobody may begin."""
+    return paths.launches_dir / f".handed-{key}"
 
 
 def has_passed(paths: RunPaths, part: Node) -> bool:
@@ -174,11 +175,7 @@ class Peers:
 
     def told_by(self, node: int) -> Mapping[str, Any]:
         """How that node's part ended; {} where it has not said so."""
-        try:
-            said = json.loads(self._place(node).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return said if isinstance(said, dict) else {}
+        return _read_json(self._place(node))
 
     def _place(self, node: int) -> Path:
         return self._directory / f".ended-node{node}.json"
@@ -193,14 +190,21 @@ class Peers:
             self.said = "the first node has begun another launch"
             return True
         for path in sorted(self._directory.glob(".ended-node*.json")):
-            try:
-                said = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            if said.get("cause") in (EndCause.FINISHED, EndCause.EARLY) or path == self._place(self._node):
+            said = _read_json(path)
+            if not said or said.get("cause") in (EndCause.FINISHED, EndCause.EARLY) or path == self._place(self._node):
                 continue
             since = self._first_seen.setdefault(path.name, now)
-            if said.get("replaced") or now - since >= AFTER_FAILURE_SECONDS + (self._grace if said.get("stopped") else 0.0):
+            patience = AFTER_FAILURE_SECONDS + (self._grace if said.get("stopped") else 0.0)
+            if said.get("replaced") or now - since >= patience:
                 self.said = f"node {said.get('host')} ended: {said.get('cause')} ({said.get('because')})"
                 return True
         return False
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """{} where there is no such file, or it is being written."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 RETRY_SECONDS = 10.0
@@ -19,38 +21,31 @@ TAIL_BYTES = 1 << 14
 LONGEST_LINE_BYTES = 1 << 16
 
 
+@dataclass
 class LogFile:
     """One log file. `tail` holds the last 16 KiB, also when the disk was full; `lost_bytes` counts what was not written."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        clock: Callable[[], float],
-        complain: Callable[[str], None],
-        rotate_bytes: int = ROTATE_BYTES,
-        on_rotate: Callable[[Path], None] = lambda path: None,
-    ) -> None:
-        self.path = path
-        self._rotate_bytes = rotate_bytes
-        self._on_rotate = on_rotate
-        self._size = 0
-        self.received = 0  # bytes that the launch printed, lost ones too
-        self._parts = 0
-        self.lost_bytes = 0
-        self.tail = b""
-        self._clock = clock
-        self._complain = complain
-        self._fd: int | None = None
-        self._hole = 0
-        self._retry_at = 0.0
+    path: Path
+    _: KW_ONLY
+    complain: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    rotate_bytes: int = ROTATE_BYTES
+    on_rotate: Callable[[Path], None] = lambda path: None
+    received: int = 0  # bytes that the launch printed, lost ones too
+    lost_bytes: int = 0
+    tail: bytes = b""
+    _size: int = 0
+    _parts: int = 0
+    _fd: int | None = None
+    _hole: int = 0
+    _retry_at: float = 0.0
 
     def write(self, data: bytes, *, ours: bool = False) -> None:
         """Append. On an OSError count the bytes as lost and go on. With `ours` the data is not added to the tail."""
         if not ours:
             self.received += len(data)
             self.tail = (self.tail + data)[-TAIL_BYTES:]
-        if self._hole and self._clock() < self._retry_at:
+        if self._hole and self.clock() < self._retry_at:
             self._lose(len(data))
             return
         try:
@@ -66,13 +61,13 @@ class LogFile:
             if written < len(data):
                 raise OSError(f"short write: {written} of {len(data)} bytes")
             self._size += written
-            if self._size >= self._rotate_bytes:
+            if self._size >= self.rotate_bytes:
                 self._rotate()
         except OSError as error:
             if not self.lost_bytes:
-                self._complain(f"cannot write `{self.path}`: {error.strerror or error}; the run continues without this log")
+                self.complain(f"cannot write `{self.path}`: {error.strerror or error}; the run continues without this log")
             self._lose(len(data))
-            self._retry_at = self._clock() + RETRY_SECONDS
+            self._retry_at = self.clock() + RETRY_SECONDS
 
     def close(self) -> None:
         """Close the file."""
@@ -95,7 +90,7 @@ class LogFile:
         os.rename(self.path, part)
         self.close()
         self._size = 0
-        self._on_rotate(part)
+        self.on_rotate(part)
 
     def _lose(self, size: int) -> None:
         self.lost_bytes += size
@@ -155,15 +150,19 @@ def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[li
     return lines, rest
 
 
-def read_last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log that the trainer wrote; an empty list when it cannot be read."""
+def read_tail(path: Path, count: int = TAIL_BYTES) -> bytes:
+    """The last bytes of a file; nothing where it cannot be read."""
     try:
         with open(path, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
-            return _last_lines(log.read(), count)
+            log.seek(max(0, log.seek(0, os.SEEK_END) - count))
+            return log.read()
     except OSError:
-        return []
+        return b""
+
+
+def read_last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log that the trainer wrote; an empty list when it cannot be read."""
+    return _last_lines(read_tail(path), count)
 
 
 def _last_lines(data: bytes, count: int) -> list[str]:

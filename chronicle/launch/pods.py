@@ -71,14 +71,12 @@ def ask_pod(name: str, environ: Mapping[str, str], *, account: Path = ACCOUNT) -
         space = (account / "namespace").read_text(encoding="ascii").strip()
         authority = account / "ca.crt"
         scheme = "https" if authority.exists() else environ.get("CHRONICLE_KUBERNETES_SCHEME", "https")
-        context = ssl.create_default_context(cafile=str(authority)) if authority.exists() else None
+        context = ssl.create_default_context(cafile=str(authority) if authority.exists() else None)
         address = f"[{host}]" if ":" in host else host
-        request = urllib.request.Request(
-            f"{scheme}://{address}:{port}/api/v1/namespaces/{space}/pods/{name}", headers={"Authorization": f"Bearer {token}"}
-        )
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context is not None else [])
-        )
+        where = f"{scheme}://{address}:{port}/api/v1/namespaces/{space}/pods/{name}"
+        request = urllib.request.Request(where, headers={"Authorization": f"Bearer {token}"})
+        no_proxy, trusting = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        opener = urllib.request.build_opener(no_proxy, trusting)
         with opener.open(request, timeout=ASK_SECONDS) as answer:
             return read_pod(json.loads(answer.read()))
     except urllib.error.HTTPError as problem:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Process:
     session: int
     uid: int
     name: str
+    cpu_seconds: float
 
     @property
     def alive(self) -> bool:
@@ -51,6 +53,7 @@ def parse_stat(text: str, uid: int) -> Process:
         parent=int(fields[1]),
         session=int(fields[3]),
         start_ticks=int(fields[19]),
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / TICKS,
         uid=uid,
     )
 
@@ -102,10 +105,10 @@ def list_processes() -> list[Process]:
     return [process for pid in pids if (process := read_process(pid)) is not None]
 
 
-def list_descendants(root: int, table: Iterable[Process] | None = None) -> list[Process]:
+def list_descendants(root: int, table: Iterable[Process]) -> list[Process]:
     """List all descendants of `root`, from the whole process table. Complete as long as no process is reparented."""
     children: dict[int, list[Process]] = {}
-    for process in list_processes() if table is None else table:
+    for process in table:
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     waiting = [root]
@@ -187,6 +190,14 @@ def read_boot_id() -> str:
         return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def signal_name(number: int) -> str:
+    """Such as "SIGKILL"; "signal 64" for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def send_signal(process: Process, number: int) -> bool:

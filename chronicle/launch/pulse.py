@@ -28,11 +28,10 @@ MEMORY = Path("/dev/shm")
 PREFIX = "chronicle-"
 MAGIC = 0x43485031
 SIZE = 64
-# magic, rank, optimizer steps, time of the last one, signs of work, time of the last one, seconds from steps to forward passes
-LAYOUT = struct.Struct("<IiQdQdd")
-BEFORE_STEP = struct.Struct("<Qd")
-OWN = struct.Struct("<d")
-STEP_AT, SIGN_AT, OWN_AT = 8, 24, 40
+# magic, rank, optimizer steps, time of the last one, signs of work, time of the last one
+LAYOUT = struct.Struct("<IiQdQd")
+COUNT_AND_TIME = struct.Struct("<Qd")
+STEP_AT, SIGN_AT = 8, 24
 
 
 class Pulse(NamedTuple):
@@ -45,7 +44,6 @@ class Pulse(NamedTuple):
     stepped_at: float
     signs: int  # forward passes and saves: work that is no step
     signed_at: float
-    own_seconds: float  # summed from each step to the next forward pass: data and the loop, without any wait for other ranks
 
 
 class PulseWriter:
@@ -54,7 +52,6 @@ class PulseWriter:
     def __init__(self, rank: int, environ: Mapping[str, str] = os.environ) -> None:
         self._page: mmap.mmap | None = None
         self._steps = self._signs = 0
-        self._stepped_at = self._own = 0.0
         directory = environ.get(PULSES_VARIABLE)
         me = read_process(os.getpid()) if directory else None
         if not directory or me is None:
@@ -66,7 +63,7 @@ class PulseWriter:
                 self._page = mmap.mmap(fd, SIZE)
             finally:
                 os.close(fd)
-            LAYOUT.pack_into(self._page, 0, MAGIC, rank, 0, 0.0, 0, 0.0, 0.0)
+            LAYOUT.pack_into(self._page, 0, MAGIC, rank, 0, 0.0, 0, 0.0)
         except (OSError, ValueError):
             self._page = None
 
@@ -74,19 +71,13 @@ class PulseWriter:
         """An optimizer step begins."""
         if self._page is not None:
             self._steps += 1
-            self._stepped_at = clock()
-            BEFORE_STEP.pack_into(self._page, STEP_AT, self._steps, self._stepped_at)
+            COUNT_AND_TIME.pack_into(self._page, STEP_AT, self._steps, clock())
 
     def sign(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Work that is no step: a forward pass, in training or evaluation, or a save that is done."""
         if self._page is not None:
-            now = clock()
             self._signs += 1
-            BEFORE_STEP.pack_into(self._page, SIGN_AT, self._signs, now)
-            if self._stepped_at:
-                self._own += now - self._stepped_at
-                self._stepped_at = 0.0
-                OWN.pack_into(self._page, OWN_AT, self._own)
+            COUNT_AND_TIME.pack_into(self._page, SIGN_AT, self._signs, clock())
 
 
 # --- in the supervisor

@@ -16,10 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from chronicle.launch.processes import Process, read_environment, read_exit_code, walk_children
+from chronicle.launch.processes import TICKS, Process, read_environment, read_exit_code, walk_children
 from chronicle.launch.pulse import AttemptBegun
 from chronicle.metrics.log import ATTEMPT_VARIABLE
 
@@ -36,7 +36,7 @@ def rank_of(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-def leave_group(patience_seconds: float = 2.0) -> None:
+def leave_group() -> None:
     """Destroy this process's group, and wait until no other thread of the process runs: the last line of a rank.
 
     A thread of gloo that lets go of a tensor needs the GIL. When the interpreter ends meanwhile, CPython before 3.14 ends that
@@ -46,7 +46,7 @@ def leave_group(patience_seconds: float = 2.0) -> None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     distributed.destroy_process_group()
-    deadline, num_quiet = time.monotonic() + patience_seconds, 0
+    deadline, num_quiet = time.monotonic() + 2.0, 0
     while num_quiet < 3 and time.monotonic() < deadline:
         num_quiet = 0 if _has_busy_thread() else num_quiet + 1
         time.sleep(0.005)
@@ -137,39 +137,31 @@ class RankDeath:
     code: int | None = None
 
 
+@dataclass
 class RankWatch:
-    """Ranks of one launch on this host."""
+    """Ranks of one launch on this host.
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        *,
-        clock: Callable[[], float],
-        on_attempt: Callable[[int, RankDeath | None, float], None] = lambda attempt, death, seconds: None,
-        named: Callable[[], Sequence[FirstFailure]] = tuple,
-        begun: Callable[[], Sequence[AttemptBegun]] = tuple,
-    ) -> None:
-        """`on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`.
+    `on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`.
+    `named()`: the failures that the launcher has named until now, one for each attempt that failed on this machine.
+    `begun()`: what the ranks said at their start, in order of the attempts.
+    """
 
-        `named()`: the failures that the launcher has named until now, one for each attempt that failed on this machine.
-        `begun()`: what the ranks said at their start, in order of the attempts.
-        """
-        self._begun = begun
-        self._selector = selector
-        self._clock = clock
-        self._on_attempt = on_attempt
-        self._named = named
-        self._told: set[int] = set()  # pids that the launcher named for the attempts before this one
-        self._first_rank = 0  # of this machine
-        self._attempt: int | None = None
-        self._noted_at = float("-inf")  # when the present attempt was seen first: its other ranks may still be starting
-        self._handles: dict[int, int] = {}  # rank -> pidfd
-        self._known: set[tuple[int, int]] = set()
-        self._rank_by_pid: dict[int, int] = {}  # of every process that was seen, a rank's children too
-        self._expected = 0  # ranks on this machine, as their environment says; 0 for not known
-        self._found: set[int] = set()  # ranks of the present attempt that were seen at all
-        self.pids: dict[int, int] = {}
-        self.deaths: list[RankDeath] = []
+    selector: selectors.BaseSelector
+    clock: Callable[[], float] = time.monotonic
+    on_attempt: Callable[[int, RankDeath | None, float], None] = lambda attempt, death, seconds: None
+    named: Callable[[], Sequence[FirstFailure]] = tuple
+    begun: Callable[[], Sequence[AttemptBegun]] = tuple
+    pids: dict[int, int] = field(default_factory=dict)
+    deaths: list[RankDeath] = field(default_factory=list)
+    _told: set[int] = field(default_factory=set)  # pids that the launcher named for the attempts before this one
+    _first_rank: int = 0  # of this machine
+    _attempt: int | None = None
+    _noted_at: float = float("-inf")  # when the present attempt was seen first: its other ranks may still be starting
+    _handles: dict[int, int] = field(default_factory=dict)  # rank -> pidfd
+    _known: set[tuple[int, int]] = field(default_factory=set)
+    _rank_by_pid: dict[int, int] = field(default_factory=dict)  # of every process that was seen, a rank's children too
+    _expected: int = 0  # ranks on this machine, as their environment says; 0 for not known
+    _found: set[int] = field(default_factory=set)  # ranks of the present attempt that were seen at all
 
     def add(self, rank: int, pid: int) -> None:
         """Record that process `pid` is rank `rank`. Repeated calls change nothing."""
@@ -184,7 +176,7 @@ class RankWatch:
         self.pids[rank] = pid
         self._found.add(rank)
         self._handles[rank] = handle
-        self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(rank, pid))
+        self.selector.register(handle, selectors.EVENT_READ, lambda: self._ended(rank, pid))
 
     def look(self) -> list[tuple[int, int]]:
         """Find ranks by their environment; return the living process tree as (pid, start ticks)."""
@@ -211,7 +203,7 @@ class RankWatch:
 
     def hear(self) -> None:
         """Take note of the attempts that ranks of this machine announced at their start, also of those that are over."""
-        begun = self._begun()
+        begun = self.begun()
         for one in begun:
             if one.attempt > (self._attempt or 0):
                 self._begin(one.attempt, one.start_ticks, {other.pid for other in begun if other.attempt >= one.attempt})
@@ -233,20 +225,20 @@ class RankWatch:
         self.deaths = [death for death in self.deaths if death.pid not in own]
         while self._attempt < count:
             self._attempt += 1
-            self._noted_at = self._clock()
-            age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+            self._noted_at = self.clock()
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS
             death = self.first_death(but=own)
-            self._on_attempt(self._attempt, death, max(0.0, age))
+            self.on_attempt(self._attempt, death, max(0.0, age))
             self._told |= set() if death is None else {death.pid}
             self._found.clear()
             self.deaths = []
         self.deaths = later
-        self._told |= {one.pid for one in self._named()} - set(own)
+        self._told |= {one.pid for one in self.named()} - set(own)
 
     @property
     def unsettled(self) -> bool:
         """Whether a rank ended, or an attempt began, a short time ago: its launcher may be starting the group."""
-        return self._clock() - max([self._noted_at, *(death.time for death in self.deaths)]) < SETTLING_SECONDS
+        return self.clock() - max([self._noted_at, *(death.time for death in self.deaths)]) < SETTLING_SECONDS
 
     @property
     def complete(self) -> bool:
@@ -263,7 +255,7 @@ class RankWatch:
         if first is not None and first.code not in (None, 0, -signal.SIGTERM):
             return first
         seen = {death.pid: death for death in self.deaths}
-        named = [one for one in self._named() if one.pid not in self._told and one.pid not in but]
+        named = [one for one in self.named() if one.pid not in self._told and one.pid not in but]
         for one in named:
             if one.pid in seen:
                 return replace(seen[one.pid], code=one.code)
@@ -272,7 +264,7 @@ class RankWatch:
             first = min(failed, key=lambda death: death.time, default=None if named else first)
         if first is None and named:
             rank = self._rank_by_pid.get(named[0].pid, self._first_rank + named[0].local_rank)
-            return RankDeath(rank=rank, pid=named[0].pid, time=self._clock(), code=named[0].code)
+            return RankDeath(rank=rank, pid=named[0].pid, time=self.clock(), code=named[0].code)
         return first
 
     def _first_seen(self) -> RankDeath | None:
@@ -291,7 +283,7 @@ class RankWatch:
 
     def collect(self) -> None:
         """Record ranks that have ended since the last event."""
-        for key, _ in self._selector.select(0):
+        for key, _ in self.selector.select(0):
             if key.fd in self._handles.values():
                 key.data()
 
@@ -301,10 +293,10 @@ class RankWatch:
             self._close(rank)
 
     def _ended(self, rank: int, pid: int) -> None:
-        self.deaths.append(RankDeath(rank=rank, pid=pid, time=self._clock(), code=read_exit_code(pid, self._handles[rank])))
+        self.deaths.append(RankDeath(rank=rank, pid=pid, time=self.clock(), code=read_exit_code(pid, self._handles[rank])))
         self._close(rank)
 
     def _close(self, rank: int) -> None:
         handle = self._handles.pop(rank)
-        self._selector.unregister(handle)
+        self.selector.unregister(handle)
         os.close(handle)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,11 @@ def describe_end(
     death = outcome.first_to_end if failed else None
     data: dict[str, Any] = {
         "host": host,
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
         "cause": ending.cause.value,
         "because": ending.because,
         "last_step": last_step,
         "duration_seconds": round(outcome.duration_seconds, 3),
-        "launcher_code": outcome.launcher_code,
-        "stopped_by": outcome.stopped_by,
-        "stop_signal": outcome.stop_signal,
+        **{name: getattr(outcome, name) for name in ("exit_code", "signal", "launcher_code", "stopped_by", "stop_signal")},
         "ended_processes": {
             "terminated": outcome.ended.terminated,
             "killed": outcome.ended.killed,
@@ -123,10 +119,19 @@ def refusal_of(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> s
     verdicts = [(entry, event) for entry, event in events_of(journal.entries, GuardVerdict) if entry.launch == launch]
     if verdicts and verdicts[-1][1].verdict == "refused":
         return verdicts[-1][0].title or "the guard refused"
-    codes = (TORCHRUN_CODE.search(line) for line in launcher_tail)
-    if any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes):
+    if any(code == DO_NOT_REQUEUE for _, code in _reported(launcher_tail)):
         return f"a rank ended with code {DO_NOT_REQUEUE}: guard or preflight refused"
     return ""
+
+
+def _reported(lines: Iterable[str]) -> Iterator[tuple[int | None, int]]:
+    """(rank, exit code) as torchrun reports them: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: …)`."""
+    rank = None
+    for line in lines:
+        named, code = TORCHRUN_RANK.search(line), TORCHRUN_CODE.search(line)
+        rank = rank if named is None else int(named.group(1))
+        if code is not None:
+            yield rank, int(code.group(1))
 
 
 TORCHRUN_FIRST = re.compile(rb"failed \(exitcode: (-?\d+)\)\s+local_rank: (\d+) \(pid: (\d+)\)")
@@ -151,16 +156,8 @@ def code_of(death: RankDeath, launcher_tail: Sequence[str]) -> int | None:
 
 
 def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
-    """Return this rank's exit code from torchrun's report: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: …)`."""
-    current = None
-    for line in lines:
-        named = TORCHRUN_RANK.search(line)
-        if named is not None:
-            current = int(named.group(1))
-        code = TORCHRUN_CODE.search(line)
-        if code is not None and current == rank:
-            return int(code.group(1))
-    return None
+    """Return this rank's exit code from torchrun's report."""
+    return next((code for one, code in _reported(lines) if one == rank), None)
 
 
 def reported_failure(lines: Sequence[str]) -> tuple[int | None, int | None]:
@@ -176,38 +173,27 @@ def reported_failure(lines: Sequence[str]) -> tuple[int | None, int | None]:
                 return 0, -int(own["signal"]) if own["signal"] else int(own["code"])
             break
     begins = [place for place, line in enumerate(lines) if "Root Cause (first observed failure)" in line]
-    rank = None
-    for line in lines[begins[-1] :] if begins else ():
-        named, code = TORCHRUN_RANK.search(line), TORCHRUN_CODE.search(line)
-        rank = int(named.group(1)) if named is not None else rank
-        if code is not None and rank is not None:
-            return rank, int(code.group(1))
-    return None, None
+    found = _reported(lines[begins[-1] :] if begins else ())
+    return next(((rank, code) for rank, code in found if rank is not None), (None, None))
 
 
 def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
-    """Return one line for `chronicle log`."""
+    """Return one line for `chronicle log`; the cause stands in it where the words before it do not say it."""
+    how = "failed"
+    said: EndCause | None = EndCause.CRASH
     if data["stopped_by"] == "proposal":
-        how = "stopped on a proposal"
+        how, said = "stopped on a proposal", EndCause.PROPOSAL
     elif data["stopped_by"] == "stall":
-        how = "stopped, because it stood still"
+        how, said = "stopped, because it stood still", None
     elif data["stopped_by"] == "signal" and data.get("launcher_code") == 0:
-        how = f"saved and ended on {data['stop_signal']}"
+        how, said = f"saved and ended on {data['stop_signal']}", None
     elif data["signal"]:
-        how = f"ended by {data['signal']}"
-    else:
-        how = "failed"
-    if how == "failed" and data["exit_code"] == 0:
-        how = "completed" if data.get("cause") == EndCause.FINISHED else "ended with code 0"
+        how, said = f"ended by {data['signal']}", None
+    elif data["exit_code"] == 0:
+        how, said = "completed" if data.get("cause") == EndCause.FINISHED else "ended with code 0", EndCause.FINISHED
     at = "" if data["last_step"] is None else f" at step {data['last_step']}"
-    return f"launch {launch} {how}{at}{_cause_beside(how, data)}"
-
-
-def _cause_beside(how: str, data: Mapping[str, Any]) -> str:
-    """The cause, where the words before it do not say it."""
-    said = {"completed": EndCause.FINISHED, "failed": EndCause.CRASH, "stopped on a proposal": EndCause.PROPOSAL}
     cause = data.get("cause")
-    return f": {cause}" if cause and cause != said.get(how) else ""
+    return f"launch {launch} {how}{at}" + (f": {cause}" if cause and cause != said else "")
 
 
 def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> list[str]:
@@ -239,7 +225,6 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
 
 # --- Seals: digests of logs and evidence files
 
-BLOCK_BYTES = 1 << 20
 SEALING: Mapping[str, type[LaunchEnd] | type[SealedParts]] = {LaunchEnd.KIND: LaunchEnd, SealedParts.KIND: SealedParts}
 SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
 
@@ -268,16 +253,13 @@ class LaunchSeals:
 
 def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
     """Return the seal of a file as it is now; None when it cannot be read."""
-    digest = hashlib.sha256()
-    size = 0
     try:
         with open(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-                size += len(block)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
     except OSError:
         return None
-    return {"path": path.relative_to(paths.run_dir).as_posix(), "bytes": size, "sha256": digest.hexdigest()}
+    return {"path": path.relative_to(paths.run_dir).as_posix(), "bytes": size, "sha256": digest}
 
 
 def broken_seals(

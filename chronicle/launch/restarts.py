@@ -17,8 +17,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,8 +48,9 @@ from chronicle.launch.admission import (
     hold_admission,
     list_launches,
 )
+from chronicle.launch.ending import NEARLY_FULL_BYTES, free_bytes
 from chronicle.launch.keeper import Killed
-from chronicle.launch.nodes import Node, Peers, Rounds, shared_number
+from chronicle.launch.nodes import Node, Peers, Rounds, handed_path, shared_number
 from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import ask_job, job_of, start_of
 from chronicle.paths import RunPaths
@@ -126,9 +127,7 @@ def policy_of(restarts: int, crashes: int, pause: float) -> Policy:
 class Attempt(NamedTuple):
     """One launch of the chain. `progress`: it left a verified checkpoint newer than the one it was handed."""
 
-    launch: int
     cause: EndCause
-    because: str
     progress: bool
     room: bool = False  # for the next save, where the disk was full
     requeued: bool = False  # its job has been started again since, so whoever stopped it wants it to go on
@@ -185,38 +184,31 @@ def chain_of(environ: Mapping[str, str], node: Node | None = None) -> str:
     return f"slurm-{job}" if job is not None else f"run-{secrets.token_hex(8)}"
 
 
-def _cause_of(ends: Sequence[LaunchEnd]) -> tuple[EndCause, str]:
-    found = [(EndCause(end.cause), end.because) for end in ends if end.cause in set(EndCause)]
-    if not found:
-        return EndCause.UNKNOWN, "no cause was recorded"
-    return min(found, key=lambda one: TELLING.index(one[0]))
+def _cause_of(ends: Iterable[LaunchEnd]) -> EndCause:
+    """The most telling cause of a launch's nodes."""
+    found = [EndCause(end.cause) for end in ends if end.cause in set(EndCause)]
+    return min(found, key=TELLING.index, default=EndCause.UNKNOWN)
 
 
-def _step(handed: Mapping[str, object]) -> int:
-    step = handed.get("step")
-    return step if isinstance(step, int) else -1
+def _read_chain(entries: Sequence[Entry], chain: str) -> tuple[dict[int, int], Restarted | None]:
+    """The launches of a chain since it last stopped, each with the step of the checkpoint that it was handed (-1: none).
 
-
-class _Chain(NamedTuple):
-    """The launches of a chain since it last stopped, and the decision after the last of them, if there is one."""
-
-    launches: tuple[int, ...]
-    handed: tuple[int, ...]  # step of the checkpoint that each was handed; -1: none
-    decided: Restarted | None
-
-
-def _read_chain(entries: Sequence[Entry], chain: str) -> _Chain:
-    launches: dict[int, int] = {}
+    And the decision after the last of them, if there is one.
+    """
+    handed: dict[int, int] = {}
     decided: dict[int, Restarted] = {}
     for entry, start in events_of(entries, LaunchStart):
         if start.chain == chain and entry.launch is not None:
-            launches.setdefault(entry.launch, _step(start.handed))
+            step = start.handed.get("step")
+            handed.setdefault(entry.launch, step if isinstance(step, int) else -1)
+    newest = max(handed, default=0)
+    stopped = 0
     for entry, event in events_of(entries, Restarted):
-        if entry.launch in launches and entry.launch is not None:
+        if entry.launch in handed and entry.launch is not None:
             decided[entry.launch] = event
-    stopped = [number for number, event in decided.items() if event.decision == Verdict.STOP and number != max(launches)]
-    kept = sorted(number for number in launches if number > max(stopped, default=0))
-    return _Chain(tuple(kept), tuple(launches[number] for number in kept), decided.get(kept[-1]) if kept else None)
+            if event.decision == Verdict.STOP and entry.launch != newest:
+                stopped = max(stopped, entry.launch)
+    return {number: handed[number] for number in sorted(handed) if number > stopped}, decided.get(newest)
 
 
 class Settled(NamedTuple):
@@ -239,36 +231,36 @@ def settle_launch(
     with hold_admission(paths), JournalWriter(paths) as writer:
         close_lost_launches(paths, read_journal(paths), writer, killed)
     entries = read_journal(paths).entries
-    found = _read_chain(entries, chain)
-    if not found.launches:
+    handed, decided = _read_chain(entries, chain)
+    if not handed:
         return None
-    launch = found.launches[-1]
-    if found.decided is not None:
-        known = Onward(Verdict(found.decided.decision), found.decided.reason, found.decided.pause_seconds or 0.0)
+    launch = max(handed)
+    if decided is not None:
+        known = Onward(Verdict(decided.decision), decided.reason, decided.pause_seconds or 0.0)
         return Settled(launch, known, fresh=False)
-    ends: dict[int, list[LaunchEnd]] = {}
+    ends: dict[int, list[LaunchEnd]] = {number: [] for number in handed}
     for entry, end in events_of(entries, LaunchEnd):
-        ends.setdefault(entry.launch or 0, []).append(end)
-    causes = [_cause_of(ends.get(number, ())) for number in found.launches]
-    newest, progress, room = None, None, False
-    if causes[-1][0] is EndCause.DISK_FULL:
-        room = _wait_for_room(settings, entries, say)
-    requeued = causes[-1][0] is EndCause.STOPPED and (chain.startswith(PODS) or _requeued_since(entries, launch))
-    if requeued or RULES[causes[-1][0]].verdict in (Verdict.HERE, Verdict.NEW_JOB):
+        if entry.launch in handed and entry.launch is not None:
+            ends[entry.launch].append(end)
+    causes = {number: _cause_of(ends[number]) for number in handed}
+    cause, newest, progress = causes[launch], handed[launch], None
+    room = cause is EndCause.DISK_FULL and _wait_for_room(settings, entries, say)
+    requeued = cause is EndCause.STOPPED and (chain.startswith(PODS) or _requeued_since(entries, launch))
+    if requeued or RULES[cause].verdict in (Verdict.HERE, Verdict.NEW_JOB):
         newest = _newest_step(settings, entries, say)
-        progress = newest > found.handed[-1]
-    reached = (*found.handed[1:], newest if newest is not None else found.handed[-1])
+        progress = newest > handed[launch]
+    reached = [*list(handed.values())[1:], newest]
     attempts = [
-        Attempt(number, cause, because, reached[place] > found.handed[place], room, requeued)
-        for place, (number, (cause, because)) in enumerate(zip(found.launches, causes, strict=True))
+        Attempt(causes[number], after > handed[number], room, requeued)
+        for number, after in zip(handed, reached, strict=True)
     ]
     decision = decide_onward(attempts, policy)
     goes_on = decision.verdict in (Verdict.HERE, Verdict.NEW_JOB)
     event = Restarted(
-        decision=decision.verdict.value, cause=causes[-1][0].value, reason=decision.reason,
+        decision=decision.verdict.value, cause=cause.value, reason=decision.reason,
         restarts=len(attempts) if goes_on else len(attempts) - 1, budget=policy.restarts,
         pause_seconds=round(decision.pause_seconds, 1), progress=progress,
-        step=newest if newest is not None and newest >= 0 else None,
+        step=newest if progress is not None and newest >= 0 else None,
     )  # fmt: skip
     with JournalWriter(paths) as writer:
         writer.write(event, launch=launch, title=f"{decision.verdict.value} after launch {launch}: {decision.reason}")
@@ -296,18 +288,17 @@ def _requeued_since(entries: Sequence[Entry], launch: int) -> bool:
 
 
 ROOM_SECONDS = 600.0  # for somebody, or a clean-up, to free space
-LEAST_ROOM_BYTES = 16 << 20  # as `ending.full_disks` says
 
 
 def _wait_for_room(settings: Settings, entries: Sequence[Entry], say: Callable[[str], None]) -> bool:
     """Whether the disks of the run have room for another save, now or within ten minutes."""
-    needed = {settings.paths.run_dir: LEAST_ROOM_BYTES}
+    needed = {settings.paths.run_dir: NEARLY_FULL_BYTES}
     for root in find_present_roots(settings, entries):
         sizes = [_bytes_below(path) for path in root.iterdir()] if root.is_dir() else []
-        needed[root] = max(LEAST_ROOM_BYTES, int(1.25 * max(sizes, default=LEAST_ROOM_BYTES)))
+        needed[root] = max(NEARLY_FULL_BYTES, int(1.25 * max(sizes, default=NEARLY_FULL_BYTES)))
     deadline, told = time.monotonic() + ROOM_SECONDS, False
     while True:
-        short = [(path, count) for path, count in needed.items() if _free_bytes(path) < count]
+        short = [(path, count) for path, count in needed.items() if (free_bytes(path) or 0) < count]
         if not short or time.monotonic() >= deadline:
             return not short
         if not told:
@@ -324,15 +315,10 @@ def _bytes_below(path: Path) -> int:
     return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(path) for name in names)
 
 
-def _free_bytes(path: Path) -> int:
-    try:
-        state = os.statvfs(path)
-    except OSError:
-        return 0
-    return state.f_bavail * state.f_frsize
-
-
 # --- what the next launch resumes from
+
+
+RESUME_FROM, RESUME_STEP = "CHRONICLE_RESUME_FROM", "CHRONICLE_RESUME_STEP"
 
 
 class HandedOver(NamedTuple):
@@ -350,9 +336,6 @@ class HandedOver(NamedTuple):
     def to_json(self) -> dict[str, object]:
         """The form in `launch.start`."""
         return {"path": self.path, "step": self.step} if self.path else {}
-
-
-RESUME_FROM, RESUME_STEP = "CHRONICLE_RESUME_FROM", "CHRONICLE_RESUME_STEP"
 
 
 def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
@@ -400,15 +383,6 @@ def _refuse_another_tasks(settings: Settings, roots: Sequence[Path]) -> None:
 
 
 BELOW_A_MOUNT_POINT = "with checkpoints in a directory below the mount point (--checkpoints) it is done for you"
-
-
-def _warn_of_mount_points(settings: Settings, say: Callable[[str], None]) -> None:
-    """Say before the first launch what would stop the run in the night."""
-    entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
-    for root in find_present_roots(settings, entries):
-        if is_mount_point(root):
-            say(f"`{root}` is a mount point: a save that is cut cannot be moved out of it, and the run would stop; "
-                f"{BELOW_A_MOUNT_POINT}")  # fmt: skip
 
 
 def _recorded_and_there(entries: Sequence[Entry]) -> Path | None:
@@ -472,29 +446,106 @@ def _move(
         say(f"set aside, {why}: {', '.join(names)}; undo it with `chronicle verify --restore {entry.id}`")
 
 
-# --- several nodes: the first one looks, the others are told
+# --- the loop: here, on SLURM's nodes once (their script decides), on pods with nobody above them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattended:
+    """A run that goes on by itself. `say` is for a person; `node`: this one of several."""
+
+    settings: Settings
+    chain: str
+    policy: Policy
+    grace_seconds: float
+    say: Callable[[str], None]
+    node: Node | None = None
+
+    def settle(self, killed: Killed | None = None) -> Settled | None:
+        """Decide about the last launch of the chain."""
+        return settle_launch(self.settings, self.chain, self.policy, self.say, killed)
+
+    def pause(self, decision: Onward) -> None:
+        """Say why it goes on, and when; and wait."""
+        when = f"again in {decision.pause_seconds:.0f} s" if decision.pause_seconds else "again now"
+        self.say(f"{when}: {decision.reason}")
+        time.sleep(decision.pause_seconds)
+
 
 WAIT_SECONDS = 3600.0  # reading a checkpoint of many TB takes its time
+PARTS_SECONDS = 240.0  # beyond the grace: the other pods end their parts, or their heartbeats grow old
+REPLACED_CODES = (0, 137, 138, 143)  # of a pod that its Job replaces, or takes for finished
 
 
-def hand_over_to_nodes(
-    settings: Settings, node: Node, chain: str, policy: Policy, say: Callable[[str], None]
-) -> HandedOver:
+def keep_going(
+    run: Unattended, launch: Callable[[Node | None, HandedOver], LaunchResult], killed: Killed | None = None
+) -> LaunchResult:
+    """Launch until the policy says that it is enough; returns how the last launch ended here.
+
+    A job that its scheduler started again is asked about its last launch first: `NotResumable` where that says stop. So is the
+    launch of a supervisor that was `killed`, in whose place this process is; nothing of it may be alive any more. Of pods the
+    first one decides after each launch. A pod that is told to end ends, and its Job replaces it.
+    """
+    node, settings = run.node, run.settings
+    if node is not None and not node.in_rounds:
+        return launch(node, hand_over_to_nodes(run, node))
+    if node is not None:
+        return _keep_pods_going(run, node, launch)
+    if killed is not None and settings.paths.journal_dir.is_dir():
+        settled = run.settle(killed)
+        if settled is not None and settled.decision.verdict is not Verdict.HERE:
+            run.say(f"{settled.decision.verdict.value}: {settled.decision.reason}")
+            return _ended_before(settled, killed)
+        if settled is not None:
+            run.pause(settled.decision)
+    else:
+        _look_before(run)
+    while True:
+        end = launch(None, hand_over(settings, run.say))
+        settled = run.settle()
+        if settled is None or settled.launch != end.launch or settled.decision.verdict is Verdict.FINISHED:
+            return end  # where its entries could not be written, nothing is known, and nothing is repeated
+        if settled.decision.verdict is not Verdict.HERE:
+            run.say(f"{settled.decision.verdict.value}: {settled.decision.reason}")
+            return replace(end, exit_code=end.exit_code or TOLD_TO_END)
+        run.pause(settled.decision)
+
+
+def _look_before(run: Unattended) -> None:
+    """Say what would stop the run in the night; decide about a job that its scheduler started again. Raises `NotResumable`."""
+    has_journal = run.settings.paths.journal_dir.is_dir()
+    entries = read_journal(run.settings.paths).entries if has_journal else ()
+    for root in find_present_roots(run.settings, entries):
+        if is_mount_point(root):
+            run.say(f"`{root}` is a mount point: a save that is cut cannot be moved out of it, and the run would stop; "
+                    f"{BELOW_A_MOUNT_POINT}")  # fmt: skip
+    before = run.settle() if has_journal else None
+    if before is not None and before.fresh and before.decision.verdict is Verdict.STOP:
+        reason = f"launch {before.launch} of this job: {before.decision.reason}"
+        raise NotResumable(reason, "start it by hand when that is clear")
+
+
+def _ended_before(settled: Settled, killed: Killed) -> LaunchResult:
+    """The result of a launch whose supervisor was killed, and which is not followed by another one here."""
+    from chronicle.launch.launching import LaunchResult
+
+    code = 0 if settled.decision.verdict is Verdict.FINISHED else 128 + killed.signal
+    return LaunchResult(launch=settled.launch, exit_code=code, data={})
+
+
+def hand_over_to_nodes(run: Unattended, node: Node) -> HandedOver:
     """What this node's part of a launch resumes from. The first node decides and looks, the others wait for its word.
 
     Raises `NotResumable` on every node where the first one says so.
     """
-    key, number = node.key, node.number
-    shared = settings.paths.launches_dir / f".handed-{key}"
-    if number == 0:
-        shared.parent.mkdir(parents=True, exist_ok=True)
+    shared = handed_path(run.settings.paths, node.key)
+    if node.number == 0:
         try:
-            _warn_of_mount_points(settings, say)
-            settle_before(settings, chain, policy, say)
-            handed = hand_over(settings, say)
+            _look_before(run)
+            handed = hand_over(run.settings, run.say)
         except ChronicleError as refusal:
-            write_atomic(shared, json.dumps({"refused": refusal.message}), durable=False)
+            _refuse(shared, refusal.message)
             raise
+        shared.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(shared, json.dumps(handed.to_json()), durable=False)
         return handed
     deadline = time.monotonic() + WAIT_SECONDS
@@ -510,108 +561,79 @@ def hand_over_to_nodes(
     raise NotResumable(f"the first node of this launch has not said in {WAIT_SECONDS / 60:.0f} min where to resume from", LOOK)
 
 
-# --- several pods: nobody stands above them, so the first one decides after each launch, and all go on by themselves
+def _refuse(shared: Path, why: str) -> None:
+    shared.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(shared, json.dumps({"refused": why}), durable=False)
 
-PARTS_SECONDS = 240.0  # beyond the grace: the others end their parts, or their heartbeats grow old
-REPLACED_CODES = (0, 137, 138, 143)  # of a pod that its Job replaces, or takes for finished
 
-
-def keep_pods_going(
-    settings: Settings,
-    node: Node,
-    chain: str,
-    policy: Policy,
-    launch: Callable[[Node, HandedOver], LaunchResult],
-    grace_seconds: float,
-    say: Callable[[str], None],
-    *,
-    sleep: Callable[[float], None] = time.sleep,
+def _keep_pods_going(
+    run: Unattended, node: Node, launch: Callable[[Node | None, HandedOver], LaunchResult]
 ) -> LaunchResult:
-    """Take part in one launch after the other; returns how the last one ended here.
-
-    A pod that is told to end ends, and its Job replaces it. Where the policy says stop, every pod ends with 78.
-    """
-    rounds, end = Rounds(settings.paths, node), None
-    _stand_in(settings, rounds, node, grace_seconds, say)
+    rounds, end = Rounds(run.settings.paths, node), None
+    _stand_in(run, rounds, node)
     while True:
         if node.number == 0:
-            _wait_for_parts(settings, grace_seconds, sleep)
+            _wait_for_parts(run)
             number = rounds.handed() + 1
         else:
-            number = _wait_for_round(settings, rounds, end, sleep)
+            number = _wait_for_round(run, rounds, end)
             if number == 0 and end is not None:
                 return end
         rounds.join(number)
         part = rounds.part(number)
-        end = launch(part, hand_over_to_nodes(settings, part, chain, policy, say))
+        end = launch(part, hand_over_to_nodes(run, part))
         if end.data.get("stopped_by") == "signal":
             return replace(end, exit_code=end.exit_code or TOLD_TO_END)
-        if node.number == 0 and (stopped := _decide_for_pods(settings, rounds, end, chain, policy, grace_seconds, say, sleep)):
-            return stopped
+        if node.number != 0:
+            continue
+        _wait_for_parts(run)
+        settled = run.settle()
+        decision = Onward(Verdict.STOP, "its entries could not be written")
+        if settled is not None and settled.launch == end.launch:
+            decision = settled.decision
+        if decision.verdict is Verdict.FINISHED:
+            return end
+        if decision.verdict is Verdict.STOP:
+            _refuse(handed_path(run.settings.paths, rounds.part(number + 1).key), decision.reason)
+            run.say(f"{decision.verdict.value}: {decision.reason}")
+            return replace(end, exit_code=NotResumable.exit_code if end.exit_code in REPLACED_CODES else end.exit_code)
+        run.pause(decision)
 
 
-def _stand_in(settings: Settings, rounds: Rounds, node: Node, grace_seconds: float, say: Callable[[str], None]) -> None:
+def _stand_in(run: Unattended, rounds: Rounds, node: Node) -> None:
     """Where another pod was this node: write the end that it could not write, and tell the others that it is gone."""
-    paths, before = settings.paths, rounds.joined()
-    launch = rounds.launch_of(before) if before else None
+    paths, before = run.settings.paths, rounds.joined()
+    launch = shared_number(paths, rounds.part(before).key) if before else None
     if launch is None:
         return
     with hold_admission(paths), JournalWriter(paths) as writer:
         close_lost_launches(paths, read_journal(paths), writer)
-    peers = Peers(paths.launch_dir(launch), node.number, grace_seconds)
+    peers = Peers(paths.launch_dir(launch), node.number, run.grace_seconds)
     said = dict(peers.told_by(node.number)) or {"host": host_name(), "cause": EndCause.UNKNOWN.value}
     if said.get("cause") != EndCause.FINISHED:
-        say(f"this pod stands in for one that took part in launch {launch}")
+        run.say(f"this pod stands in for one that took part in launch {launch}")
         peers.tell({"because": "its pod was replaced", **said, "replaced": True})
 
 
-def _wait_for_parts(settings: Settings, grace_seconds: float, sleep: Callable[[float], None]) -> None:
+def _wait_for_parts(run: Unattended) -> None:
     """Wait until no other pod is in an earlier launch; the start is refused where one stays."""
-    deadline = time.monotonic() + grace_seconds + PARTS_SECONDS
-    while settings.paths.journal_dir.is_dir() and time.monotonic() < deadline:
-        launches = list_launches(read_journal(settings.paths).entries)
-        if not find_alive_elsewhere(settings.paths, launches, time.time()):
+    paths = run.settings.paths
+    deadline = time.monotonic() + run.grace_seconds + PARTS_SECONDS
+    while paths.journal_dir.is_dir() and time.monotonic() < deadline:
+        if not find_alive_elsewhere(paths, list_launches(read_journal(paths).entries), time.time()):
             return
-        sleep(1.0)
+        time.sleep(1.0)
 
 
-def _wait_for_round(
-    settings: Settings, rounds: Rounds, end: LaunchResult | None, sleep: Callable[[float], None]
-) -> int:
+def _wait_for_round(run: Unattended, rounds: Rounds, end: LaunchResult | None) -> int:
     """The round that the first node hands over next; 0 where this part has finished, and the first node's too."""
     while (number := rounds.handed()) <= rounds.joined():
         if end is not None and end.exit_code == 0:
-            first = Peers(settings.paths.launch_dir(end.launch), 0, 0.0).told_by(0)
+            first = Peers(run.settings.paths.launch_dir(end.launch), 0, 0.0).told_by(0)
             if first.get("cause") == EndCause.FINISHED:
                 return 0
-        sleep(0.5)
+        time.sleep(0.5)
     return number
-
-
-def _decide_for_pods(
-    settings: Settings, rounds: Rounds, end: LaunchResult, chain: str, policy: Policy, grace_seconds: float,
-    say: Callable[[str], None], sleep: Callable[[float], None],
-) -> LaunchResult | None:  # fmt: skip
-    """On the first node, after a launch: None to go on, else how this pod ends. Where the policy stops, the others are told."""
-    _wait_for_parts(settings, grace_seconds, sleep)
-    settled = settle_launch(settings, chain, policy, say)
-    known = settled is not None and settled.launch == end.launch
-    verdict = settled.decision.verdict if settled is not None and known else Verdict.STOP
-    reason = settled.decision.reason if settled is not None and known else "its entries could not be written"
-    if verdict is Verdict.FINISHED:
-        return end
-    if verdict is Verdict.STOP:
-        refused = settings.paths.launches_dir / f".handed-{rounds.part(rounds.handed() + 1).key}"
-        write_atomic(refused, json.dumps({"refused": reason}), durable=False)
-        say(f"{verdict.value}: {reason}")
-        return replace(end, exit_code=NotResumable.exit_code if end.exit_code in REPLACED_CODES else end.exit_code)
-    assert settled is not None
-    say(f"{_again(settled.decision)}: {reason}")
-    sleep(settled.decision.pause_seconds)
-    return None
-
-
-# --- the loop inside one job
 
 
 def requeued_before_a_launch(environ: Mapping[str, str]) -> str:
@@ -636,69 +658,6 @@ def requeued_in_vain(entries: Sequence[Entry], environ: Mapping[str, str]) -> in
     return own.restart - began
 
 
-def settle_before(settings: Settings, chain: str, policy: Policy, say: Callable[[str], None]) -> None:
-    """Decide about the last launch of a job that its scheduler started again by itself. Raises `NotResumable` for stop."""
-    if not settings.paths.journal_dir.is_dir():
-        return
-    before = settle_launch(settings, chain, policy, say)
-    if before is not None and before.fresh and before.decision.verdict is Verdict.STOP:
-        reason = f"launch {before.launch} of this job: {before.decision.reason}"
-        raise NotResumable(reason, "start it by hand when that is clear")
-
-
-def keep_going(
-    settings: Settings,
-    chain: str,
-    policy: Policy,
-    launch: Callable[[HandedOver], LaunchResult],
-    say: Callable[[str], None],
-    *,
-    killed: Killed | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> LaunchResult:
-    """Launch until the policy says that it is enough; returns how the last launch ended.
-
-    A job that its scheduler started again is asked about its last launch first: `NotResumable` where that says stop. So is the
-    launch of a supervisor that was `killed`, in whose place this process is; nothing of it may be alive any more.
-    """
-    if killed is not None and settings.paths.journal_dir.is_dir():
-        settled = settle_launch(settings, chain, policy, say, killed)
-        if settled is not None and settled.decision.verdict is not Verdict.HERE:
-            say(f"{settled.decision.verdict.value}: {settled.decision.reason}")
-            return _ended_before(settled, killed)
-        if settled is not None:
-            say(f"{_again(settled.decision)}: {settled.decision.reason}")
-            sleep(settled.decision.pause_seconds)
-    else:
-        _warn_of_mount_points(settings, say)
-        settle_before(settings, chain, policy, say)
-    while True:
-        end = launch(hand_over(settings, say))
-        settled = settle_launch(settings, chain, policy, say)
-        if settled is None or settled.launch != end.launch:
-            return end  # its entries could not be written: nothing is known, so nothing is repeated
-        decision = settled.decision
-        if decision.verdict is not Verdict.HERE:
-            if decision.verdict is Verdict.FINISHED:
-                return end
-            say(f"{decision.verdict.value}: {decision.reason}")
-            return replace(end, exit_code=end.exit_code or TOLD_TO_END)
-        say(f"{_again(decision)}: {decision.reason}")
-        sleep(decision.pause_seconds)
-
-
-def _again(decision: Onward) -> str:
-    return f"again in {decision.pause_seconds:.0f} s" if decision.pause_seconds else "again now"
-
-
-def _ended_before(settled: Settled, killed: Killed) -> LaunchResult:
-    """The result of a launch whose supervisor was killed, and which is not followed by another one here."""
-    from chronicle.launch.launching import LaunchResult
-
-    code = 0 if settled.decision.verdict is Verdict.FINISHED else 128 + killed.signal
-    return LaunchResult(launch=settled.launch, exit_code=code, data={})
-
-
 def stand_down(settings: Settings, node: Node, grace_seconds: float, killed: Killed) -> int:
     """On one of several nodes whose supervisor was killed: write its end and tell the other nodes; the exit code.
 
@@ -706,16 +665,14 @@ def stand_down(settings: Settings, node: Node, grace_seconds: float, killed: Kil
     """
     if node.in_rounds:
         node = (rounds := Rounds(settings.paths, node)).part(rounds.joined())
-    paths, key, number = settings.paths, node.key, node.number
+    paths, host = settings.paths, host_name()
     with hold_admission(paths), JournalWriter(paths) as writer:
         close_lost_launches(paths, read_journal(paths), writer, killed)
-    handed, host = paths.launches_dir / f".handed-{key}", host_name()
     said = f"the supervisor on {host} was ended by {killed.name}"
-    if number == 0 and not handed.exists():
-        handed.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(handed, json.dumps({"refused": said}), durable=False)
-    launch = shared_number(paths, key)
+    if node.number == 0 and not handed_path(paths, node.key).exists():
+        _refuse(handed_path(paths, node.key), said)
+    launch = shared_number(paths, node.key)
     if launch is not None:
         data = {"host": host, "exit_code": 128 + killed.signal, "cause": EndCause.CRASH.value, "because": said}
-        Peers(paths.launch_dir(launch), number, grace_seconds).tell(data)
+        Peers(paths.launch_dir(launch), node.number, grace_seconds).tell(data)
     return 128 + killed.signal

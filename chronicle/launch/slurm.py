@@ -88,17 +88,28 @@ def _seconds_until(moment: str, now: float) -> float | None:
 
 def ask_past_state(job: str, restart: int, *, ask: Ask = _ask) -> str | None:
     """How accounting says that this start of the job ended ("NODE_FAIL", "PREEMPTED", …); None without accounting."""
-    answer = ask(("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", "--format=State", "--jobs", job))
-    if answer is None or answer[0] != 0:
-        return None
-    states = [line.split()[0] for line in answer[1].splitlines() if line.strip() and line.split()[0].isupper()]
+    words = ("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", "--format=State", "--jobs", job)
+    rows = [line.split() for line in (_text(ask(words)) or "").splitlines() if line.strip()]
+    states = [row[0] for row in rows if row[0].isupper()]
     return states[restart] if restart < len(states) else None
 
 
 def ask_step_alive(job: str, step: str, *, ask: Ask = _ask) -> bool | None:
     """Whether this step of the job still runs; None where SLURM cannot be asked."""
-    answer = ask(("squeue", "--steps", "--noheader", "--format=%i", "--jobs", job))
-    return None if answer is None or answer[0] != 0 else f"{job}.{step}" in answer[1].split()
+    text = _text(ask(("squeue", "--steps", "--noheader", "--format=%i", "--jobs", job)))
+    return None if text is None else f"{job}.{step}" in text.split()
+
+
+def _text(answer: tuple[int, str] | None) -> str | None:
+    """What a command printed; None where it failed."""
+    return answer[1] if answer is not None and answer[0] == 0 else None
+
+
+def _trouble(answer: tuple[int, str] | None) -> str:
+    """Why a command did not do what it was asked; "" where it did."""
+    if answer is None:
+        return "SLURM does not answer"
+    return "" if answer[0] == 0 else answer[1].strip() or f"code {answer[0]}"
 
 
 class JobStart(NamedTuple):
@@ -141,12 +152,9 @@ class NodeWord(NamedTuple):
     started: float | None = None  # when its slurmd was started, in seconds since the epoch
 
 
-def ask_node(node: str, *, ask: Ask = _ask) -> NodeWord:
+def ask_node(node: str) -> NodeWord:
     """What SLURM says about a node; nothing where it cannot be asked or does not know it."""
-    answer = ask(("scontrol", "show", "node", "--oneliner", node))
-    if answer is None or answer[0] != 0:
-        return NodeWord()
-    fields = dict(FIELD.findall(answer[1]))
+    fields = dict(FIELD.findall(_text(_ask(("scontrol", "show", "node", "--oneliner", node))) or ""))
     return NodeWord(fields.get("State", ""), _seconds_until(fields.get("SlurmdStartTime", ""), 0.0))
 
 
@@ -159,8 +167,7 @@ def expand_nodes(listed: str, *, ask: Ask = _ask) -> tuple[str, ...]:
     """The names in a list such as `n[1-3]`; () for an empty one, and where SLURM cannot be asked."""
     if listed in ("", "(null)"):
         return ()
-    answer = ask(("scontrol", "show", "hostnames", listed))
-    return tuple(answer[1].split()) if answer is not None and answer[0] == 0 else ()
+    return tuple((_text(ask(("scontrol", "show", "hostnames", listed))) or "").split())
 
 
 def exclude_from_job(job: str, excluded: Sequence[str], known: Sequence[str], *, ask: Ask = _ask) -> str:
@@ -169,15 +176,14 @@ def exclude_from_job(job: str, excluded: Sequence[str], known: Sequence[str], *,
     `known` are all nodes that were ever excluded by us: of those only `excluded` stay, and what somebody else wrote stays too.
     """
     answer = ask(("scontrol", "show", "job", "--oneliner", job))
-    if answer is None or answer[0] != 0:
-        return "SLURM does not answer" if answer is None else answer[1].strip()
+    if answer is None or _trouble(answer):
+        return _trouble(answer)
     fields = dict(FIELD.findall(answer[1]))
     if fields.get("JobState") == "RUNNING":  # COMPLETING right after its requeue, and it may be changed then
-        return f"job {job} is {fields.get('JobState', 'not known')}: its nodes are chosen already"
+        return f"job {job} is RUNNING: its nodes are chosen already"
     theirs = [node for node in expand_nodes(fields.get("ExcNodeList", ""), ask=ask) if node not in known]
-    wanted = list(dict.fromkeys([*theirs, *excluded]))
-    answer = ask(("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(wanted)}"))
-    return "" if answer is not None and answer[0] == 0 else "SLURM does not answer" if answer is None else answer[1].strip()
+    wanted = dict.fromkeys([*theirs, *excluded])
+    return _trouble(ask(("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(wanted)}")))
 
 
 def requeue_job(
@@ -189,16 +195,15 @@ def requeue_job(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Put the job back into the queue, away from the excluded nodes; "" when that is done, else what SLURM says."""
-    answer = ask(("scontrol", "requeue", job))
-    if answer is None or answer[0] != 0:
-        return "SLURM does not answer" if answer is None else answer[1].strip()
-    problem = exclude_from_job(job, excluded, known, ask=ask) if known else ""
+    trouble = _trouble(ask(("scontrol", "requeue", job)))
+    if trouble or not known:
+        return trouble
     for _ in range(REQUEUE_TRIES):
-        if not problem:
+        trouble = exclude_from_job(job, excluded, known, ask=ask)
+        if not trouble:
             break
         sleep(1.0)
-        problem = exclude_from_job(job, excluded, known, ask=ask)
-    return problem
+    return trouble
 
 
 # --- The batch script

@@ -1,11 +1,9 @@
 """Where the ranks of a launch stand: stacks as Python printed them, the kernel's view of each process, and which rank differs.
 
-    dump of faulthandler ─ parse_dump ─┐
-    dump of py-spy ────── parse_spied ─┼─ Stand (one rank) ─ judge_stands ─ groups, the rank that differs, its line
+    dump of faulthandler ─ parse_dump ─┬─ Stand (one rank) ─ judge_stands ─ groups, the rank that differs, its line
     /proc/<pid>/… ─────── look_at ─────┘
 
-Nothing here waits or sends a signal. Formats: CPython's `_Py_DumpTraceback`, py-spy's `dump`, proc(5). The innermost frame
-comes first, as both print it.
+Nothing here waits or sends a signal. Formats: CPython's `_Py_DumpTraceback`, proc(5). The innermost frame comes first.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from chronicle.launch.processes import Process, read_process
 
 
 class CodeLine(NamedTuple):
@@ -32,8 +32,6 @@ Stack = tuple[CodeLine, ...]
 
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.+)$')
-SPIED_THREAD = re.compile(r"^Thread .*\((\w[\w+ ]*)\)(?:: \"(.*)\")?$")
-SPIED_FRAME = re.compile(r"^    (.+) \((.+):(\d+)\)$")
 
 
 def parse_dump(text: str) -> tuple[Stack, ...]:
@@ -44,17 +42,6 @@ def parse_dump(text: str) -> tuple[Stack, ...]:
             stacks.append([])
         elif stacks and (found := FRAME.match(line)):
             stacks[-1].append(CodeLine(found[1], int(found[2]), found[3]))
-    return tuple(tuple(stack) for stack in stacks if stack)
-
-
-def parse_spied(text: str) -> tuple[Stack, ...]:
-    """The stacks of `py-spy dump --full-filenames`, in its order."""
-    stacks: list[list[CodeLine]] = []
-    for line in text.splitlines():
-        if SPIED_THREAD.match(line):
-            stacks.append([])
-        elif stacks and (found := SPIED_FRAME.match(line)):
-            stacks[-1].append(CodeLine(found[2], int(found[3]), found[1]))
     return tuple(tuple(stack) for stack in stacks if stack)
 
 
@@ -95,32 +82,24 @@ class ProcessReading(NamedTuple):
     stopped_below: tuple[int, ...] = ()  # descendants that are stopped
 
 
-TICKS = os.sysconf("SC_CLK_TCK")
 STATES: Mapping[str, str] = {
     "T": "stopped by a signal (SIGSTOP)", "t": "stopped by a debugger", "D": "in an uninterruptible wait for a device",
     "Z": "ended, and its parent has not noticed", "X": "ended",
 }  # fmt: skip
 
 
-def look_at(pid: int, below: Iterable[int]) -> ProcessReading:
+def look_at(pid: int, below: Iterable[Process]) -> ProcessReading:
     """Read a process and its descendants; what cannot be read counts as nothing."""
-    state, cpu = _cpu_of(pid)
-    moved, cpus, stopped = _moved(pid), {}, []
+    me, moved, cpus, stopped = read_process(pid), _moved(pid), {}, []
     for child in below:
-        letter, cpus[child] = _cpu_of(child)
-        moved += _moved(child)
-        if letter in ("T", "t"):
-            stopped.append(child)
-    return ProcessReading(state, cpu, cpus, moved, _line(pid, "wchan"), _line(pid, "syscall"), tuple(stopped))
-
-
-def _cpu_of(pid: int) -> tuple[str, float]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        return fields[0].decode(), (int(fields[11]) + int(fields[12])) / TICKS
-    except (OSError, ValueError, IndexError):
-        return "", 0.0
+        moved += _moved(child.pid)
+        cpus[child.pid] = child.cpu_seconds
+        if child.state in ("T", "t"):
+            stopped.append(child.pid)
+    wchan, syscall = _line(pid, "wchan"), _line(pid, "syscall")
+    if me is None:
+        return ProcessReading("", 0.0, cpus, moved, wchan, syscall, tuple(stopped))
+    return ProcessReading(me.state, me.cpu_seconds, cpus, moved, wchan, syscall, tuple(stopped))
 
 
 def _moved(pid: int) -> int:
@@ -286,19 +265,18 @@ def judge_stands(stands: Sequence[Stand], stepping: Collection[int] = ()) -> Aut
 def _find_culprits(stands: Sequence[Stand], groups: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[int, ...], str]:
     if len(stands) == 1:
         return (stands[0].rank,), "the only rank that stands"
-    for what, odd in (
-        ("ended", [one.rank for one in stands if one.ended]),
-        ("is stopped", [one.rank for one in stands if one.state in ("T", "t")]),
-        ("has a process that is stopped", [one.rank for one in stands if one.stopped_below]),
+    for because, odd in (
+        ("ended", [one for one in stands if one.ended]),
+        ("is stopped", [one for one in stands if one.state in ("T", "t")]),
+        ("has a process that is stopped", [one for one in stands if one.stopped_below]),
+        (
+            "does not wait for other ranks, and the others do",
+            [one for one in stands if not one.waits and (one.stack or not one.idle)],
+        ),
+        ("uses the CPU, and the others wait", [one for one in stands if not one.idle]),
     ):
-        if odd and len(odd) < len(stands):
-            return tuple(odd), what
-    own = [one.rank for one in stands if not one.waits and (one.stack or not one.idle)]
-    if own and len(own) < len(stands):
-        return tuple(own), "does not wait for other ranks, and the others do"
-    busy = [one.rank for one in stands if not one.idle]
-    if busy and len(busy) < len(stands):
-        return tuple(busy), "uses the CPU, and the others wait"
+        if 0 < len(odd) < len(stands):
+            return tuple(one.rank for one in odd), because
     if len(groups) > 1 and len(groups[-1][1]) < len(groups[0][1]):
         smallest = [ranks for _, ranks in groups if len(ranks) == len(groups[-1][1])]
         return tuple(rank for ranks in smallest for rank in ranks), "waits in another place than most"

@@ -15,11 +15,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +40,11 @@ from chronicle.launch.stacks import (
     look_at,
     main_stack,
     parse_dump,
-    parse_spied,
 )
 
 WINDOW_SECONDS = 8.5
 SAMPLE_SECONDS = 0.9  # between two stacks of a rank that uses the CPU
 ANSWER_SECONDS = 0.9  # until a dump is read
-SPY_SECONDS = 2.9
 PAUSES = (2.0, 5.0, 10.0, 30.0, 60.0)  # between two looks at ranks that work
 QUIET_SECONDS = 5.0  # a silence that `status` shows
 LONGEST_SECONDS = 3600.0  # of work without a step
@@ -61,78 +57,79 @@ WAITING_FOR_A_BUILD = (
 )
 
 
+@dataclass
+class _RankLook:
+    """What was seen of one rank in a window. Processes are its own and those below it."""
+
+    rank: int
+    pid: int
+    readings: list[ProcessReading] = field(default_factory=list)
+    busy: int | None = None  # the process that used most CPU
+    stacks: list[Stack] = field(default_factory=list)  # of that process
+    asked: dict[int, int] = field(default_factory=dict)  # process -> size of its file before
+    dumps: dict[int, str] = field(default_factory=dict)  # process -> its last dump
+    why: dict[int, str] = field(default_factory=dict)  # process -> why it has none
+    printed: int = 0  # bytes of dumps
+
+
+@dataclass
 class _Look:
-    """One window in which the processes of silent ranks are looked at."""
+    """One window in which the processes of silent ranks are looked at. `output`: bytes that the launch had printed."""
 
-    def __init__(self, now: float, output: int) -> None:
-        """`output`: bytes that the launch had printed."""
-        self.began, self.output = now, output
-        self.readings: dict[int, list[ProcessReading]] = {}
-        self.samples: dict[int, list[Stack]] = {}  # of the busiest process of a rank
-        self.subject: dict[int, int] = {}  # rank -> that process
-        self.dumps: dict[int, str] = {}  # pid -> its last dump
-        self.why: dict[int, str] = {}  # pid -> why it has none
-        self.printed: dict[int, int] = {}  # rank -> bytes of dumps
-        self.asked: dict[int, tuple[int, int]] = {}  # pid -> rank, size of its file before
-        self.next_sample = now
-        self.answers_at: float | None = None
-        self.final = False
-        self.spies: dict[int, Path] = {}
+    began: float
+    output: int
+    ranks: dict[int, _RankLook] = field(default_factory=dict)
+    next_sample: float = 0.0
+    answers_at: float | None = None
+    final: bool = False
 
 
+@dataclass(kw_only=True)
 class StallWatch:
-    """The progress of one launch on this machine."""
+    """The progress of one launch on this machine.
 
-    def __init__(
-        self,
-        *,
-        pulses: Path | None,
-        rank_pids: Callable[[], Mapping[int, int]],
-        signs: Callable[[], tuple[int, int, int]],
-        step: Callable[[], int | None],
-        say: Callable[[str], None],
-        write: Callable[..., Any],
-        directory: Path,
-        host: str,
-        launch: int,
-        known: Mapping[str, Any] | None = None,
-        others_work: Callable[[], str] = lambda: "",
-        devices: Callable[[], Mapping[str, float]] = dict,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`signs()`: printed points, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
+    `signs()`: printed points, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
+    `write(event, title=, step=, refs=)` appends to the journal. `others_work()`: which other node of the launch works.
+    """
 
-        `write(event, title=, step=, refs=)` appends to the journal. `others_work()`: which other node of the launch works.
-        """
-        self._pulses, self._rank_pids, self._signs, self._step = pulses, rank_pids, signs, step
-        self._say, self._write, self._directory, self._host, self._launch = say, write, directory, host, launch
-        self._others_work, self._devices, self._clock = others_work, devices, clock
-        known = known or {}
-        start = known.get("start_seconds")
+    pulses: Path | None
+    rank_pids: Callable[[], Mapping[int, int]]
+    signs: Callable[[], tuple[int, int, int]]
+    step: Callable[[], int | None]
+    say: Callable[[str], None]
+    write: Callable[..., Any]
+    directory: Path
+    host: str
+    launch: int
+    known: Mapping[str, Any] = field(default_factory=dict)
+    others_work: Callable[[], str] = lambda: ""
+    devices: Callable[[], Mapping[str, float]] = dict
+    clock: Callable[[], float] = time.monotonic
+    state: str = "starts"  # starts, steps, quiet, looked at, works, stands here (another node works), stands
+    words: str = ""
+
+    def __post_init__(self) -> None:
+        start = self.known.get("start_seconds")
         self._start = float(start) if isinstance(start, int | float) else 0.0
-        self._silences = Silences(known.get("silences"))
-        now = clock()
-        self._last_tick = now
-        self._of_launch = Rhythm(now, self._start)
+        self._silences = Silences(self.known.get("silences"))
+        self._last_tick = self.clock()
+        self._of_launch = Rhythm(self._last_tick, self._start)
         self._of_ranks: dict[int, Rhythm] = {}
         self._counts: dict[int, tuple[int, int, int]] = {}  # rank -> pid, steps, signs
-        self._seen_signs = signs()
+        self._seen_signs = self.signs()
         self._newest: dict[int, Pulse] = {}
         self._look: _Look | None = None
         self._next_look = 0.0
         self._num_works = 0
         self._worked: set[int] = set()  # ranks that an earlier look into this silence saw at work
-        self._looked: deque[str] = deque(maxlen=5)  # what earlier looks into this silence found
         self._told: tuple[Any, float, frozenset[str], str] | None = None  # entry, since when, places, words
         self._num_told = 0
-        self.state = "starts"  # starts, steps, quiet, looked at, works, stands here (another node works), stands
-        self.words = ""
 
     # ---- signs ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
         """Look for signs of progress; True at the moment at which the launch is said to stand still."""
-        now = self._clock()
+        now = self.clock()
         self._take_signs(now)
         silent = self._silent(now)
         if silent is None:
@@ -147,14 +144,14 @@ class StallWatch:
         return self._look_on(now, self._look, silent)
 
     def _take_signs(self, now: float) -> None:
-        signs = self._signs()
+        signs = self.signs()
         steps, metrics, output = (new - old for new, old in zip(signs, self._seen_signs, strict=True))
         if steps > 0 or metrics > 0:
             self._of_launch.sign(now, max(1, steps))
         elif output > 0 and not self._of_ranks and signs[0] <= 0 and signs[1] <= 0:
             self._of_launch.sign(now)  # a trainer that logs no step: its output is all there is
         self._seen_signs = signs
-        for pulse in read_pulses(self._pulses) if self._pulses is not None else ():
+        for pulse in read_pulses(self.pulses) if self.pulses is not None else ():
             pid, steps, worked = self._counts.get(pulse.rank, (0, 0, 0))
             if pid != pulse.pid:  # its first steps were done since the last look
                 self._of_ranks[pulse.rank] = Rhythm(self._last_tick if pulse.steps else now, self._start)
@@ -191,7 +188,6 @@ class StallWatch:
 
     def _goes_on(self, now: float) -> None:
         self._look, self._num_works, self._next_look = None, 0, 0.0
-        self._looked.clear()
         self._worked.clear()
         rhythm = self._rhythm()
         quiet = rhythm.started and self._age(now) > QUIET_SECONDS + 2.0 * (rhythm.p99 or 0.0)
@@ -202,49 +198,50 @@ class StallWatch:
             self._told = None
             self._silences.ended(places, now - since)
             text = f"the launch goes on after {_age_text(now - since)} without progress"
-            self._say(text)
+            self.say(text)
             event = Incident(
-                kind="stall", tier="warn", status="recovered", launch=self._launch, change="closed", channels=("progress",),
-                onset_step=self._step(), text=f"{text}; {words}",
+                kind="stall", tier="warn", status="recovered", launch=self.launch, change="closed", channels=("progress",),
+                onset_step=self.step(), text=f"{text}; {words}",
             )  # fmt: skip
             refs = () if entry is None else (entry.id,)
-            self._write(event, title=f"warn: stall, recovered: {text}", step=self._step(), refs=refs)
+            self.write(event, title=f"warn: stall, recovered: {text}", step=self.step(), refs=refs)
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def _look_on(self, now: float, look: _Look, silent: tuple[int, ...]) -> bool:
-        pids = self._pids()
-        below = {rank: [one.pid for one in walk_children(pid)] for rank, pid in pids.items()}
-        for rank, pid in pids.items():
-            look.readings.setdefault(rank, []).append(look_at(pid, below[rank]))
-        if look.answers_at is not None and now >= look.answers_at:
+        look.ranks = {rank: look.ranks.get(rank) or _RankLook(rank, pid) for rank, pid in self._pids().items()}
+        for one in look.ranks.values():
+            one.readings.append(look_at(one.pid, walk_children(one.pid)))
+        if look.answers_at is not None:
+            if now < look.answers_at:
+                return False
             self._read_answers(look)
             if look.final:
-                return self._judge(now, look, silent, pids)
-        if look.answers_at is not None:
-            return False
-        announced = read_announcements(self._pulses) if self._pulses is not None else {}
+                return self._judge(now, look, silent)
+        announced = self._announced()
         if now - look.began >= WINDOW_SECONDS:
-            look.final = True
-            for rank, pid in pids.items():
-                self._ask(look, rank, pid, announced)
-            self._spy(look, pids)
-            look.answers_at = now + (SPY_SECONDS if look.spies else ANSWER_SECONDS)
-        elif now >= look.next_sample and len(next(iter(look.readings.values()), ())) > 1:
+            look.final, look.answers_at = True, now + ANSWER_SECONDS
+            for one in look.ranks.values():
+                _ask(one, one.pid, announced)
+        elif now >= look.next_sample:
             look.next_sample = now + SAMPLE_SECONDS
-            for rank, pid in pids.items():
-                busy = _busiest(pid, look.readings[rank])
+            for one in look.ranks.values():
+                busy = _busiest(one)
                 if busy is not None:
-                    look.subject[rank] = busy
-                    self._ask(look, rank, busy, announced)
-            look.answers_at = now + 0.5 if look.asked else None
+                    one.busy = busy
+                    _ask(one, busy, announced)
+            if any(one.asked for one in look.ranks.values()):
+                look.answers_at = now + 0.5
         return False
+
+    def _announced(self) -> dict[int, Announcement]:
+        return {} if self.pulses is None else read_announcements(self.pulses)
 
     def _pids(self) -> dict[int, int]:
         """The process of each rank on this machine: from its pulse, else below the launcher."""
         found = {rank: self._counts[rank][0] for rank in self._of_ranks}
-        announced = read_announcements(self._pulses) if self._pulses is not None else {}
-        for rank, pid in self._rank_pids().items():
+        announced = self._announced()
+        for rank, pid in self.rank_pids().items():
             if rank not in found and _exists(pid):
                 tree = [pid, *(one.pid for one in walk_children(pid))]
                 named = (one for one in tree if one in announced and not announced[one].forked and _is_rank(one, rank))
@@ -255,80 +252,46 @@ class StallWatch:
         own = [pid for pid in tree if pid in announced and not announced[pid].forked and not _launches(pid)]
         return {0: (own or tree)[0]} if tree else {}
 
-    def _ask(self, look: _Look, rank: int, pid: int, announced: Mapping[int, Announcement]) -> None:
-        one = announced.get(pid)
-        if one is None:
-            look.why[pid] = "this process announced no signal for it (not a Python under `chronicle run`, or the guard is off)"
-            return
-        size = _size(one.path)
-        why = ask_for_stacks(one)
-        if why:
-            look.why[pid] = why
-        else:
-            look.asked[pid] = (rank, size)
-
     def _read_answers(self, look: _Look) -> None:
-        announced = read_announcements(self._pulses) if self._pulses is not None else {}
-        for pid, (rank, size) in look.asked.items():
-            text = _read_from(announced[pid].path, size) if pid in announced else ""
-            if not text:
-                look.why[pid] = "it did not answer the signal"
-                continue
-            look.dumps[pid] = text
-            look.printed[rank] = look.printed.get(rank, 0) + len(text)
-            if look.subject.get(rank) == pid:
-                look.samples.setdefault(rank, []).append(main_stack(parse_dump(text)))
-        for pid, path in look.spies.items():
-            text = _read_from(path, 0)
-            if parse_spied(text):
-                look.dumps[pid] = text
-        look.asked, look.answers_at = {}, None
-
-    def _spy(self, look: _Look, pids: Mapping[int, int]) -> None:
-        """Ask `py-spy`, if it is there, for processes that cannot print their stacks themselves; it stops none of them."""
-        program = shutil.which("py-spy")
-        wanted = [pid for pid in pids.values() if pid not in look.asked]
-        if program is None or not wanted or self._pulses is None:
-            return
-        for pid in wanted:
-            path = self._pulses / f"{pid}.spied"
-            words = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
-            try:
-                with open(path, "wb") as out:
-                    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
-                child.returncode = 0  # the supervisor reaps it
-            except OSError:
-                continue
-            look.spies[pid] = path
+        announced = self._announced()
+        for one in look.ranks.values():
+            for pid, size in one.asked.items():
+                text = _read_from(announced[pid].path, size) if pid in announced else ""
+                if not text:
+                    one.why[pid] = "it did not answer the signal"
+                    continue
+                one.dumps[pid] = text
+                one.printed += len(text)
+                if pid == one.busy:
+                    one.stacks.append(main_stack(parse_dump(text)))
+            one.asked.clear()
+        look.answers_at = None
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
-    def _judge(self, now: float, look: _Look, silent: tuple[int, ...], pids: Mapping[int, int]) -> bool:
+    def _judge(self, now: float, look: _Look, silent: tuple[int, ...]) -> bool:
         seconds = max(1.0, now - look.began)
-        evidence = {
-            rank: judge_rank(
-                look.readings[rank], seconds, look.printed.get(rank, 0), look.samples.get(rank, ()),
-                look.why.get(look.subject.get(rank, pid), ""),
-            )
-            for rank, pid in pids.items()
-        }  # fmt: skip
+        evidence = {}
+        for rank, one in look.ranks.items():
+            why = one.why.get(one.pid if one.busy is None else one.busy, "")
+            evidence[rank] = judge_rank(one.readings, seconds, one.printed, one.stacks, why)
         printed, started = self._seen_signs[2] > look.output, self._rhythm().started
-        for rank, one in evidence.items():
+        for rank, doing in evidence.items():
             # a rank that was seen to work, that waits for a device in a loop, or prints, may be in one place in each sample
-            if one.busy and (rank in self._worked or printed or not started):
-                evidence[rank] = one._replace(patience=PATIENT_SECONDS)
-        concerned = {rank: one for rank, one in evidence.items() if not silent or rank in silent}
-        stands = [self._stand(rank, pids[rank], look, evidence[rank]) for rank in pids]
-        working = {rank: one for rank, one in concerned.items() if one.verdict != "stands"}
+            if doing.busy and (rank in self._worked or printed or not started):
+                evidence[rank] = doing._replace(patience=PATIENT_SECONDS)
+        concerned = {rank: doing for rank, doing in evidence.items() if not silent or rank in silent}
+        stands = [self._stand(one, is_idle=not evidence[rank].busy) for rank, one in look.ranks.items()]
+        working = {rank: doing for rank, doing in concerned.items() if doing.verdict != "stands"}
         age, places = self._age(now, silent), frozenset(str(one.place) for one in stands if one.place is not None)
-        patience = max([self._silences.patience(places), *(one.patience for one in concerned.values())])
-        elsewhere = "" if working else self._others_work()
+        patience = max([self._silences.patience(places), *(doing.patience for doing in concerned.values())])
+        elsewhere = "" if working else self.others_work()
         longest = max(LONGEST_SECONDS, 3.0 * (self._rhythm().p99 or 0.0))
         if not concerned or ((working or elsewhere) and age < longest) or age < patience:
             self._leave_alone(now, stands, working, elsewhere)
             return False
         stepped = {rank: pulse.stepped_at for rank, pulse in self._newest.items()}
-        on = [rank for rank in pids if silent and rank not in silent and now - stepped.get(rank, 0.0) < age / 2]
+        on = [rank for rank in look.ranks if silent and rank not in silent and now - stepped.get(rank, 0.0) < age / 2]
         self._tell(now, age, stands, places, look, on)
         return True
 
@@ -339,23 +302,21 @@ class StallWatch:
         self.state = "stands here" if elsewhere else "works"
         self.words = "; ".join(doing) or elsewhere or "known to take long"
         self._worked |= {rank for rank, one in working.items() if one.busy}
-        self._looked.append(f"after {_age_text(self._age(now))}: {self.words}")
         self._look, self._next_look = None, now + (PAUSES[0] if elsewhere else PAUSES[min(self._num_works, len(PAUSES) - 1)])
         self._num_works += 1
 
-    def _stand(self, rank: int, pid: int, look: _Look, evidence: RankDoing) -> Stand:
-        last, pulse = look.readings[rank][-1], self._newest.get(rank)
-        dump = look.dumps.get(pid, "")
+    def _stand(self, one: _RankLook, *, is_idle: bool) -> Stand:
+        last, pulse = one.readings[-1], self._newest.get(one.rank)
         return Stand(
-            rank=rank,
-            pid=pid,
+            rank=one.rank,
+            pid=one.pid,
             state=last.state,
-            idle=not evidence.busy,
-            stack=main_stack(parse_dump(dump) or parse_spied(dump)),
+            idle=is_idle,
+            stack=main_stack(parse_dump(one.dumps.get(one.pid, ""))),
             wchan=last.wchan,
             syscall=last.syscall,
             stopped_below=last.stopped_below,
-            why=look.why.get(pid, ""),
+            why=one.why.get(one.pid, ""),
             steps=None if pulse is None else pulse.steps,
             ended="" if last.state else "its process is gone",
         )
@@ -366,41 +327,41 @@ class StallWatch:
         """`on`: the ranks that take steps all the same."""
         found = judge_stands(stands, on)
         usual = self._rhythm().p99
-        self.words = describe_silence(age, usual, stands, found, self._host, on)
+        self.words = describe_silence(age, usual, stands, found, self.host, on)
         self.state, self._look, self._num_told = "stands", None, self._num_told + 1
         evidence = self._write_dumps(look, stands, found)
-        busy = self._devices()
+        busy = self.devices()
         lines = [f"STALL: {self.words}", *(f"  {line}" for line in format_groups(found, stands))]
         if any(frame.path.endswith(WAITS_FOR_A_BUILD) for one in stands for frame in one.stack):
             lines.append(f"  {WAITING_FOR_A_BUILD}")
         if busy:
             lines.append("  GPUs: " + ", ".join(f"{name[:12]} {share:.0%} busy" for name, share in sorted(busy.items())))
         if evidence:
-            lines.append(f"  all stacks: {self._directory / Path(evidence[0]['file']).name}")
+            lines.append(f"  all stacks: {self.directory / Path(evidence[0]['file']).name}")
         for line in lines:
-            self._say(line)
-        step = self._step()
+            self.say(line)
+        step = self.step()
         event = Incident(
             kind="stall", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("progress",),
-            launch=self._launch, change="opened", text="\n".join(lines), evidence=tuple(evidence), hosts=(self._host,),
+            launch=self.launch, change="opened", text="\n".join(lines), evidence=tuple(evidence), hosts=(self.host,),
         )  # fmt: skip
-        entry = self._write(event, title=f"warn: stall: {self.words}", step=step, refs=())
+        entry = self.write(event, title=f"warn: stall: {self.words}", step=step, refs=())
         self._told = (entry, now - age, places, self.words)
 
     def _write_dumps(self, look: _Look, stands: Sequence[Stand], found: Autopsy) -> list[dict[str, Any]]:
         """Write every stack to one file of the launch; its place and digest for the journal. [] where that fails."""
         parts = [f"{self.words}\n"]
-        ranks = {stand.pid: stand.rank for stand in stands}
         for stand in stands:
+            one = look.ranks[stand.rank]
             state = f"state {stand.state or '-'}, wchan {stand.wchan or '-'}, syscall {stand.syscall or '-'}"
-            parts.append(f"=== rank {stand.rank}, pid {stand.pid}: {stand.words}\n{state}\n{look.dumps.get(stand.pid, '')}")
-        parts += [f"=== process {pid}\n{text}" for pid, text in look.dumps.items() if pid not in ranks]
-        path = self._directory / f"stall-{self._host}-{self._num_told}.txt"
+            parts.append(f"=== rank {stand.rank}, pid {stand.pid}: {stand.words}\n{state}\n{one.dumps.get(one.pid, '')}")
+            parts += [f"=== process {pid}\n{text}" for pid, text in one.dumps.items() if pid != one.pid]
+        path = self.directory / f"stall-{self.host}-{self._num_told}.txt"
         text = "\n".join(parts)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            self._say(f"the stacks could not be written to `{path}`: {error.strerror or error}")
+            self.say(f"the stacks could not be written to `{path}`: {error.strerror or error}")
             return []
         return [
             {
@@ -408,7 +369,6 @@ class StallWatch:
                 "sha256": hashlib.sha256(text.encode()).hexdigest(),
                 "culprits": list(found.culprits),
                 "places": {str(one.rank): str(one.place) for one in stands if one.place},
-                "looked": list(self._looked),
             }
         ]
 
@@ -416,30 +376,24 @@ class StallWatch:
 
     def progress(self, wall: float) -> dict[str, Any]:
         """For the heartbeat: how long ago the last sign of progress was, and what is usual. `wall`: seconds since the epoch."""
-        now = self._clock()
-        rhythm = self._rhythm()
-        told: dict[str, Any] = {"state": self.state, "since": round(wall - self._age(now), 3)}
-        if rhythm.started:
-            told |= {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
-        if self.words:
-            told["words"] = self.words
-        return told
+        told = {"state": self.state, "since": round(wall - self._age(self.clock()), 3), **self._usual()}
+        return told | ({"words": self.words} if self.words else {})
 
     def rhythm(self) -> dict[str, Any]:
         """For `launch.end`, and so for the next launch."""
+        told = self._usual()
+        if told:
+            told["start_seconds"] = round(self._rhythm().start_seconds or 0.0, 1)
+            told |= {"silences": silences} if (silences := self._silences.to_json()) else {}
+            told |= {"stalls": self._num_told} if self._num_told else {}
+        return told
+
+    def _usual(self) -> dict[str, Any]:
+        """The median and the 99th percentile of the silences between two signs; {} before the steps began."""
         rhythm = self._rhythm()
         if not rhythm.started:
             return {}
-        told = {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
-        told["start_seconds"] = round(rhythm.start_seconds or 0.0, 1)
-        silences = self._silences.to_json()
-        stalls = {"stalls": self._num_told} if self._num_told else {}
-        return {**told, **({"silences": silences} if silences else {}), **stalls}
-
-    @property
-    def pulses(self) -> Mapping[int, Pulse]:
-        """The newest pulse of each rank that has one."""
-        return self._newest
+        return {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
 
 
 # --- words
@@ -484,11 +438,28 @@ def _age_text(seconds: float) -> str:
 # --- processes
 
 
-def _busiest(pid: int, readings: Sequence[ProcessReading]) -> int | None:
+def _ask(one: _RankLook, pid: int, announced: Mapping[int, Announcement]) -> None:
+    """Ask a process of this rank for its stacks."""
+    place = announced.get(pid)
+    if place is None:
+        one.why[pid] = "this process announced no signal for it (not a Python under `chronicle run`, or the guard is off)"
+        return
+    size = place.path.stat().st_size if place.path.exists() else 0
+    why = ask_for_stacks(place)
+    if why:
+        one.why[pid] = why
+    else:
+        one.asked[pid] = size
+
+
+def _busiest(one: _RankLook) -> int | None:
     """The process of a rank that used most CPU between the last two readings; None where all were idle."""
-    before, now = readings[-2], readings[-1]
-    used = {pid: now.cpu - before.cpu} | {child: cpu - before.below.get(child, 0.0) for child, cpu in now.below.items()}
-    busiest = max(used, key=lambda one: used[one])
+    if len(one.readings) < 2:
+        return None
+    before, now = one.readings[-2:]
+    used = {child: cpu - before.below.get(child, 0.0) for child, cpu in now.below.items()}
+    used[one.pid] = now.cpu - before.cpu
+    busiest = max(used, key=lambda pid: used[pid])
     return busiest if used[busiest] > IDLE_CPU else None
 
 
@@ -504,13 +475,6 @@ def _is_rank(pid: int, rank: int) -> bool:
 def _launches(pid: int) -> bool:
     """Whether this process of our own tree is a launcher's, which waits for its ranks."""
     return any(LAUNCHERS.search(word) for word in read_command(pid)[:4])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _read_from(path: Path, offset: int) -> str:

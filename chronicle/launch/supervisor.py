@@ -15,17 +15,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from chronicle.launch.channels import Channels
 from chronicle.launch.containment import ControlGroup, EndReport, die_with_parent, end_processes, find_contained
-from chronicle.launch.processes import Process, read_process, send_signal, walk_children
+from chronicle.launch.processes import Process, read_process, send_signal, signal_name, walk_children
 from chronicle.launch.ranks import RankDeath, RankWatch
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+TAKEN_AS_TERM = (signal.SIGQUIT, signal.SIGUSR2)  # their default would end a process without a record
 WATCH_SECONDS = 1.0
 LOOK_SECONDS = 2.0  # for the first LOOK_EARLY_SECONDS, then with each heartbeat
 LOOK_AGAIN_SECONDS = 0.5  # while a launcher may be starting its ranks again
@@ -61,6 +62,7 @@ class LaunchOutcome:
         return None if death is not None and self.launcher_code < 0 and death.time > self.launcher_ended_at else death
 
 
+@dataclass(kw_only=True)
 class Supervisor:
     """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`.
 
@@ -68,73 +70,56 @@ class Supervisor:
     two looks at signals and output; whether more is left.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        environ: Mapping[str, str],
-        cwd: Path,
-        token: str,
-        grace_seconds: float,
-        selector: selectors.BaseSelector,
-        channels: Channels,
-        ranks: RankWatch,
-        group: ControlGroup | None = None,
-        watch: Callable[[], str | None] = lambda: None,
-        work: Callable[[], bool] = lambda: False,
-        beat: Callable[[Sequence[tuple[int, int]]], None] = lambda processes: None,
-        beat_seconds: float = 30.0,
-    ) -> None:
-        self._command = command
-        self._environ = environ
-        self._cwd = cwd
-        self._token = token
-        self._grace = grace_seconds
-        self._selector = selector
-        self._channels = channels
-        self._ranks = ranks
-        self._group = group
-        self._watch = watch
-        self._work = work
-        self._beat = beat
-        self._beat_seconds = beat_seconds
-        self._launcher: Process | None = None
-        self._launcher_pid: int | None = None
-        self._launcher_code: int | None = None
-        self._launcher_ended_at = 0.0
-        self._killed_behind = ""
-        self._num_deaths = 0  # of ranks whose orphans were looked for
-        self._signals: list[int] = []  # received from outside, in order
-        self._stop_signal: int | None = None
-        self._stopped_by: str | None = None
-        self._deadline = float("inf")
-        self._told: set[tuple[int, int]] = set()
-        self._started = 0.0
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    cwd: Path
+    token: str
+    grace_seconds: float
+    selector: selectors.BaseSelector
+    channels: Channels
+    ranks: RankWatch
+    group: ControlGroup | None
+    watch: Callable[[], str | None]
+    work: Callable[[], bool]
+    beat: Callable[[Sequence[tuple[int, int]]], None]
+    beat_seconds: float
+    _launcher: Process | None = None
+    _launcher_pid: int | None = None
+    _launcher_code: int | None = None
+    _launcher_ended_at: float = 0.0
+    _killed_behind: str = ""
+    _num_deaths: int = 0  # of ranks whose orphans were looked for
+    _signals: list[int] = field(default_factory=list)  # received from outside, in order
+    _stop_signal: int | None = None
+    _stopped_by: str | None = None
+    _deadline: float = float("inf")
+    _told: set[tuple[int, int]] = field(default_factory=set)
+    _started: float = 0.0
 
     def run(self) -> LaunchOutcome:
         """Start the launcher and return when all its processes have ended. Raises OSError when it cannot be started."""
-        with _SignalPipe(self._selector, self._signals):
+        with _SignalPipe(self.selector, self._signals):
             self._started = time.monotonic()
             self._start()
             self._loop()
             ended = self._end_rest()
-            self._channels.drain()
+            self.channels.drain()
         return self._outcome(ended)
 
     def _start(self) -> None:
-        out, err = self._channels.open_pipes()
+        out, err = self.channels.open_pipes()
         prepare = die_with_parent()  # safe: this process has not started a thread yet
-        if self._group is not None:
-            prepare = self._group.joining(prepare)
+        if self.group is not None:
+            prepare = self.group.joining(prepare)
         stdin = None if not os.isatty(0) else subprocess.DEVNULL  # its new session has no terminal to read from
         try:
             child = subprocess.Popen(
-                list(self._command),
+                list(self.command),
                 stdin=stdin,
                 stdout=out,
                 stderr=err,
-                env=dict(self._environ),
-                cwd=self._cwd,
+                env=dict(self.environ),
+                cwd=self.cwd,
                 start_new_session=True,
                 preexec_fn=prepare,
             )
@@ -144,25 +129,25 @@ class Supervisor:
         child.returncode = 0  # reaped by `_reap`, together with adopted orphans
         self._launcher_pid = child.pid
         self._launcher = read_process(child.pid)
-        if self._group is not None and self._launcher is not None and not self._group.holds(child.pid):
-            self._channels.say("the launcher could not enter its cgroup; subreaper and token still apply")
+        if self.group is not None and self._launcher is not None and not self.group.holds(child.pid):
+            self.channels.say("the launcher could not enter its cgroup; subreaper and token still apply")
 
     def _loop(self) -> None:
         next_watch = next_look = next_beat = self._started
         while True:
             now = time.monotonic()
             if now >= next_beat:
-                self._beat(self._ranks.look())
-                next_beat = now + self._beat_seconds
-            elif now >= next_look and (now - self._started < LOOK_EARLY_SECONDS or self._ranks.unsettled):
-                self._ranks.look()
+                self.beat(self.ranks.look())
+                next_beat = now + self.beat_seconds
+            elif now >= next_look and (now - self._started < LOOK_EARLY_SECONDS or self.ranks.unsettled):
+                self.ranks.look()
                 next_look = now + self._look_seconds(now)
-            if now >= next_watch and self._stop_signal is None and (reason := self._watch()) is not None:
+            if now >= next_watch and self._stop_signal is None and (reason := self.watch()) is not None:
                 self._stop(signal.SIGTERM, reason)
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
-            soon = next_look if self._ranks.unsettled or self._are_ranks_missing(now) else next_beat
-            is_left = self._work()
+            soon = next_look if self.ranks.unsettled or self._are_ranks_missing(now) else next_beat
+            is_left = self.work()
             self._wait(0.0 if is_left else min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
             self._end_orphaned_loaders()
@@ -175,12 +160,12 @@ class Supervisor:
     def _wait(self, seconds: float) -> None:
         if self._launcher_code is not None:
             seconds = min(seconds, 0.05)
-        elif self._channels.waiting_views:
+        elif self.channels.waiting_views:
             seconds = min(seconds, 0.1)
-        for key, _ in self._selector.select(max(seconds, 0.0)):
-            if key.fd in self._selector.get_map():  # an earlier callback of this round may have closed the descriptor
+        for key, _ in self.selector.select(max(seconds, 0.0)):
+            if key.fd in self.selector.get_map():  # an earlier callback of this round may have closed the descriptor
                 key.data()
-        self._channels.flush_views()
+        self.channels.flush_views()
 
     def _reap(self) -> None:
         while True:
@@ -198,9 +183,9 @@ class Supervisor:
 
     def _end_orphaned_loaders(self) -> None:
         """End the DataLoader workers of ranks that have died: as orphans they are our own children now."""
-        if len(self._ranks.deaths) == self._num_deaths:
+        if len(self.ranks.deaths) == self._num_deaths:
             return
-        self._num_deaths = len(self._ranks.deaths)
+        self._num_deaths = len(self.ranks.deaths)
         for process in walk_children(os.getpid()):
             if process.parent == os.getpid() and process.name == LOADER_NAME:
                 send_signal(process, signal.SIGTERM)
@@ -208,6 +193,7 @@ class Supervisor:
     def _take_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
+            number = signal.SIGTERM if number in TAKEN_AS_TERM else number
             if self._stopped_by == "signal" and number == signal.SIGINT == self._stop_signal:
                 self._deadline = time.monotonic()  # Ctrl-C twice ends the grace period
             elif self._stop_signal is None or self._launcher_code is not None:
@@ -219,20 +205,19 @@ class Supervisor:
         """When the ranks are looked for again: soon, until all are known. One that lives shorter is never seen."""
         if self._are_ranks_missing(now):
             return LOOK_OFTEN_SECONDS
-        return LOOK_AGAIN_SECONDS if self._ranks.unsettled else LOOK_SECONDS
+        return LOOK_AGAIN_SECONDS if self.ranks.unsettled else LOOK_SECONDS
 
     def _are_ranks_missing(self, now: float) -> bool:
-        return now - self._started < LOOK_FIRST_SECONDS and not self._ranks.complete
+        return now - self._started < LOOK_FIRST_SECONDS and not self.ranks.complete
 
     def _stop(self, number: int, reason: str) -> None:
         """Begin to end the launch: forward the signal and set the deadline."""
         if self._stopped_by is None:
             self._stopped_by = reason
             self._stop_signal = number
-            grace = min(self._grace, STALLED_GRACE_SECONDS) if reason == "stall" else self._grace
+            grace = min(self.grace_seconds, STALLED_GRACE_SECONDS) if reason == "stall" else self.grace_seconds
             self._deadline = min(self._deadline, time.monotonic() + grace + BEYOND_GRACE_SECONDS)
-            name = signal.Signals(number).name
-            self._channels.say(f"{name} forwarded; processes have {grace:g} s to save and end")
+            self.channels.say(f"{signal_name(number)} forwarded; processes have {grace:g} s to save and end")
         self._forward(number)
 
     def _forward(self, number: int) -> None:
@@ -243,7 +228,7 @@ class Supervisor:
         """After the launcher's end, signal the processes it left. False when none are left."""
         alive = [process for process in walk_children(os.getpid()) if process.alive]
         if not alive:
-            alive = find_contained(self._token, self._group)  # the complete search, when the cheap one finds nothing
+            alive = find_contained(self.token, self.group)  # the complete search, when the cheap one finds nothing
         if not alive:
             return False
         now = time.monotonic()
@@ -252,10 +237,10 @@ class Supervisor:
             if ended_well and now - self._launcher_ended_at < QUIET_SECONDS:
                 return True
             self._stop_signal = signal.SIGTERM
-            seconds = TERM_SECONDS if ended_well else self._grace + BEYOND_GRACE_SECONDS
+            seconds = TERM_SECONDS if ended_well else self.grace_seconds + BEYOND_GRACE_SECONDS
             self._deadline = now + seconds
             names = ", ".join(f"{process.name} ({process.pid})" for process in alive[:5])
-            self._channels.say(f"the launcher has ended and left {len(alive)} processes, which are being ended: {names}")
+            self.channels.say(f"the launcher has ended and left {len(alive)} processes, which are being ended: {names}")
         for process in alive:
             if process.parent == os.getpid() and process.key not in self._told:
                 self._told.add(process.key)
@@ -264,24 +249,24 @@ class Supervisor:
 
     def _end_rest(self) -> EndReport:
         report = end_processes(
-            lambda: find_contained(self._token, self._group),
+            lambda: find_contained(self.token, self.group),
             term_seconds=TERM_SECONDS,
             reap=self._pump,
-            kill_all=self._group.kill if self._group is not None else lambda: None,
+            kill_all=self.group.kill if self.group is not None else lambda: None,
         )
-        if self._group is not None:
-            self._group.remove()
+        if self.group is not None:
+            self.group.remove()
         self._reap()
-        self._ranks.collect()
-        self._ranks.hear()  # an attempt may have begun and ended since the last look
+        self.ranks.collect()
+        self.ranks.hear()  # an attempt may have begun and ended since the last look
         return report
 
     def _pump(self) -> None:
         """Keep reading while processes are ended: a process that blocks in `write` cannot end."""
-        for key, _ in self._selector.select(0):
-            if key.fd in self._selector.get_map():
+        for key, _ in self.selector.select(0):
+            if key.fd in self.selector.get_map():
                 key.data()
-        self._channels.flush_views()
+        self.channels.flush_views()
         self._reap()
 
     def _outcome(self, ended: EndReport) -> LaunchOutcome:
@@ -300,12 +285,12 @@ class Supervisor:
         return LaunchOutcome(
             exit_code=code,
             launcher_code=launcher,
-            signal=None if by_signal is None else _signal_name(by_signal),
+            signal=None if by_signal is None else signal_name(by_signal),
             stopped_by=self._stopped_by,
-            stop_signal=_signal_name(self._stop_signal) if self._stopped_by and self._stop_signal else None,
+            stop_signal=signal_name(self._stop_signal) if self._stopped_by and self._stop_signal else None,
             duration_seconds=time.monotonic() - self._started,
             ended=ended,
-            first_death=self._ranks.first_death(),
+            first_death=self.ranks.first_death(),
             launcher_ended_at=self._launcher_ended_at or time.monotonic(),
             killed_behind=self._killed_behind,
         )
@@ -326,7 +311,7 @@ class _SignalPipe:
         for end in self._ends:
             os.set_blocking(end, False)
         self._old_wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
-        for number in (*FORWARDED, signal.SIGCHLD):
+        for number in (*FORWARDED, *TAKEN_AS_TERM, signal.SIGCHLD):
             if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGCHLD:
                 continue  # an ignored signal stays ignored (`nohup chronicle run …`)
             self._before[number] = signal.signal(number, _ignore)
@@ -345,16 +330,9 @@ class _SignalPipe:
             numbers = os.read(self._ends[0], 512)
         except BlockingIOError:
             return
-        self._received += (number for number in numbers if number in FORWARDED)
+        self._received += (number for number in numbers if number != signal.SIGCHLD)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing: a handler must exist so that the wakeup byte is written; exec resets it to the default."""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
 

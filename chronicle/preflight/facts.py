@@ -35,7 +35,6 @@ class RankFacts:
     first_batch_digest: str | None = None
     gradients_finite: bool | None = None  # after one backward pass
     data_rank: int | None = None  # ranks of one model replica share it; None: every rank reads its own data
-    memory_free: int | None = None  # bytes for this rank alone: of its device, or its share of the host's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,6 @@ class TrainerFacts:
     compile_possible: bool | None = None
     collective_correct: bool | None = None
     collective_seconds: float | None = None
-    memory_needed: Mapping[str, int] = field(default_factory=dict)  # bytes of a rank, by what they are for
-    memory_ways: tuple[str, ...] = ()  # changes of the configuration with which a rank would fit
     # data
     dataset: str | None = None
     dataset_bytes: int | None = None
@@ -93,7 +90,6 @@ class TrainerFacts:
     scheduler_steps_per_update: float | None = None
     learning_rates: tuple[float, ...] = ()  # predicted for each update from here on, first group
     accumulation: int | None = None
-    micro_batch: int | None = None
     # saving
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
@@ -152,6 +148,12 @@ class Baseline:
     def binding_plan(self) -> Mapping[str, Any]:
         """The plan that single checks compare with: empty once a change of the plan was accepted."""
         return {} if self.accepted_change else self.plan
+
+    @property
+    def seconds_to_kill(self) -> float | None:
+        """Between a signal and the KILL that follows it; None where no limit is known."""
+        known = [seconds for seconds in (self.grace_seconds, self.signal_lead_seconds) if seconds is not None]
+        return min(known, default=None)
 
 
 def declare_plan(facts: TrainerFacts) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The list of checks on a trainer's facts, and the gate in each rank: run the checks, record them, refuse on failure.
+"""The gate in each rank: run the checks on a trainer's facts, record them, refuse on failure.
 
 `check_before_first_step` is called on one rank with the gathered facts. Without `chronicle run` there is no journal and
 nothing is written, but a failed check still refuses. The first launch of a run declares its plan here.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.errors import JournalError, UsageProblem
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import PlanDeclared, Preflight
+from chronicle.launch.ending import free_bytes
 from chronicle.launch.launchers import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
-from chronicle.preflight import data_checks, full, host, model_checks
+from chronicle.preflight import full
+from chronicle.preflight.fact_checks import FACT_CHECKS
 from chronicle.preflight.facts import (
     SIGNAL_LEAD_VARIABLE,
     Baseline,
@@ -25,66 +27,34 @@ from chronicle.preflight.facts import (
     find_plan,
     read_seconds,
 )
-from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed, count_verdicts
+from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed, count_verdicts, skips
 
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
 
-CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 32))
-
-FACT_CHECKS: tuple[Callable[[TrainerFacts, Baseline], CheckResult], ...] = (
-    data_checks.check_shards,  # PF01
-    model_checks.check_claimed_count,  # PF02
-    model_checks.check_arithmetic_count,  # PF03
-    data_checks.check_devices,  # PF04
-    model_checks.check_wrapper,  # PF05
-    model_checks.check_plan,  # PF06
-    data_checks.check_collectives,  # PF10
-    model_checks.check_horizon,  # PF11
-    model_checks.check_warmup,  # PF12
-    model_checks.check_lr_picture,  # PF13
-    data_checks.check_labels,  # PF14
-    data_checks.check_size,  # PF15
-    data_checks.check_samples,  # PF16
-    data_checks.check_causality,  # PF17
-    model_checks.check_tied_weights,  # PF18
-    data_checks.check_seeds,  # PF19
-    model_checks.check_precision,  # PF20
-    host.check_disk,  # PF21
-    full.check_round_trip,  # PF22
-    host.check_save_time,  # PF23
-    full.check_fit,  # PF25
-    data_checks.check_gradients,  # PF26
-    full.check_telemetry,  # PF27
-    full.check_micro_batches,  # PF28
-    model_checks.check_flags,  # PF29
-    data_checks.check_free_memory,  # PF31
-)
+CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 31))
 
 
 def check_facts(
     facts: TrainerFacts, expected: Baseline | None = None, *, skip: Collection[str] = ()
 ) -> tuple[CheckResult, ...]:
-    """Run every check over these facts, in the catalogue's order; a skipped one is reported as skipped."""
-    results = (check(facts, expected or Baseline()) for check in FACT_CHECKS)
-    return tuple(_skipped(result) if result.check in skip else result for result in results)
+    """Run every check over these facts, in the catalogue's order; a skipped one says what it would have said."""
+    results = []
+    for check in FACT_CHECKS:
+        result = check.on(facts, expected or Baseline())
+        if result.check in skip:
+            would = f"skipped on request (it would say {result.verdict.value}: {result.message})"
+            result = check.result(skips(would))
+        results.append(result)
+    return tuple(results)
 
 
 def require_known(names: Collection[str]) -> tuple[str, ...]:
     """The names of checks. Raises `UsageProblem` for an unknown one: a mistyped `--skip` must not look like a skipped check."""
     for name in names:
         if name not in CHECK_IDS:
-            raise UsageProblem(f"--skip {name}: expected a check from PF01 to PF31", "chronicle preflight lists them")
+            raise UsageProblem(f"--skip {name}: expected a check from PF01 to PF30", "chronicle preflight lists them")
     return tuple(names)
-
-
-def _skipped(result: CheckResult) -> CheckResult:
-    return CheckResult(
-        check=result.check,
-        title=result.title,
-        verdict=CheckVerdict.SKIPPED,
-        message=f"skipped on request (it would say {result.verdict.value}: {result.message})",
-    )
 
 
 # ---- the gate inside the ranks ---------------------------------------------------------------------------------------
@@ -94,48 +64,28 @@ def check_before_first_step(
     facts: TrainerFacts,
     *,
     environ: Mapping[str, str] = os.environ,
-    expected: Baseline | None = None,
     start_step: int | None = None,
+    binds: bool = True,
 ) -> tuple[CheckResult, ...]:
     """Run the catalogue over `facts` and record the results. Raises `PreflightFailed` when a check failed.
 
     `start_step`: optimizer steps completed before this launch, for a training that changes its own plan on its way.
+    `binds`: whether a failed check refuses, and the facts declare the plan; not where the trainer did not ask for it.
     """
     directory, number = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH", "")
     paths = RunPaths(Path(directory)) if directory else None
     launch = int(number) if number.isdigit() else None
     entries = read_journal(paths).entries if paths is not None else ()
-    if expected is None:
-        expected = _read_baseline(entries, environ, start_step)
+    expected = _read_baseline(entries, environ, start_step)
     is_full = environ.get(full.FULL_VARIABLE) == "full"
-    reused = None if is_full else full.reuse_experiments(facts, entries, launch)
-    if reused is not None:
-        facts = reused[0]
-    skip = tuple(filter(None, environ.get(SKIP_VARIABLE, "").split(",")))
-    results = check_facts(facts, expected, skip=skip)
-    if reused is not None:
-        results = tuple(full.mark_reused(result, reused[1]) for result in results)
+    facts, origin = (facts, None) if is_full else full.reuse_experiments(facts, entries, launch)
+    skip = environ.get(SKIP_VARIABLE, "").split(",")
+    results = tuple(full.mark_reused(result, origin) for result in check_facts(facts, expected, skip=skip))
     failures = tuple(result for result in results if result.verdict is CheckVerdict.FAIL)
     if paths is not None:
-        _record(paths, launch, facts, expected, results, failures, declares=not is_full)
-    if failures:
+        _record(paths, launch, facts, expected, results, failures, declares=binds and not is_full)
+    if failures and binds:
         raise PreflightFailed(failures)
-    return results
-
-
-def record_facts(facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ) -> tuple[CheckResult, ...]:
-    """Run the catalogue over facts that the guard found of a trainer that does not report itself, and record the results.
-
-    Nothing is refused and no plan is declared: the trainer did not ask for either.
-    """
-    directory, number = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH", "")
-    if not directory:
-        return ()
-    paths = RunPaths(Path(directory))
-    expected = _read_baseline(read_journal(paths).entries, environ)
-    results = check_facts(facts, expected, skip=tuple(filter(None, environ.get(SKIP_VARIABLE, "").split(","))))
-    failures = tuple(result for result in results if result.verdict is CheckVerdict.FAIL)
-    _record(paths, int(number) if number.isdigit() else None, facts, expected, results, failures, declares=False)
     return results
 
 
@@ -150,7 +100,7 @@ def _read_baseline(entries: Sequence[Entry], environ: Mapping[str, str], start_s
         accepted_change=environ.get(ACCEPT_VARIABLE) or None,
         grace_seconds=read_seconds(environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         signal_lead_seconds=read_seconds(environ, SIGNAL_LEAD_VARIABLE),
-        free_bytes=host.free_bytes(Path(checkpoints)) if checkpoints else None,
+        free_bytes=free_bytes(Path(checkpoints)) if checkpoints else None,
     )
 
 

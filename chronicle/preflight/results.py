@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.errors import Refusal
 
@@ -26,7 +27,7 @@ ORDER = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.U
 class CheckResult:
     """One check of the catalogue. `read` names what the verdict is based on."""
 
-    check: str  # PF01 … PF31
+    check: str  # PF01 … PF30
     title: str
     verdict: CheckVerdict
     message: str
@@ -48,37 +49,63 @@ def count_verdicts(results: tuple[CheckResult, ...]) -> str:
     return ", ".join(f"{count} {verdict.value}" for verdict, count in counts if count)
 
 
-class CheckAnswer:
-    """Makes the result of one check; its id and title are given once. Every check function returns exactly one result."""
+class CheckAnswer(NamedTuple):
+    """What a check says; `remedy`: the way out."""
 
-    def __init__(self, check: str, title: str) -> None:
-        self.check = check
-        self.title = title
+    verdict: CheckVerdict
+    message: str
+    read: str = ""
+    remedy: str | None = None
 
-    def passed(self, message: str, read: str = "") -> CheckResult:
-        """The check passed."""
-        return self._make(CheckVerdict.PASS, message, read, None)
 
-    def warned(self, message: str, read: str = "", remedy: str | None = None) -> CheckResult:
-        """It looks wrong but may be intended."""
-        return self._make(CheckVerdict.WARN, message, read, remedy)
+def passes(message: str, read: str = "") -> CheckAnswer:
+    """The check passed."""
+    return CheckAnswer(CheckVerdict.PASS, message, read)
 
-    def failed(self, message: str, read: str = "", remedy: str | None = None) -> CheckResult:
-        """The check failed."""
-        return self._make(CheckVerdict.FAIL, message, read, remedy)
 
-    def unknown(self, message: str) -> CheckResult:
-        """There was nothing to read; `message` says what is missing."""
-        return self._make(CheckVerdict.UNKNOWN, message, "", None)
+def warns(message: str, read: str, remedy: str) -> CheckAnswer:
+    """It looks wrong but may be intended."""
+    return CheckAnswer(CheckVerdict.WARN, message, read, remedy)
 
-    def skipped(self, message: str) -> CheckResult:
-        """The check was left out on purpose."""
-        return self._make(CheckVerdict.SKIPPED, message, "", None)
 
-    def _make(self, verdict: CheckVerdict, message: str, read: str, remedy: str | None) -> CheckResult:
-        return CheckResult(
-            check=self.check, title=self.title, verdict=verdict, message=message, read=read, remedy=remedy
-        )
+def fails(message: str, read: str, remedy: str) -> CheckAnswer:
+    """The check failed."""
+    return CheckAnswer(CheckVerdict.FAIL, message, read, remedy)
+
+
+def unknown(message: str) -> CheckAnswer:
+    """There was nothing to read; `message` says what is missing."""
+    return CheckAnswer(CheckVerdict.UNKNOWN, message)
+
+
+def skips(message: str = "skipped on request") -> CheckAnswer:
+    """The check was left out on purpose."""
+    return CheckAnswer(CheckVerdict.SKIPPED, message)
+
+
+class CheckRow(NamedTuple):
+    """A row of the catalogue. Its judge is called with the values of `needs`, then those of `more`, by name."""
+
+    check: str
+    title: str
+    judge: Callable[..., CheckAnswer]
+    needs: Mapping[str, str]  # name -> what is said where there is nothing
+    more: tuple[str, ...] = ()
+
+    def on(self, *sources: object) -> CheckResult:
+        """Judge the values that the sources have under these names; "facts" is the first source itself."""
+        values = []
+        for name in (*self.needs, *self.more):
+            owner = next((one for one in sources if hasattr(one, name)), None)
+            value = sources[0] if name == "facts" else getattr(owner, name)
+            if name in self.needs and value in (None, (), {}):
+                return self.result(unknown(self.needs[name]))
+            values.append(value)
+        return self.result(self.judge(*values))
+
+    def result(self, answer: CheckAnswer) -> CheckResult:
+        """An answer under this check's name."""
+        return CheckResult(check=self.check, title=self.title, **answer._asdict())
 
 
 class PreflightFailed(Refusal):
@@ -90,4 +117,3 @@ class PreflightFailed(Refusal):
         first = failures[0]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         super().__init__(f"preflight {first.check} {first.title}: {first.message}{more}", first.remedy)
-        self.failures = failures

@@ -15,7 +15,7 @@ from typing import Any
 
 from chronicle.audit.rank import RankEvidence, count_parameters, describe_device, open_evidence
 from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
-from chronicle.preflight.gate import record_facts
+from chronicle.preflight.gate import check_before_first_step
 from chronicle.resume.batch_reader import FirstBatch, read_plan
 from chronicle.resume.configuration import WRAPPERS, unwrapped
 from chronicle.resume.fingerprint import LiveState
@@ -58,7 +58,8 @@ class SelfReport:
         self._record(evidence, live, about, first_batch.says.precision or precision_of(live))
         if self._ranks.rank == 0 and all(report.get("about") for report in reports):
             ranks = [RankFacts(**report["about"]) for report in reports]
-            record_facts(_facts(live, first_batch, ranks, seconds), environ=self._environ)
+            facts = _facts(live, first_batch, ranks, seconds)
+            check_before_first_step(facts, environ=self._environ, binds=False)
 
     def saved(self, live: LiveState, step: int | None) -> None:
         """A checkpoint was saved: what was read from, as far as it has a name."""
@@ -170,7 +171,7 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], sec
         type(one).__name__ == "OptimizedModule" or getattr(one, "_compiled_call_impl", None) is not None for one in live.models
     )
     precision = first_batch.says.precision or precision_of(live)
-    batch, world = live.topology.get("batch_size"), len(ranks)
+    world = len(ranks)
     return TrainerFacts(
         params_counted=_count(live),
         tied_expected=tied if isinstance(tied, bool) else None,
@@ -197,7 +198,6 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], sec
         scheduler_steps_per_update=float(live.schedulers[0].unit) if live.schedulers else None,
         learning_rates=plan.lrs or tuple(_next_lrs(live)),
         accumulation=live.topology.get("accumulation"),
-        micro_batch=batch if isinstance(batch, int) else None,
     )
 
 

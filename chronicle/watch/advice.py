@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,14 +73,11 @@ class Adviser:
 
     def advise(self, events: Sequence[Event], trigger: Event) -> str | None:
         """Make the proposal, write it to the journal, return its line; None when none is due or it was made before."""
-        entries = read_journal(self.paths).entries
-        history = collect_history(
-            entries, run=self.paths.run, launch=self.launch, last_step=self._last_step,
-            seconds_per_step=self._seconds_per_step(),
+        proposal = propose_of_run(
+            self.paths, events, self._checkpoints_dir, last_step=self._last_step, launch=self.launch,
+            before=self._last_step if trigger.onset_low_step is None else trigger.onset_low_step,
+            seconds_per_step=self._seconds_per_step(), options=self._options, lr_expected=self._lr_expected,
         )  # fmt: skip
-        history = replace(history, options=self._options, lr_expected=self._lr_expected)
-        before = trigger.onset_low_step if trigger.onset_low_step is not None else self._last_step
-        proposal = propose_of_run(events, entries, history, before, self._checkpoints_dir)
         if proposal is None or (proposal.target_step, proposal.command) in self._said:
             return None
         self._said.add((proposal.target_step, proposal.command))
@@ -119,11 +116,19 @@ class Adviser:
 
 
 def propose_of_run(
-    events: Sequence[Event], entries: Sequence[Entry], history: History, before: int, checkpoints_dir: Path | None
-) -> Proposal | None:
-    """What the events of a run call for, with the checkpoints that it has on disk at or before the step `before`."""
+    paths: RunPaths, events: Sequence[Event], checkpoints_dir: Path | None, *, last_step: int, before: int,
+    launch: int | None = None, **known: Any,
+) -> Proposal | None:  # fmt: skip
+    """What the events of a run call for, with the checkpoints that it has on disk at or before the step `before`.
+
+    `launch`: its last one where none is given; `known`: fields of the history that stand in no journal.
+    """
     from rollback.propose import propose
 
+    entries = read_journal(paths).entries
+    if launch is None:
+        launch = max((one.number for one in compute_lineage(entries).launches), default=None)
+    history = replace(collect_history(entries, run=paths.run, launch=launch, last_step=last_step), **known)
     roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
     return propose(events, collect_candidates(roots, before=before, entries=entries), history)
 
@@ -207,10 +212,7 @@ def _lr_of(checkpoint: Checkpoint, entries: Sequence[Entry]) -> tuple[str, bool]
 # --- History: earlier rollbacks, LR, hardware
 
 
-def collect_history(
-    entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int,
-    seconds_per_step: float | None = None, today: Callable[[], datetime.date] = datetime.date.today,
-) -> History:  # fmt: skip
+def collect_history(entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int) -> History:
     """Return what the policy needs to know of the run's past, from its journal."""
     from rollback.propose import History
 
@@ -219,10 +221,10 @@ def collect_history(
     rollbacks = tuple(_past_rollbacks(entries))
     factor, raised = _lr_factors(ledger, lineage, launch)
     return History(
-        run=run, last_step=last_step, seconds_per_step=seconds_per_step, rollbacks=rollbacks,
+        run=run, last_step=last_step, rollbacks=rollbacks,
         hardware=tuple((e.step, e.title) for e in entries if e.step is not None and _is_about_hardware(e)),
         lr_factor=factor, lr_raised=raised, honours=_latest_honours(entries),
-        discarded_steps=_discarded(lineage), day=today().toordinal(),
+        discarded_steps=_discarded(lineage), day=datetime.date.today().toordinal(),
     )  # fmt: skip
 
 

@@ -8,10 +8,10 @@ before it runs again. `decide` is a function of values; launching and running co
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from chronicle.errors import Refusal
 from chronicle.journal.entries import Entry
@@ -19,6 +19,9 @@ from chronicle.journal.events import Autopilot, EntryKind, LaunchEnd, Proposed
 from chronicle.journal.reader import describe_damage, find_damage, read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
+
+if TYPE_CHECKING:
+    from chronicle.launch.launching import LaunchResult
 
 WAY_OUT = 'find the cause, then: chronicle note "what you found and why the autopilot may continue"'
 REFUSED_BY_GUARD = 78
@@ -43,23 +46,7 @@ class Decision:
     command: tuple[str, ...] = ()
 
 
-class Ended(Protocol):
-    """What the autopilot needs to know of a launch that ended (`chronicle.launch.launching.LaunchResult`)."""
-
-    @property
-    def launch(self) -> int:
-        """The number of the launch."""
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of `chronicle run` for it."""
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """The data of its `launch.end` entry."""
-
-
-def decide(end: Ended, proposal: Proposed | None, *, rolled_back: bool) -> Decision:
+def decide(end: LaunchResult, proposal: Proposed | None, *, rolled_back: bool) -> Decision:
     """Decide from how the launch ended, the proposal that it left, and whether it followed an automatic rollback."""
     if end.exit_code == REFUSED_BY_GUARD and rolled_back:
         return Decision(step=Step.UNDO, reason="the guard refused the rolled-back state", command=("undo", "--yes"))
@@ -68,15 +55,16 @@ def decide(end: Ended, proposal: Proposed | None, *, rolled_back: bool) -> Decis
     if proposal is None:
         return Decision(step=Step.HALT, reason="the detector stopped the launch and left no proposal")
     reason = proposal.reasons[-1] if proposal.reasons else "no reason given"
-    if proposal.exhausted:
-        return Decision(step=Step.HALT, reason="; ".join(proposal.exhausted))
-    if proposal.by_hand:
-        return Decision(step=Step.HALT, reason=f"only a person can do a part of it: {proposal.by_hand}")
-    if not proposal.command:
-        return Decision(step=Step.HALT, reason=f"no further rollback is proposed: {reason}")
-    if proposal.lr_scale is not None and proposal.lr_scale > 1.0:
-        return Decision(step=Step.HALT, reason="the proposal raises the LR: only a person may do that")
-    return Decision(step=Step.ROLL_BACK, reason=reason, command=(*shlex.split(proposal.command)[1:], "--yes"))
+    halts = (
+        (proposal.exhausted, "; ".join(proposal.exhausted)),
+        (proposal.by_hand, f"only a person can do a part of it: {proposal.by_hand}"),
+        (not proposal.command, f"no further rollback is proposed: {reason}"),
+        ((proposal.lr_scale or 0.0) > 1.0, "the proposal raises the LR: only a person may do that"),
+    )
+    for holds, why in halts:
+        if holds:
+            return Decision(step=Step.HALT, reason=why)
+    return Decision(step=Step.ROLL_BACK, reason=reason, command=(*shlex.split(proposal.command or "")[1:], "--yes"))
 
 
 def require_note_after_halt(entries: Sequence[Entry]) -> None:
@@ -100,9 +88,9 @@ def latest_proposal(entries: Sequence[Entry], launch: int) -> Proposed | None:
 
 
 def run_autopilot(
-    paths: RunPaths, launch: Callable[[], Ended], type_command: Callable[[Sequence[str]], int],
+    paths: RunPaths, launch: Callable[[], LaunchResult], type_command: Callable[[Sequence[str]], int],
     say: Callable[[str], None],
-) -> Ended:  # fmt: skip
+) -> LaunchResult:  # fmt: skip
     """Launch until a launch ends by itself or the autopilot halts; returns how the last launch ended.
 
     `launch` runs one launch that stops on a proposal. `type_command` runs `chronicle` with these words and returns its
@@ -125,17 +113,15 @@ def run_autopilot(
             say(f"autopilot: halted; {WAY_OUT}")
             return end
         code = type_command(decision.command)
+        if code == 0 and decision.step is Step.ROLL_BACK:
+            rolled_back = True
+            continue
+        reason = "the guard refused the autopilot's rollback, which was undone"
         if code != 0:
-            failed = Decision(step=Step.HALT, reason=f"`chronicle {shlex.join(decision.command)}` ended with code {code}")
-            say(f"autopilot: {failed.reason}; {WAY_OUT}")
-            _record(paths, end.launch, failed)
-            return end
-        if decision.step is Step.UNDO:
-            halted = Decision(step=Step.HALT, reason="the guard refused the autopilot's rollback, which was undone")
-            say(f"autopilot: {halted.reason}; {WAY_OUT}")
-            _record(paths, end.launch, halted)
-            return end
-        rolled_back = True
+            reason = f"`chronicle {shlex.join(decision.command)}` ended with code {code}"
+        say(f"autopilot: {reason}; {WAY_OUT}")
+        _record(paths, end.launch, Decision(step=Step.HALT, reason=reason))
+        return end
 
 
 def _record(paths: RunPaths, launch: int, decision: Decision) -> None:

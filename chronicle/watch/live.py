@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from chronicle.journal.entries import Entry
@@ -25,6 +26,7 @@ from chronicle.watch.follow import Tail
 from chronicle.watch.restart import (
     LiveRestart,
     LrPromise,
+    RestartCheck,
     SnapshotKeeper,
     compared_exactly,
     kept_before,
@@ -117,9 +119,7 @@ class LiveWatch:
         self._breaches = []
         for event in events:
             self._hooks.call(event)
-            advice = self._adviser.advise((*self.detector.events, *events), event)
-            if advice is not None:
-                self._say(f"chronicle: {advice}")
+            self._propose(event, (*self.detector.events, *events))
         return events
 
     def _save_snapshots(self) -> None:
@@ -145,13 +145,17 @@ class LiveWatch:
         resumed, origin = (verdict.step, "guard") if verdict is not None else (self._handed(entries, first_step), "handed over")
         before = last_rows(self.paths, kept, resumed if resumed is not None else first_step - 1)
         self._restart.begin(
-            before,
-            max((interval.last for interval in kept), default=0), first_step, resume_step=resumed,
-            lr_ratio=lr_ratio_of(contract, first_step, before),
-            warm_until=warm_until(contract, first_step),
-            origin=origin,
-            exact=compared_exactly(verdict),
-        )  # fmt: skip
+            RestartCheck(
+                before=before,
+                head=max((interval.last for interval in kept), default=0),
+                first_step=first_step,
+                told=resumed,
+                origin="log" if resumed is None else origin,
+                lr_ratio=lr_ratio_of(contract, first_step, before),
+                warm_until=warm_until(contract, first_step),
+                exact=compared_exactly(verdict),
+            )
+        )
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1
         if loaded is not None and _is_kept(kept, loaded[0]):
@@ -185,12 +189,13 @@ class LiveWatch:
                 self._say(f"chronicle: {self._incidents.title(event)}")
         return list(kept.values())
 
-    def _propose(self, event: Event) -> None:
-        advice = self._adviser.advise(self.detector.events, event)
-        if advice is None:
-            return
-        self._say(f"chronicle: {self._incidents.title(event)}")
-        self._say(f"chronicle: {advice}")
+    def _propose(self, event: Event, events: Sequence[Event] | None = None) -> None:
+        """Say what the rollback is; the guard has named its own events (those among `events`) itself."""
+        advice = self._adviser.advise(self.detector.events if events is None else events, event)
+        if advice is not None:
+            if events is None:
+                self._say(f"chronicle: {self._incidents.title(event)}")
+            self._say(f"chronicle: {advice}")
 
     def _complain(self, problem: Exception) -> None:
         text = f"{type(problem).__name__}: {problem}"
@@ -273,10 +278,24 @@ class Hooks:
         if len(self._running) >= AT_ONCE:
             self._say(f"hook {name} is not started: {AT_ONCE} hooks still run")
             return
+        record = json.dumps(event.to_json())
+        facts = {
+            "": record, "_KIND": event.kind.value, "_TIER": event.tier.value, "_ONSET": str(event.onset_step),
+            "_CHANNELS": ",".join(event.channels), "_STATUS": event.status.value,
+        }  # fmt: skip
+        environ = os.environ | {f"CHRONICLE_EVENT{field}": text for field, text in facts.items()}
         try:
-            self._running.append((name, _start(command, event)))
+            # The command is a shell line of the user's own settings or flags.
+            process = subprocess.Popen(  # noqa: S602
+                command, shell=True, env=environ, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+            )
         except OSError as problem:
             self._say(f"hook {name} cannot be started: {problem}")
+            return
+        self._running.append((name, process))
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin:  # the command may end without reading
+            process.stdin.write(record.encode() + b"\n")
 
     def reap(self) -> None:
         """Report the hooks that have ended with an error."""
@@ -293,21 +312,3 @@ class Hooks:
             time.sleep(0.02)
         for name, process in self._running:
             self._say(f"hook {name} still runs as process {process.pid}")
-
-
-def _start(command: str, event: Event) -> subprocess.Popen[bytes]:
-    record = json.dumps(event.to_json())
-    facts = {"KIND": event.kind.value, "TIER": event.tier.value, "ONSET": str(event.onset_step),
-             "CHANNELS": ",".join(event.channels), "STATUS": event.status.value}  # fmt: skip
-    environ = os.environ | {"CHRONICLE_EVENT": record} | {f"CHRONICLE_EVENT_{name}": text for name, text in facts.items()}
-    # The command is a shell line of the user's own settings or flags.
-    process = subprocess.Popen(  # noqa: S602
-        command, shell=True, env=environ, stdin=subprocess.PIPE, stdout=2, start_new_session=True
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(record.encode() + b"\n")
-        process.stdin.close()
-    except OSError:
-        pass  # the command ended without reading
-    return process

@@ -7,9 +7,9 @@ trainers without the guard this is the only verdict on a restart, so it is journ
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,77 +31,63 @@ LR_CODE, STEP_CODE = "L1", "L2"
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 
 
+@dataclass(slots=True, kw_only=True)
 class RestartCheck:
-    """One restart: compares its first fifty logged rows with the rows before it."""
+    """One restart: compares its first fifty logged rows with the rows before it.
 
-    def __init__(
-        self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
-        warm_until: int = 0, exact: frozenset[str] = frozenset(),
-    ) -> None:
-        """`before`: rows the launch continues; `head`: the last step that was reached, which may be later than theirs.
+    `before`: rows the launch continues; `head`: the last step that was reached, which may be later than theirs; `told`: the
+    step to resume from, by guard or by what was handed over (`origin`). `exact`: codes of what a guard has compared in memory:
+    the log, which may count otherwise, is not asked for it.
+    """
 
-        `exact`: codes of what a guard has compared in memory: the log, which may count otherwise, is not asked for it.
-        """
-        self._exact = exact
-        self._before = tuple(before)
-        self._head = head
-        self._first, self._told, self._lr_ratio, self._warm_until = first_step, resume_step, lr_ratio, warm_until
-        self._rows: list[LoggedRow] = []
-        self.failed: list[Check] = []
+    before: Sequence[LoggedRow]
+    head: int
+    first_step: int
+    told: int | None = None
+    origin: str = "log"
+    lr_ratio: float = 1.0
+    warm_until: int = 0
+    exact: frozenset[str] = frozenset()
+    rows: list[LoggedRow] = field(default_factory=list)
+    failed: list[Check] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
         """Whether all fifty rows have been compared."""
-        return len(self._rows) >= NUM_AFTER
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows have been compared."""
-        return len(self._rows)
+        return len(self.rows) >= NUM_AFTER
 
     @property
     def resume_step(self) -> int:
-        """The step that the launch resumes from: by contract or guard, else by its own first row."""
-        if self._told is not None:
-            return self._told
-        spacing = self._spacing()
-        begins_anew = self._first <= 1 + spacing < self._head
-        return self._head if begins_anew or self._first > self._head + spacing else self._first - 1
+        """The step that the launch resumes from: as told, else by its own first row."""
+        if self.told is not None:
+            return self.told
+        steps = [row[0] for row in self.rows]
+        spacing = min((b - a for a, b in pairwise(steps) if b > a), default=1)
+        begins_anew = self.first_step <= 1 + spacing < self.head
+        return self.head if begins_anew or self.first_step > self.head + spacing else self.first_step - 1
 
     def feed(self, point: Point) -> list[Check]:
         """Return the checks that this row makes fail."""
         if self.done or (row := logged_row(point.step, point.values)) is None:
             return []
-        self._rows.append(row)
-        if len(self._rows) < LEAST_TO_JUDGE:
+        self.rows.append(row)
+        if len(self.rows) < LEAST_TO_JUDGE:
             return []
         known = {check.name for check in self.failed}
         found = check_log(
-            self._before, self._rows, resume_step=self.resume_step, lr_ratio=self._lr_ratio, warm_until=self._warm_until
+            self.before, self.rows, resume_step=self.resume_step, lr_ratio=self.lr_ratio, warm_until=self.warm_until
         )
-        fresh = [check for check in found if check.name not in known and check.code not in self._exact]
+        fresh = [check for check in found if check.name not in known and check.code not in self.exact]
         self.failed += fresh
         return fresh
-
-    def verdict(self, origin: str) -> LogVerdict:
-        """Return the journal entry's data; `origin` names the source of the resume step."""
-        return LogVerdict(
-            verdict="warned" if self.failed else "passed", moment="first steps in the log", basis=origin,
-            rows=len(self._rows), checks=tuple(check.to_json() for check in self.failed),
-        )  # fmt: skip
-
-    def _spacing(self) -> int:
-        steps = [row[0] for row in self._rows]
-        return min((b - a for a, b in pairwise(steps) if b > a), default=1)
 
 
 class LogRestart:
     """Restarts inside one log, for `chronicle watch FILE` and `chronicle spikes FILE`."""
 
-    def __init__(self, lr_ratio: float = 1.0) -> None:
+    def __init__(self) -> None:
         self._rows: deque[LoggedRow] = deque(maxlen=4 * NUM_BEFORE)
         self._check: RestartCheck | None = None
-        self._lr_ratio = lr_ratio
         self._launch: int | None = None
 
     def feed(self, point: Point) -> list[tuple[int, Check]]:
@@ -112,8 +98,7 @@ class LogRestart:
         if self._is_restart(point):
             head = self._rows[-1][0]
             before = [known for known in self._rows if known[0] < point.step]
-            rows = before or list(self._rows)
-            self._check = RestartCheck(rows, head, point.step, resume_step=None, lr_ratio=self._lr_ratio)
+            self._check = RestartCheck(before=before or list(self._rows), head=head, first_step=point.step)
             self._rows = deque(before, maxlen=self._rows.maxlen)
         self._launch = point.launch if point.launch is not None else self._launch
         self._rows.append(row)
@@ -152,21 +137,10 @@ class LiveRestart:
     def __init__(self, launch: int, write: Callable[[int, str, JournalEvent], object], say: Callable[[str], None]) -> None:
         self._launch, self._write, self._say = launch, write, say
         self._check: RestartCheck | None = None
-        self._origin = ""
 
-    def begin(
-        self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
-        warm_until: int = 0, origin: str = "guard", exact: frozenset[str] = frozenset(),
-    ) -> None:
-        """Start the check at the launch's first point; a launch that continues nothing is no restart.
-
-        `resume_step`: from the guard or what the launch was handed (`origin`), None where there was neither.
-        """
-        if before:
-            self._check = RestartCheck(
-                before, head, first_step, resume_step=resume_step, lr_ratio=lr_ratio, warm_until=warm_until, exact=exact
-            )
-            self._origin = "log" if resume_step is None else origin
+    def begin(self, check: RestartCheck) -> None:
+        """Start at the launch's first point; a launch that continues nothing is no restart."""
+        self._check = check if check.before else None
 
     def feed(self, point: Point) -> None:
         """Check one point; after fifty write the verdict."""
@@ -187,10 +161,14 @@ class LiveRestart:
     def finish(self) -> None:
         """Write the verdict, unless there are too few rows to judge."""
         check, self._check = self._check, None
-        if check is None or check.num_rows < LEAST_TO_JUDGE:
+        if check is None or len(check.rows) < LEAST_TO_JUDGE:
             return
         word = "warned" if check.failed else "passed"
-        self._write(check.resume_step, f"first {check.num_rows} logged steps: {word}", check.verdict(self._origin))
+        verdict = LogVerdict(
+            verdict=word, moment="first steps in the log", basis=check.origin, rows=len(check.rows),
+            checks=tuple(one.to_json() for one in check.failed),
+        )  # fmt: skip
+        self._write(check.resume_step, f"first {len(check.rows)} logged steps: {word}", verdict)
 
 
 # --- LRs that the rollback promised for the next steps
@@ -240,23 +218,31 @@ def lr_ratio_of(contract: Mapping[str, Any], first_step: int, before: Sequence[L
     A rollback that set the LR as a value (`--set lr=…`) has no factor: it follows from the LR that was logged before, the last
     of `before`. One that is small enough for a schedule's own step is no factor.
     """
-    step, ratio = contract.get("step"), contract.get("lr_ratio")
-    if not isinstance(step, int) or not step < first_step <= step + NEAR_STEPS:
+    if not _is_for(contract, first_step):
         return 1.0
-    if ratio is None and contract.get("next_lrs") is None:
-        groups = contract.get("groups")
-        first = groups[0].get("lr") if isinstance(groups, list) and groups and isinstance(groups[0], dict) else None
-        logged = next((values["lr"] for at, values in reversed(before) if at <= step and "lr" in values), None)
-        if isinstance(first, int | float) and first > 0 and logged is not None and logged > 0:
-            found = first / logged
-            return float(found) if not 1 / LR_JUMP <= found <= LR_JUMP else 1.0
-    return float(ratio) if isinstance(ratio, int | float) and ratio > 0 else 1.0
+    ratio, groups = contract.get("lr_ratio"), contract.get("groups")
+    if isinstance(ratio, int | float):
+        return float(ratio) if ratio > 0 else 1.0
+    if ratio is not None or contract.get("next_lrs") is not None or not isinstance(groups, list) or not groups:
+        return 1.0
+    set_lr = groups[0].get("lr") if isinstance(groups[0], dict) else None
+    logged = next((values["lr"] for at, values in reversed(before) if at <= contract["step"] and "lr" in values), 0.0)
+    if not isinstance(set_lr, int | float) or set_lr <= 0 or logged <= 0:
+        return 1.0
+    found = float(set_lr / logged)
+    return 1.0 if 1 / LR_JUMP <= found <= LR_JUMP else found
 
 
 def warm_until(contract: Mapping[str, Any], first_step: int) -> int:
     """Return the last step of the warm-up that the rollback asked for; 0 where there is none for this start."""
-    step, count = _count(contract, "step"), _count(contract, "warmup_steps")
-    return step + count if count and step < first_step <= step + NEAR_STEPS else 0
+    count = _count(contract, "warmup_steps")
+    return int(contract["step"]) + count if count and _is_for(contract, first_step) else 0
+
+
+def _is_for(contract: Mapping[str, Any], first_step: int) -> bool:
+    """Whether it is about a launch with this first logged step."""
+    step = contract.get("step")
+    return isinstance(step, int) and step < first_step <= step + NEAR_STEPS
 
 
 def _count(contract: Mapping[str, Any], name: str) -> int:
@@ -266,13 +252,15 @@ def _count(contract: Mapping[str, Any], name: str) -> int:
 
 def parse_promise(contract: Mapping[str, Any], first_step: int) -> tuple[int, tuple[float, ...]]:
     """Return (first promised step, LRs of the first group); (0, ()) where the contract is for another start."""
-    if contract.get("v") != 1:
-        return 0, ()
     step, rows = contract.get("step"), contract.get("next_lrs")
-    if not isinstance(step, int) or not isinstance(rows, list) or not step < first_step <= step + len(rows):
+    if contract.get("v") != 1 or not isinstance(step, int) or not isinstance(rows, list):
         return 0, ()
-    lrs = [row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], int | float)]
-    return (step + 1, tuple(float(lr) for lr in lrs)) if len(lrs) == len(rows) else (0, ())
+    if not step < first_step <= step + len(rows):
+        return 0, ()
+    try:
+        return step + 1, tuple(float(row[0]) for row in rows)
+    except (TypeError, ValueError, IndexError):
+        return 0, ()
 
 
 # --- Points that the launch's weights descend from
@@ -292,13 +280,7 @@ def read_past(
     """Yield (launch, point) of the kept steps above `after` and below `first_step`; missing logs are left out."""
     for interval in kept:
         first, last = max(interval.first, after + 1, first_step - REACH_STEPS), min(interval.last, first_step - 1)
-        if last < first:
-            continue
-        try:
-            points = list(read_metrics(paths.metrics_path(interval.launch)))
-        except OSError:
-            continue
-        for point in points:
+        for point in _logged(paths, interval.launch) if first <= last else ():
             if first <= point.step <= last:
                 yield interval.launch, point
 
@@ -311,26 +293,24 @@ def last_rows(paths: RunPaths, kept: Sequence[Interval], until: int) -> list[Log
     for interval in reversed(kept):
         if len(rows) >= NUM_BEFORE:
             break
-        try:
-            points = read_metrics(paths.metrics_path(interval.launch))
-            found = [logged_row(p.step, p.values) for p in points if interval.first <= p.step <= min(interval.last, until)]
-        except OSError:
-            continue
-        rows = [row for row in found if row is not None][-NUM_BEFORE:] + rows
+        last = min(interval.last, until)
+        points = (point for point in _logged(paths, interval.launch) if interval.first <= point.step <= last)
+        found = [row for point in points if (row := logged_row(point.step, point.values)) is not None]
+        rows = found[-NUM_BEFORE:] + rows
     return rows[-NUM_BEFORE:]
+
+
+def _logged(paths: RunPaths, launch: int) -> list[Point]:
+    try:
+        return list(read_metrics(paths.metrics_path(launch)))
+    except OSError:
+        return []
 
 
 def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
     """Return first and last logged step of the earlier launches that have a log."""
-    seen: dict[int, tuple[int, int]] = {}
-    for number in range(1, launch):
-        try:
-            steps = [point.step for point in read_metrics(paths.metrics_path(number))]
-        except OSError:
-            continue
-        if steps:
-            seen[number] = (min(steps), max(steps))
-    return seen
+    logs = {number: [point.step for point in _logged(paths, number)] for number in range(1, launch)}
+    return {number: (min(steps), max(steps)) for number, steps in logs.items() if steps}
 
 
 # --- Detector state saved with each checkpoint
@@ -341,7 +321,6 @@ def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
 
 TAKE_EVERY = 25  # points
 KEEP = 8  # states in memory (100 kB a channel each): a checkpoint is journalled at most so many states after its step
-NAME = re.compile(r"(\d+)\.json")
 VERSION = 1
 
 
@@ -387,23 +366,18 @@ class SnapshotKeeper:
 
 
 def load_snapshot(paths: RunPaths, launches: Iterable[int], before: int) -> tuple[int, Detector] | None:
-    """Return (step, detector) of the newest state before this step, from the newest of these launches that has one."""
+    """Return (step, detector) of the newest state before this step, from the newest of these launches that has one.
+
+    One that is damaged or of another version is passed over: the log is folded from further back instead.
+    """
     for launch in sorted(launches, reverse=True):
-        directory = snapshots_dir(paths, launch)
-        names = [NAME.fullmatch(path.name) for path in directory.iterdir()] if directory.is_dir() else []
-        for step in sorted((int(match[1]) for match in names if match), reverse=True):
-            loaded = _load(directory / f"{step}.json", before) if step < before else None
-            if loaded is not None:
-                return loaded
+        found = {int(path.stem): path for path in snapshots_dir(paths, launch).glob("*.json") if path.stem.isdecimal()}
+        for step in sorted((step for step in found if step < before), reverse=True):
+            try:
+                record = json.loads(found[step].read_text(encoding="utf-8"))
+                folded_to = int(record["folded_to"])
+                if record["v"] == VERSION and folded_to < before:
+                    return folded_to, Detector.from_json(record["state"])
+            except (OSError, ValueError, KeyError, TypeError, UnknownState):
+                continue
     return None
-
-
-def _load(path: Path, before: int) -> tuple[int, Detector] | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        folded_to = int(record["folded_to"])
-        if record["v"] != VERSION or folded_to >= before:
-            return None
-        return folded_to, Detector.from_json(record["state"])
-    except (OSError, ValueError, KeyError, TypeError, UnknownState):
-        return None  # damaged or of another version: the log is folded from further back instead

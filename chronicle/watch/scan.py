@@ -8,10 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import shlex
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
 from chronicle.paths import RunPaths
-from chronicle.watch.advice import breach_events, collect_candidates, collect_history, propose_of_run
+from chronicle.watch.advice import breach_events, collect_candidates, propose_of_run
 from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
-LONG_BYTES = 24 << 20  # a log that is worth a progress bar
 SPARK_POINTS = 72  # of a line of text
 BAND_POINTS = 600  # of the picture, at least
 Slice = tuple[int, float, float]  # first row, lowest, highest loss
@@ -104,13 +101,12 @@ def unread(source: str, problem: str, *, blind: bool = False) -> Scan:
     return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem, blind=blind)
 
 
-Progress = Callable[[int], None] | None
 Advise = Callable[[Sequence[Event], int], Proposal | None]
 
 
 def scan_points(
     points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: (),
-    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN, progress: Progress = None,
+    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN,
 ) -> Scan:
     """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one.
 
@@ -127,8 +123,6 @@ def scan_points(
         loss = reading.loss_of(point.values)
         if loss is not None:
             band.feed(row, loss)
-        if progress is not None and not detector.row & 0x3FFF:
-            progress(detector.row)
     detector.finish()
     found = more(detector.events)
     events = (*detector.events, *found)
@@ -146,16 +140,10 @@ def scan_points(
     )
 
 
-def scan_file(
-    path: Path, *, checkpoints_dir: Path | None = None, progress: Progress = None, reading: LogReading = PLAIN
-) -> Scan:
-    """Scan one log that belongs to no run. `progress` gets the number of points so far.
-
-    Without a directory of checkpoints a proposal names the onset and no target.
-    """
-    form = form_of(path, reading)
-    advise = advice_on_file(checkpoints_dir)
-    return scan_points(read_log(path, reading), str(path), advise, form=form, reading=reading, progress=progress)
+def scan_file(path: Path, *, checkpoints_dir: Path | None = None, reading: LogReading = PLAIN) -> Scan:
+    """Scan one log that belongs to no run. Without a directory of checkpoints a proposal names the onset and no target."""
+    form, advise = form_of(path, reading), advice_on_file(checkpoints_dir)
+    return scan_points(read_log(path, reading), str(path), advise, form=form, reading=reading)
 
 
 def scan_run(
@@ -190,12 +178,8 @@ def advice_on_run(paths: RunPaths, checkpoints_dir: Path | None, options: tuple[
     """Return what makes the proposal for a run, by its journal as it is then."""
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
-        entries = read_journal(paths).entries
-        launches = compute_lineage(entries).launches
-        launch = launches[-1].number if launches else None
-        history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
         before = _newest_onset(events, last_step)
-        return propose_of_run(events, entries, replace(history, options=options), before, checkpoints_dir)
+        return propose_of_run(paths, events, checkpoints_dir, last_step=last_step, before=before, options=options)
 
     return advise
 
@@ -217,34 +201,8 @@ def _run_points(paths: RunPaths) -> Iterable[Point]:
             yield point._replace(launch=launch)
 
 
-# --- Progress bar
-
-
-@contextmanager
-def progress_bar(path: Path) -> Iterator[Callable[[int], None] | None]:
-    """Yield a function that takes the number of points read; None without a terminal or for a short log."""
-    if not (sys.stderr.isatty() and path.is_file() and path.stat().st_size >= LONG_BYTES):
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(path.name, total=_count_lines(path))
-        yield lambda done: progress.update(task, completed=done)
-
-
-def _count_lines(path: Path) -> int:
-    """Return the number of lines, estimated from the length of the first ones."""
-    with open(path, "rb") as log:
-        head = log.read(1 << 16)
-    return max(1, path.stat().st_size * head.count(b"\n") // max(1, len(head)))
-
-
 # --- Picture: the loss and its events as a PNG
 
-LABEL_ROOM = 0.025  # of the width
 BLUE = "#205080"
 COLOURS = {Tier.NOTICE: "#8a8a8a", Tier.WARN: "#d98200", Tier.PROPOSE: "#c02020"}
 
@@ -269,59 +227,23 @@ def draw_scans(scans: Sequence[Scan], path: Path) -> None:
 
 
 def _draw(panel: Any, scan: Scan) -> None:
-    rows = [row for row, _, _ in scan.band]
-    low, top = _range(scan)
-    panel.fill_between(rows, [a for _, a, _ in scan.band], [b for _, _, b in scan.band], color=BLUE, alpha=0.35, linewidth=0)
-    panel.plot(rows, [(a + b) / 2 for _, a, b in scan.band], color=BLUE, linewidth=0.9)
-    above = [row for row, _, high in scan.band if high > top]
-    panel.plot(above, [top] * len(above), "^", color=BLUE, markersize=4, clip_on=False)  # continues above the panel
-    broken = [row for row, _, high in scan.band if not math.isfinite(high)]
-    panel.plot(broken, [low] * len(broken), "x", color=COLOURS[Tier.PROPOSE], markersize=4, clip_on=False)
-    named = -math.inf
-    for event in sorted(scan.events, key=lambda event: event.alarm_row):
-        named = _draw_event(panel, scan, event, named)
-    panel.set_ylim(low, top)
+    """The loss as a band, each event as a line at its onset and a shade to its end; loud ones have their kind beside it."""
+    rows, lows, highs = zip(*scan.band, strict=True)
+    panel.fill_between(rows, lows, highs, color=BLUE, alpha=0.35, linewidth=0)
+    panel.plot(rows, highs, color=BLUE, linewidth=0.9)
+    finite = sorted(high for high in highs if math.isfinite(high))
+    if finite:  # so that one spike does not flatten the rest
+        panel.set_ylim(top=finite[int(0.98 * (len(finite) - 1))] * 1.1)
+    for event in scan.events:
+        begin = event.alarm_row if event.onset_row is None else event.onset_row
+        end = scan.rows if event.recovered_row is None else event.recovered_row
+        panel.axvspan(begin, max(begin, end), color=COLOURS[event.tier], alpha=0.10, linewidth=0)
+        panel.axvline(begin, color=COLOURS[event.tier], linewidth=0.6)
+        if event.tier is not Tier.NOTICE:
+            where = panel.get_xaxis_transform()
+            panel.text(begin, 0.98, event.kind.value, transform=where, rotation=90, fontsize=7, va="top", ha="right")
     panel.set_xlim(0, max(1, scan.rows - 1))
-    panel.set_title(Path(scan.source).name, fontsize=9, loc="left")
-    panel.set_xlabel(f"logged point (the last is step {scan.last_step:,})", fontsize=8)
-    panel.set_ylabel("loss", fontsize=8)
-    panel.tick_params(labelsize=8)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
-    panel.grid(axis="y", alpha=0.25, linewidth=0.6)
-
-
-def _draw_event(panel: Any, scan: Scan, event: Event, named: float) -> float:
-    """Draw the onset as a line and the event as a shade; label warnings and proposals where there is room after `named`.
-
-    Returns the row of the last label.
-    """
-    colour, begin = COLOURS[event.tier], event.onset_row if event.onset_row is not None else event.alarm_row
-    end = event.recovered_row if event.recovered_row is not None else scan.rows
-    loud = event.tier is not Tier.NOTICE
-    if end > begin:
-        panel.axvspan(begin, end, color=colour, alpha=0.10 if loud else 0.05, linewidth=0)
-    panel.axvline(begin, color=colour, linewidth=1.0 if loud else 0.6, alpha=1.0 if loud else 0.6)
-    if not loud or abs(begin - named) < scan.rows * LABEL_ROOM:
-        return named
-    label = panel.text(
-        begin, 0.98, f" {event.kind.value}", transform=panel.get_xaxis_transform(), rotation=90, fontsize=7, color=colour,
-        va="top", ha="right",
-    )  # fmt: skip
-    label.set_in_layout(False)
-    return begin
-
-
-def _range(scan: Scan) -> tuple[float, float]:
-    """Return the lowest and highest loss shown, so that one spike does not flatten the rest of the curve."""
-    highs = sorted(high for _, _, high in scan.band if math.isfinite(high))
-    lows = sorted(low for _, low, _ in scan.band if math.isfinite(low))
-    if not highs or not lows:
-        return 0.0, 1.0
-    low, usual = lows[0], highs[int(0.9 * (len(highs) - 1))]
-    top = min(highs[-1], low + 2.5 * (usual - low)) if usual > low else highs[-1]
-    room = 0.05 * ((top - low) or 1.0)
-    return low - room, top + room
+    panel.set(title=Path(scan.source).name, ylabel="loss", xlabel=f"logged point (the last is step {scan.last_step:,})")
 
 
 def describe_event(event: Event) -> str:

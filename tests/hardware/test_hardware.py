@@ -59,6 +59,27 @@ def test_an_xid_that_is_not_in_the_list_is_serious_and_says_so():
     assert event.time == datetime(2026, 11, 20, 10, tzinfo=UTC)
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "device", "serious"),
+    [
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0)", "ecc", "mc0", True),
+        ("nvme nvme0: I/O 12 QID 3 timeout, aborting", "nvme", "nvme0", True),
+        ("mlx5_core 0000:17:00.0: device's health compromised - reached miss count", "mlx5", "0000:17:00.0", True),
+        ("mlx5_core 0000:17:00.0 ib0: Link down", "mlx5", "0000:17:00.0", True),
+        ("amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!", "amdgpu", "0000:c1:00.0", True),
+        ("Memory cgroup out of memory: Killed process 71 (python) total-vm:1kB", "oom-kill", None, False),
+    ],
+)
+def test_lines_of_other_hardware_are_events_too(line, kind, device, serious):
+    (event,) = parse_kernel_log([f"Nov 20 10:00:00 n7 kernel: [12.5] {line}"], year=2026)
+    assert (event.kind, event.host, event.device, event.serious) == (kind, "n7", device, serious)
+
+
+@pytest.mark.parametrize("line", ["EDAC MC0: 1 CE memory read error", "mlx5_core 0000:17:00.0: Link up", "nvme nvme0: 8/0/0"])
+def test_lines_of_healthy_hardware_are_no_events(line):
+    assert parse_kernel_log([f"Nov 20 10:00:00 n7 kernel: {line}"], year=2026) == []
+
+
 def test_a_line_of_dmesg_names_no_host_and_gets_the_one_of_this_machine():
     line = "2026-11-20T10:00:00,123456+00:00 NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
     event = parse_kernel_log([line], year=2020, host="n3")[0]

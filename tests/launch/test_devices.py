@@ -77,8 +77,8 @@ def test_the_rates_of_a_host_are_its_counters_over_time(tmp_path):
         "network_bytes_per_second": 1000,
     }  # fmt: skip
     assert read_host_memory(tmp_path) == {"memory_bytes": 750 << 10, "memory_fraction": 0.75}
-    assert "cpu_fraction" not in host_rates(before, before._replace(time=11.0))
-    assert "network_bytes_per_second" not in host_rates(after, before._replace(time=30.0))
+    assert "cpu_fraction" not in host_rates(before, before | {"time": 11.0})
+    assert "network_bytes_per_second" not in host_rates(after, before | {"time": 30.0})
     nothing = read_counters(30.0, tmp_path / "none")
     assert host_rates(after, nothing) == {} and read_host_memory(tmp_path / "none") == {}
 

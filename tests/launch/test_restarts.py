@@ -28,7 +28,7 @@ POLICY = Policy(restarts=5, crashes=3, pause_seconds=10.0)
 
 
 def attempts(*pairs):
-    return [Attempt(number + 1, cause, "seen", progress) for number, (cause, progress) in enumerate(pairs)]
+    return [Attempt(cause, progress) for cause, progress in pairs]
 
 
 CRASH, LOST, NOTHING, SAVED = EndCause.CRASH, EndCause.NODE_LOST, False, True
@@ -62,7 +62,7 @@ def test_the_policy_is_by_cause_progress_and_budget(history, verdict, pause):
 
 def test_a_full_disk_goes_on_when_there_is_room_for_the_next_save(tmp_path, monkeypatch):
     """It was full when the launch ended; somebody frees it, or nobody does."""
-    with_room = [Attempt(1, EndCause.DISK_FULL, "seen", NOTHING, room=True)]
+    with_room = [Attempt(EndCause.DISK_FULL, NOTHING, room=True)]
     assert decide_onward(with_room, POLICY).verdict is Verdict.HERE
     settings = load_settings(tmp_path, {}, run="demo", checkpoints=tmp_path)
     free, said = iter([1 << 10, 1 << 10, 1 << 40]), []
@@ -72,11 +72,11 @@ def test_a_full_disk_goes_on_when_there_is_room_for_the_next_save(tmp_path, monk
         last[0] = next(free, last[0])
         return last[0]
 
-    monkeypatch.setattr(restarts, "_free_bytes", free_bytes)
+    monkeypatch.setattr(restarts, "free_bytes", free_bytes)
     monkeypatch.setattr(restarts.time, "sleep", lambda seconds: None)
     settings.paths.run_dir.mkdir(parents=True)
     assert restarts._wait_for_room(settings, (), said.append) and len(said) == 1
-    monkeypatch.setattr(restarts, "_free_bytes", lambda path: 1 << 10)
+    monkeypatch.setattr(restarts, "free_bytes", lambda path: 1 << 10)
     monkeypatch.setattr(restarts, "ROOM_SECONDS", 0.0)
     assert not restarts._wait_for_room(settings, (), said.append)
 
@@ -189,7 +189,8 @@ def test_a_mount_point_is_named_before_the_first_launch_and_where_a_cut_save_lie
         restarts.hand_over(settings, say=lambda line: None)
     assert "move it away yourself" in (refused.value.remedy or "") and (root / "step-8.pt").exists()
     said = []
-    restarts._warn_of_mount_points(settings, said.append)
+    run = restarts.Unattended(settings=settings, chain="run-1", policy=POLICY, grace_seconds=1.0, say=said.append)
+    restarts._look_before(run)
     assert len(said) == 1 and "is a mount point" in said[0]
 
 
@@ -213,7 +214,7 @@ def test_a_job_that_is_given_excluded_nodes_again_and_again_stops(driver, monkey
 
 def test_the_most_telling_cause_of_several_nodes_counts():
     ends = [LaunchEnd(host="n1", cause="crash", because="connection closed"), LaunchEnd(host="n2", cause="out of memory")]
-    assert restarts._cause_of(ends)[0] is EndCause.OUT_OF_MEMORY
+    assert restarts._cause_of(ends) is EndCause.OUT_OF_MEMORY
 
 
 def test_status_and_costs_name_the_node_that_was_lost_not_the_crash_that_it_caused(driver):

@@ -84,6 +84,17 @@ def test_a_trainer_that_saved_and_ended_with_0_wants_a_requeue_only_after_a_sche
     assert end.title.startswith(f"launch 1 saved and ended on SIG{name}: ")
 
 
+@pytest.mark.parametrize("name", ["QUIT", "USR2"])
+def test_a_signal_that_would_end_the_supervisor_without_a_record_is_taken_for_term(driver, name):
+    """Their default: no end, no grace, and the ranks are orphans."""
+    driver.start_launcher("python", "save", "--grace", "30")
+    driver.process.send_signal(getattr(signal, f"SIG{name}"))
+    assert driver.wait() == 0
+    assert (driver.directory / "saved-0").exists() and driver.left() == []
+    end = driver.entries("launch.end")[0].data
+    assert (end["stopped_by"], end["stop_signal"]) == ("signal", "SIGTERM")
+
+
 def test_second_interrupt_ends_the_grace(driver):
     """A person who presses Ctrl-C twice does not want to wait for a minute."""
     pids = driver.start_launcher("python", "ignore", "--grace", "600")

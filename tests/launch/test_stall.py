@@ -36,7 +36,6 @@ from chronicle.launch.stacks import (
     judge_stands,
     main_stack,
     parse_dump,
-    parse_spied,
 )
 from chronicle.launch.stall import StallWatch
 from chronicle.paths import RunPaths
@@ -167,11 +166,6 @@ def test_the_users_line_is_named_and_not_the_librarys():
     assert "pipe_read" in missing.words and "it is another program" in missing.words
 
 
-def test_stacks_of_py_spy_are_read():
-    text = 'Process 7: python t.py\n\nThread 7 (idle): "MainThread"\n    wait (/u/t.py:3)\n    <module> (/u/t.py:9)\n'
-    assert parse_spied(text) == ((CodeLine("/u/t.py", 3, "wait"), CodeLine("/u/t.py", 9, "<module>")),)
-
-
 # --- pulses, and the signal that harms nobody
 
 
@@ -198,10 +192,8 @@ def children():
 def start(children, pulses, code, **more):
     """A Python as `chronicle run` starts it; returns once it has printed a line."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith("CHRONICLE_")}
-    environ = build_environment(
-        plain, run="r", run_dir=pulses, launch=1, launch_dir=pulses, token="t" * 32, grace_seconds=1.0, output_address=None,
-        checkpoints_dir=None, pulses_dir=pulses,
-    ) | more  # fmt: skip
+    ours = {"CHRONICLE_RUN": "r", "CHRONICLE_RUN_DIR": pulses, PULSES_VARIABLE: pulses}
+    environ = build_environment(plain, ours, grace_seconds=1.0) | more
     child = subprocess.Popen([sys.executable, "-u", "-c", code], env=environ, stdout=subprocess.PIPE, text=True)
     children.append(child)
     assert child.stdout.readline() == "ready\n"
@@ -294,14 +286,14 @@ def test_guard_off_announces_nothing(children, pulses):
     assert read_announcements(pulses) == {}
 
 
-def test_a_pulse_says_steps_work_and_a_ranks_own_time(pulses):
+def test_a_pulse_says_steps_and_work(pulses):
     writer = PulseWriter(3, {PULSES_VARIABLE: str(pulses)})
     for step in range(5):
-        writer.sign(lambda step=step: 10.0 * step + 9.0)  # four times eight seconds from a step to the next forward pass
+        writer.sign(lambda step=step: 10.0 * step + 9.0)
         writer.sign(lambda step=step: 10.0 * step + 10.0)  # a second forward pass of the step
         writer.step(lambda step=step: 10.0 * step + 11.0)
     (pulse,) = read_pulses(pulses)
-    assert (pulse.rank, pulse.steps, pulse.stepped_at, pulse.signs, pulse.own_seconds) == (3, 5, 51.0, 10, 32.0)
+    assert (pulse.rank, pulse.steps, pulse.stepped_at, pulse.signs) == (3, 5, 51.0, 10)
     PulseWriter(0, {}).step()  # without a supervisor
     PulseWriter(0, {PULSES_VARIABLE: str(pulses / "missing")}).step()
 

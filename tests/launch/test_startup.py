@@ -12,17 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(inherited: dict[str, str]) -> dict[str, str]:
-    return build_environment(
-        inherited,
-        run="tr",
-        run_dir=Path("/run"),
-        launch=1,
-        launch_dir=Path("/run/launches/0001"),
-        token="token",
-        grace_seconds=30,
-        output_address=None,
-        checkpoints_dir=None,
-    )
+    return build_environment(inherited, {"CHRONICLE_RUN": "tr", "CHRONICLE_RUN_DIR": "/run"}, grace_seconds=30)
 
 
 def python(code: str, *flags: str, **variables: str) -> str:

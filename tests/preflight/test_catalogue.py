@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from chronicle.preflight import CheckVerdict, DecodedSample, RankFacts, TrainerFacts, check_facts
+from chronicle.preflight.fact_checks import FACT_CHECKS
 from chronicle.preflight.facts import Baseline, declare_plan
-from chronicle.preflight.gate import FACT_CHECKS
 
 FAIL, WARN, PASS = CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS
 UNKNOWN, SKIPPED = CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED
 
-GB = 10**9
 
 
 def rank(number, **fields):
@@ -35,10 +34,9 @@ GOOD = TrainerFacts(
     tied_expected=True,
     tied_in_memory=True,
     ranks=(
-        rank(0, params_local=1000, weights_digest="w", first_batch_digest="a", gradients_finite=True, memory_free=24 * GB),
-        rank(1, params_local=1000, weights_digest="w", first_batch_digest="b", gradients_finite=True, memory_free=20 * GB),
+        rank(0, params_local=1000, weights_digest="w", first_batch_digest="a", gradients_finite=True),
+        rank(1, params_local=1000, weights_digest="w", first_batch_digest="b", gradients_finite=True),
     ),
-    memory_needed={"weights": 4 * GB, "optimizer": 8 * GB},
     world_sizes_seen={"launcher": 2, "torch": 2},
     wrapper="DistributedDataParallel",
     precision="bf16",
@@ -112,12 +110,6 @@ BROKEN = [
     ("PF25", FAIL, {"fit_resumed_equal": False}, "does not save or load"),
     ("PF27", WARN, {"telemetry": {"K": (0.0,) * 300, "C": (0.0,) * 300, "loss": (1.0, 0.5)}}, "C=K=0.000 in 300 of 300"),
     ("PF28", FAIL, {"micro_batch_difference": 0.2}, "do not add up"),
-    ("PF31", FAIL, {"memory_needed": {"weights": 21 * GB}},
-     "needs 21.00 GB (weights 21.00), rank 1 on h has 20.00 GB recompute activations"),
-    ("PF31", FAIL, {"memory_needed": {"weights": 21 * GB}, "memory_ways": ("sharding=zero3", "act=false")},
-     "it would fit with sharding=zero3 or with act=false"),
-    ("PF31", WARN, {"memory_needed": {"weights": 19 * GB}}, "less than a tenth is left"),
-    ("PF31", UNKNOWN, {"memory_needed": {}}, "did not report the memory that a rank needs"),
     ("PF29", SKIPPED, {"compile_requested": True, "compile_possible": False}, "NOT possible"),
 ]
 

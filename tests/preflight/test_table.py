@@ -1,4 +1,4 @@
-"""The whole catalogue as one table: each of PF01 to PF31 has a passing, a not passing and an unknown case, with what was
+"""The whole catalogue as one table: each of PF01 to PF30 has a passing, a not passing and an unknown case, with what was
 read and the way out. Checks of the host read real files, ports, processes and programs."""
 
 import os
