@@ -31,7 +31,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -45,6 +45,7 @@ LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY, HALF = 0xFFFFFFFF, 0xFFFF
+LARGEST_NORM = 3.4e38  # of 32 bits
 CAPACITY = 65_536  # prints: 4 MiB a rank
 NUM_AT_ONCE = 64  # prints in memory before they are written
 MAX_SECONDS = 0.5
@@ -67,14 +68,12 @@ class SeenParts(IntFlag):
 
 
 STORED = 255
-
-
 NOTHING = SeenParts(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Print:
-    """One step of one rank, as the module says."""
+    """One step of one rank, as the module says; the fields stand in the order of the file."""
 
     step: int
     seq: int = 0
@@ -93,12 +92,28 @@ class Print:
     lr: float = 0.0
     loss: float = math.nan
 
-    def pack(self) -> bytes:
-        """The 64 bytes."""
-        one = self
-        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights, one.size)
-        more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output)
-        return pack_print(*first, *more, lr=one.lr, loss=one.loss)
+    def pack(self, seq: int = 0) -> bytes:
+        """The 64 bytes, as print number `seq` of its file."""
+        blob = LAYOUT.pack(
+            self.step,
+            seq & MANY,
+            self.seen & STORED,
+            min(255, self.batches),
+            0,
+            self.batch,
+            self.gradient,
+            self.weights & MANY,
+            max(min(self.size, LARGEST_NORM), -LARGEST_NORM),  # NaN stays what it is
+            self.torch,
+            self.python,
+            self.numpy,
+            self.options & HALF,
+            self.modes,
+            self.output & MANY,
+            self.lr,
+            self.loss,
+        )
+        return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Print | None":
@@ -107,61 +122,14 @@ class Print:
             return None
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
-        step, seq, seen, batches, _, batch, gradient, weights, norm, *rest = LAYOUT.unpack(blob)
-        torch, python, numpy, options, modes, output, lr, loss = rest
-        return cls(
-            step=step,
-            seq=seq,
-            seen=_all_seen(seen, modes, output, norm),
-            batches=batches,
-            batch=batch,
-            gradient=gradient,
-            weights=weights,
-            size=norm,
-            torch=torch,
-            python=python,
-            numpy=numpy,
-            options=options,
-            modes=modes,
-            output=output,
-            lr=lr,
-            loss=loss,
-        )
-
-
-def pack_print(
-    step: int,
-    seq: int,
-    seen: int,
-    batches: int,
-    batch: int,
-    gradient: int,
-    weights: int,
-    norm: float,
-    torch: int,
-    python: int,
-    numpy: int,
-    options: int,
-    modes: int,
-    output: int,
-    lr: float,
-    loss: float,
-) -> bytes:
-    """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights & MANY, norm)
-    blob = LAYOUT.pack(*first, torch, python, numpy, options & HALF, modes, output & MANY, lr, loss)
-    return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
-
-
-def _all_seen(seen: int, modes: int, output: int, norm: float) -> SeenParts:
-    found = SeenParts(seen)
-    if modes:
-        found |= SeenParts.MODES
-    if output:
-        found |= SeenParts.OUTPUT
-    if norm != 0:
-        found |= SeenParts.NORM
-    return found
+        values = list(LAYOUT.unpack(blob))
+        del values[4]  # the checksum
+        found = dict(zip(cls.__slots__, values, strict=True))
+        seen = SeenParts(found["seen"])
+        for name, part in (("modes", SeenParts.MODES), ("output", SeenParts.OUTPUT), ("size", SeenParts.NORM)):
+            if found[name] != 0:
+                seen |= part
+        return cls(**{**found, "seen": seen})
 
 
 def _check(blob: bytes) -> bytes:
@@ -205,9 +173,9 @@ class RingWriter:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.pwrite(self._fd, line.ljust(HEADER_BYTES - 1) + b"\n", 0)
 
-    def add(self, step: int, *fields: Any) -> None:
-        """Append one print, its fields in the order of `pack_print`; it is written after half a second or 64 prints."""
-        self._pending.append(pack_print(step, self._seq + len(self._pending), *fields))
+    def add(self, one: Print) -> None:
+        """Append one print; it is written after half a second or 64 prints."""
+        self._pending.append(one.pack(self._seq + len(self._pending)))
         if len(self._pending) >= NUM_AT_ONCE or self._clock() - self._written_at > MAX_SECONDS:
             self.flush()
 
@@ -237,7 +205,6 @@ class RingWriter:
 class Ring:
     """The prints of one rank, oldest first, and what the file says of itself."""
 
-    path: Path
     rank: int
     capacity: int
     header: Mapping[str, Any]
@@ -264,15 +231,10 @@ def read_ring(path: Path) -> Ring:
         raise ChronicleError(f"cannot read `{path}`: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise ChronicleError(f"`{path}` holds no step prints: {problem}") from problem
-    prints = sorted(_prints(blob), key=lambda one: one.seq)
-    return Ring(path=path, rank=rank, capacity=capacity, header=header, prints=tuple(prints))
-
-
-def _prints(blob: bytes) -> Iterator[Print]:
-    for begin in range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES):
-        one = Print.unpack(blob[begin : begin + PRINT_BYTES])
-        if one is not None:
-            yield one
+    places = range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES)
+    found = [Print.unpack(blob[begin : begin + PRINT_BYTES]) for begin in places]
+    prints = sorted((one for one in found if one is not None), key=lambda one: one.seq)
+    return Ring(rank=rank, capacity=capacity, header=header, prints=tuple(prints))
 
 
 def rings_of(launch_dir: Path) -> dict[int, Ring]:

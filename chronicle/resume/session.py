@@ -139,7 +139,7 @@ class GuardSession:
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
-        self.batches.shapes = self.trained.shapes
+        self.batches.shapes = self.trained.shapes.see
         self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.loads.own_buffers = self.own_buffers
