@@ -20,8 +20,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
-_SEES_OUTPUT: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
+# By inner model: what sees its inputs, and what sees its output
+_SEES: "weakref.WeakKeyDictionary[Any, tuple[Callable[[Any, Any], None], Callable[[Any], None]]]" = weakref.WeakKeyDictionary()
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
@@ -39,7 +39,7 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
         if not compiler.is_compiling():
             undisturbed(*args, **kwargs)
 
-    _skip(guarded)
+    skip_in_graphs(guarded)
     return guarded
 
 
@@ -66,7 +66,7 @@ class ModelHook:
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = outside_graphs(functools.partial(_without_transforms, hook))
-        _skip(ModelHook.__call__)
+        skip_in_graphs(ModelHook.__call__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self._hook(*args, **kwargs)
@@ -80,7 +80,7 @@ def see_compiled_calls(model: Any, see: Callable[[Any, Any], None], see_output: 
 
     It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
     """
-    _SEES[model], _SEES_OUTPUT[model] = see, see_output
+    _SEES[model] = see, see_output
     if not _patched:
         _patch()
     _known.clear()
@@ -106,9 +106,8 @@ def see_own_compilation(module: Any) -> None:
         return output
 
     before, after = outside_graphs(_before_call), outside_graphs(_after_call)
-    _skip(call)
     call._chronicle = True  # type: ignore[attr-defined]
-    module._compiled_call_impl = call
+    module._compiled_call_impl = skip_in_graphs(call)
 
 
 def compiled_part(model: Any) -> Any:
@@ -137,16 +136,16 @@ def _before_call(module: Any, args: Any, kwargs: Any) -> None:
     act = _ACTS.pop(held(), None) if held() is not None else None
     if act is not None:
         act()
-    see = _SEES.get(held()) if held() is not None else None
-    if see is not None:
-        see(args, kwargs)
+    seen = _SEES.get(held()) if held() is not None else None
+    if seen is not None:
+        seen[0](args, kwargs)
 
 
 def _after_call(module: Any, output: Any) -> None:
     held = _known.get(module) if module is not None else None
-    see = _SEES_OUTPUT.get(held()) if held is not None and held() is not None else None
-    if see is not None:
-        see(output)
+    seen = _SEES.get(held()) if held is not None and held() is not None else None
+    if seen is not None:
+        seen[1](output)
 
 
 def _watched_in(module: Any) -> Any:
@@ -173,22 +172,16 @@ def _patch() -> None:
         compile_(self, *args, **kwargs)
         see_own_compilation(self)
 
-    _skip(__call__)
-    optimized.__call__ = __call__
+    optimized.__call__ = skip_in_graphs(__call__)
     torch.nn.Module.compile = compile  # type: ignore[method-assign]
     _patched.append(optimized)
 
 
 def skip_in_graphs(function: Any) -> Any:
-    """The function itself, whose own frame is never made part of a graph."""
+    """The function itself, whose own frame frame evaluation leaves alone; its callees are compiled as before."""
     _dynamo()
-    _skip(function)
+    sys.modules["torch._dynamo.eval_frame"].skip_code(function.__code__)
     return function
-
-
-def _skip(function: Any) -> None:
-    """Frame evaluation leaves this function's own frame alone; its callees are compiled as before."""
-    _dynamo_frames().skip_code(function.__code__)
 
 
 def _dynamo() -> Any:
@@ -196,7 +189,3 @@ def _dynamo() -> Any:
     import torch._dynamo  # noqa: F401 an attribute of torch only after this
 
     return sys.modules["torch._dynamo"]
-
-
-def _dynamo_frames() -> Any:
-    return sys.modules["torch._dynamo.eval_frame"]

@@ -51,7 +51,7 @@ FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 ELEMENTS, TENSORS = 32, 8  # of one sample
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_GROUPS = 8
-TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")
+TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")  # for the update; other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
 
 
@@ -82,7 +82,6 @@ class _Step:
     inputs: _Inputs = field(default_factory=_Inputs)
     gradient: Snapshot | None = None
     weights: list[Snapshot] = field(default_factory=list)
-    told: list[Any] | None = None  # what its optimizer was told for the update, when the step began
     begins: bool = False
     over: bool = False
 
@@ -304,14 +303,13 @@ class StepPrints:
         if self._inside and optimizer in self._gradient_at_end:
             self._inside = False
             self.gradient_ready(optimizer)
-        if now is None or now.told is None or now.over:
+        if now is None or now.over:
             return
         begun = self._clock()
-        used = _for_the_update(optimizer)
-        if used != now.told:  # a hook of the script changed it after the step had begun
-            now.told = used
-            options = zlib.crc32(repr(used).encode(), now.known["options"])
-            now.known.update(options=options, lr=_lr_of(optimizer.param_groups))
+        # as they were used: a hook of the script may change them after the step has begun
+        used = [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
+        options = zlib.crc32(repr(used).encode(), now.known.get("options", 0))
+        now.known.update(options=options, lr=_lr_of(optimizer.param_groups))
         self._spent += self._clock() - begun
 
     def gradient_ready(self, optimizer: Any) -> None:
@@ -432,17 +430,11 @@ class StepPrints:
             groups = [groups[0], *(groups[first:] + groups[:first])[: MOST_GROUPS - 1]]
         rows = [[(name, _plain(value)) for name, value in group.items() if name != "params"] for group in groups]
         now.known.update(options=zlib.crc32(repr(rows).encode()), lr=_lr_of(groups))
-        now.told = _for_the_update(optimizer)
 
 
 def _lr_of(groups: Sequence[Mapping[str, Any]]) -> float:
     lr = _plain(groups[0].get("lr"))
     return float(lr) if isinstance(lr, int | float) else math.nan
-
-
-def _for_the_update(optimizer: Any) -> list[Any]:
-    """What the script tells an optimizer for its update; without what some optimizers change themselves by it."""
-    return [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.data import ASTRAY, compare_first_batch, how_astray
+from chronicle.resume.data import ASTRAY, OtherBatch
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def test_a_rank_beside_the_save_does_not_say_that_the_run_stopped_there(tmp_path
     assert told(tmp_path, Position("one", 9), "x")[1] == "the record of batches ends before this save"
     before = read_first_pass(tmp_path, Position("one", 6), 0)
     assert before is not None
-    check = compare_first_batch(before, ord("x"), exactly=False, continues=False, beside=1)
+    check = OtherBatch(before, ord("x")).check(exactly=False, continues=False, beside=1)
     assert check.cause == "rank 1 took no part in this save, and the batch that followed there is not on record"
 
 
@@ -299,7 +299,7 @@ def recorded(directory: Path, digests: str, *, parent: Position | None = None, n
 def told(directory: Path, position: Position, letter: str, **promise: bool) -> tuple[Outcome, str]:
     before = read_first_pass(directory, position, 0)
     assert isinstance(before, FirstPass)
-    check = compare_first_batch(before, ord(letter), **{"exactly": False, "continues": False, **promise})
+    check = OtherBatch(before, ord(letter)).check(**{"exactly": False, "continues": False, **promise})
     return check.outcome, check.cause
 
 
@@ -342,10 +342,10 @@ def test_a_resume_that_began_in_the_middle_of_a_pass_is_no_beginning_of_data(tmp
     recorded(tmp_path, "abcdefgh")
     recorded(tmp_path, "efgh abcd", parent=Position("one", 4), name="two")
     before = read_first_pass(tmp_path, Position("two", 2), 0)
-    assert before is not None and how_astray(before, ord("e")) == how_astray(before, ord("f")) == ASTRAY
+    assert before is not None and OtherBatch(before, ord("e")).astray == OtherBatch(before, ord("f")).astray == ASTRAY
     recorded(tmp_path, "abcd", parent=Position("one", 4), name="three")
     before = read_first_pass(tmp_path, Position("three", 2), 0)
-    assert before is not None and (how_astray(before, ord("a")), how_astray(before, ord("b"))) == ("", ASTRAY)
+    assert before is not None and (OtherBatch(before, ord("a")).astray, OtherBatch(before, ord("b")).astray) == ("", ASTRAY)
 
 
 def test_record_that_was_cut_by_a_crash_ends_with_its_last_whole_batch(tmp_path: Path) -> None:

@@ -147,29 +147,10 @@ class Envelope:
         """An optimizer is about to step; with an `engine` its step as a whole."""
         if self.off:
             return
-        key = optimizer if engine is None else engine
-        if engine is not None:
-            with self._flying():
-                self._clipping.engine_step(engine, self._step())
-        pace = self._paces.get(key)
-        compare = self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due()
-        if self._structure is not None and self._structure.has_turned():
-            with self._flying():
-                self._begin()
-                self._look_at_structure()
-        waits = pace is not None and pace.steps < pace.wait and key not in self._rearm and not self._doubts(key)
-        strays = waits and engine is None and self._plan.strays(key)
-        if pace is not None and waits and not self._promises.armed and not compare and not strays and self._beats():
-            if self._pulse is None or not self._pulse.stands_still(key):
-                pace.steps += 1
-                return
-            pace.wait = pace.steps  # look now: nothing may be moving any more
-        with self._flying():
-            if compare:
-                self._compare_now()
-            if strays and not self._lr_is_ours():
-                self._look_at_lr(key)
-            self._before_step(key, pace, engine is not None)
+        try:
+            self._before_step(optimizer if engine is None else engine, is_engine=engine is not None)
+        except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
+            self._failed(problem)
 
     def inner_step(self, optimizer: Any) -> None:
         """The optimizer inside an engine steps: its gradients are those that are used."""
@@ -230,8 +211,16 @@ class Envelope:
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def _before_step(self, key: Any, pace: _Pace | None, is_engine: bool) -> None:
-        begun = time.perf_counter()
+    def _before_step(self, key: Any, *, is_engine: bool) -> None:
+        """Few questions at every step; a look where one of them, or the time, asks for it."""
+        if is_engine:
+            self._clipping.engine_step(key, self._step())
+        if self._structure is not None and self._structure.has_turned():
+            self._begin()
+            self._look_at_structure()
+        if self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due():
+            self._compare_now()
+        pace = self._paces.get(key)
         if pace is None:
             self._stepping.add(key)
             if not self._is_ours(key, is_engine):
@@ -239,33 +228,40 @@ class Envelope:
             pace = self._paces[key] = _Pace()
             self._begin_counting(key)
         self._later.run()
-        step, live = self._step(), self._begin()
-        if not self._beats() and BreachKind.POISONED not in self.log.told:
-            self._look_at_weights(live, None if step is None else step - 1)
+        if self._pulse is not None and not self._pulse.beats() and BreachKind.POISONED not in self.log.told:
+            step = self._step()
+            self._look_at_weights(self._begin(), None if step is None else step - 1)
             self._pulse = None
-        groups = self._groups(key, is_engine)
-        if not is_engine:
-            self._promises.before_step(key, step, self._declared(live))
+        if self._promises.armed and not is_engine:
+            self._promises.before_step(key, self._step(), self._declared(self._begin()))
         is_due = pace.steps >= pace.wait or key in self._rearm or self._doubts(key)
-        if not is_due:  # a window of promises is open
-            pace.steps += 1
+        if is_due or (self._pulse is not None and self._pulse.stands_still(key)):
+            self._look(key, pace, is_engine)
             return
+        pace.steps += 1
+        if not is_engine and self._plan.strays(key) and not self._lr_is_ours():
+            self._look_at_lr(key)
+
+    def _look(self, key: Any, pace: _Pace, is_engine: bool) -> None:
+        begun = time.perf_counter()
+        step, live = self._step(), self._begin()
+        groups = self._groups(key, is_engine)
+        params = [p for group in groups for p in group["params"]]
         self._motion.close(key, step)
         if pace.looks == 0 and not is_engine:
             self._look_for_orphans(key, live)
         self._motion.open(key, groups, self._names, step)
-        params = [p for group in groups for p in group["params"]]
         self._feel_pulse(key, params)
         self._look_at_structure()
         if not is_engine:
             if pace.looks == 0 or key in self._rearm:
-                self._rearm.discard(key)
                 self._promises.arm(key, params)
             if self._structure is not None and self._structure.has_new_parameters():
                 self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
                 self._look_for_orphans(key, live)
             if not self._lr_is_ours():
                 self._look_at_lr(key)
+        self._rearm.discard(key)
         if pace.looks == FULL_LOOKS - 1:
             self._look_at_batches(live)
         pace.looked(begun, time.perf_counter(), self.share_of_time)
@@ -348,9 +344,6 @@ class Envelope:
             self._pulse.part = part
         else:
             self._pulse = _Pulse(key, held[-1], part)
-
-    def _beats(self) -> bool:
-        return self._pulse is None or self._pulse.beats()
 
     def _look_at_structure(self) -> None:
         for kind, words in self._structure.changes() if self._structure else ():

@@ -1,4 +1,4 @@
-"""What a training loop promises between two steps: gradients zeroed, accumulated as declared and clipped, one factor of the loss.
+"""What a training loop promises between two steps: gradients zeroed, accumulated as declared and clipped, one factor of loss.
 
 For a few steps after the start and after every save, hooks on one parameter per optimizer count the backward passes and see
 whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted, and the last operations of each loss
