@@ -62,8 +62,8 @@ def _is_cast(tensor: Any, leaf: Any) -> bool:
 def checksum(tensor: Any) -> Any:
     """Of all bits of a tensor: bytes, or on a device a copy of numbers on its way, one a row.
 
-    A sum alone will not do: values that are turned by one place have the same where the last one is the mean. Of a large tensor
-    the rows are summed.
+    There a sum alone will not do: values that are turned by one place have the same where the last one is the mean. Of a large
+    tensor the rows are summed.
     """
     torch = sys.modules["torch"]
     own = own_shard(tensor).detach()
@@ -72,12 +72,9 @@ def checksum(tensor: Any) -> Any:
     own = torch.view_as_real(own.resolve_conj()) if own.is_complex() else own
     own = own.contiguous().view(getattr(torch, WHOLE_NUMBERS[own.element_size()]))
     rows = own.reshape(own.shape[0], -1) if own.dim() > 1 else own.reshape(1, -1)
-    is_small = rows.numel() <= LARGEST_WEIGHTED
     if own.is_cpu:
-        values = rows.numpy()
-        found = zlib.crc32(values).to_bytes(4, "little") if is_small else values.sum(1, dtype="int64").tobytes()
-        return str((tuple(tensor.shape), str(tensor.dtype))).encode() + found
-    if is_small:
+        return f"{tuple(tensor.shape)} {tensor.dtype} {zlib.crc32(rows.numpy())}".encode()
+    if rows.numel() <= LARGEST_WEIGHTED:
         rows = (rows.long() + SPREAD) * torch.arange(1, 2 * rows.shape[1], 2, device=rows.device)
         rows = (rows ^ (rows >> 15)) * SPREAD
     return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)

@@ -20,7 +20,7 @@ from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
-from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
+from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared, noted
 from chronicle.resume.contract import Expectation, Mode, Options
@@ -102,8 +102,7 @@ class DataWatch:
         return self._record.position_after(self.batches.num_waiting)
 
     def after_save(self) -> None:
-        """A checkpoint was saved: the batches that follow are written at once."""
-        self._record.saved()
+        """A checkpoint was saved."""
         self.batches.after_save()
 
     def restart(self) -> None:
@@ -119,7 +118,6 @@ class DataWatch:
         with self._contained("batches"):
             self.look_for_steps(False)
             self.batches.settle()
-            self._record.flush()
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
@@ -248,15 +246,12 @@ class DataWatch:
         if position is None or paths is None:
             return [not_compared(NAME, "M4", NO_POSITION)]
         before = read_first_pass(paths.batches_dir, position, rank)
-        followed = read_recorded_batch(paths.batches_dir, position, rank)
-        if before is not None:
-            self._full = max(before.pass_lengths(), default=0)
-        if followed is not None and followed == self._first:
-            if before is not None:
-                self._expect(before)
-            return [compared(NAME, "M4", True, expected=f"{followed:016x}", found="equal")]
         if before is None:
             return [not_compared(NAME, "M4", f"the record of the first pass is not in `{paths.batches_dir}`")]
+        self._full = max(before.pass_lengths(), default=0)
+        if before.followed == self._first:
+            self._expect(before)
+            return [compared(NAME, "M4", True, expected=f"{self._first:016x}", found="equal")]
         other = OtherBatch(before, self._first)
         self.strays = other.astray
         memory = self._memory

@@ -328,8 +328,6 @@ class StepPrints:
             return
         self._close(self._now)
         self._settle(everything=True)
-        if self._writer is not None:
-            self._writer.flush()
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 

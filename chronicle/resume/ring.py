@@ -29,9 +29,8 @@ import json
 import math
 import os
 import struct
-import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -47,8 +46,6 @@ PRINT_BYTES = LAYOUT.size
 MANY, HALF = 0xFFFFFFFF, 0xFFFF
 LARGEST_NORM = 3.4e38  # of 32 bits
 CAPACITY = 65_536  # prints: 4 MiB a rank
-NUM_AT_ONCE = 64  # prints in memory before they are written
-MAX_SECONDS = 0.5
 
 
 class SeenParts(IntFlag):
@@ -147,20 +144,9 @@ def facts_path(launch_dir: Path) -> Path:
 
 
 class RingWriter:
-    """Appends prints to the ring of a rank. A file of an earlier attempt of the same launch goes on. Raises OSError."""
+    """Writes prints to the ring of a rank. A file of an earlier attempt of the same launch goes on. Raises OSError."""
 
-    def __init__(
-        self,
-        path: Path,
-        header: Mapping[str, Any],
-        *,
-        capacity: int = CAPACITY,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.path, self._capacity, self._clock = path, capacity, clock
-        self._pending: list[bytes] = []
-        self._seq = 0
-        self._written_at = 0.0
+    def __init__(self, path: Path, header: Mapping[str, Any], *, capacity: int = CAPACITY) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             known = read_ring(path)
@@ -170,30 +156,18 @@ class RingWriter:
         line = json.dumps({"v": VERSION, "capacity": capacity, **header}, separators=(",", ":")).encode()
         if len(line) >= HEADER_BYTES:
             raise ValueError(f"the header of `{path}` has {len(line)} bytes: expected fewer than {HEADER_BYTES}")
+        self._capacity, self._seq = capacity, 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.pwrite(self._fd, line.ljust(HEADER_BYTES - 1) + b"\n", 0)
 
     def add(self, one: Print) -> None:
-        """Append one print; it is written after half a second or 64 prints."""
-        self._pending.append(one.pack(self._seq + len(self._pending)))
-        if len(self._pending) >= NUM_AT_ONCE or self._clock() - self._written_at > MAX_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what is pending to the operating system."""
-        pending, self._pending = self._pending, []
-        self._written_at = self._clock()
-        while pending:
-            place = self._seq % self._capacity
-            some = pending[: self._capacity - place]
-            os.pwrite(self._fd, b"".join(some), HEADER_BYTES + place * PRINT_BYTES)
-            self._seq += len(some)
-            pending = pending[len(some) :]
+        """Write one print."""
+        os.pwrite(self._fd, one.pack(self._seq), HEADER_BYTES + self._seq % self._capacity * PRINT_BYTES)
+        self._seq += 1
 
     def close(self) -> None:
-        """Flush and close; a second call does nothing."""
+        """Close; a second call does nothing."""
         if self._fd >= 0:
-            self.flush()
             os.close(self._fd)
             self._fd = -1
 

@@ -148,7 +148,7 @@ class Envelope:
         if self.off:
             return
         try:
-            self._before_step(optimizer if engine is None else engine, is_engine=engine is not None)
+            self._before_step(optimizer if engine is None else engine, engine is not None)
         except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
             self._failed(problem)
 
@@ -211,7 +211,7 @@ class Envelope:
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def _before_step(self, key: Any, *, is_engine: bool) -> None:
+    def _before_step(self, key: Any, is_engine: bool) -> None:
         """Few questions at every step; a look where one of them, or the time, asks for it."""
         if is_engine:
             self._clipping.engine_step(key, self._step())
