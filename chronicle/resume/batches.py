@@ -22,7 +22,7 @@ from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
 from chronicle.resume.faults import shield
 
 SAMPLES = 64  # elements per tensor
-NUM_SHAPES = 3
+NUM_LOOKS = 3
 NUM_TENSORS = 16  # of one batch
 NUM_YIELDED = 3
 NUM_DEFERRED = 256  # batches on a device whose samples wait to be read
@@ -55,10 +55,8 @@ class BatchWitness:
         self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
-        self.shapes: Callable[[Any], None] = lambda batch: None  # the first batches of the launch, and the first after a save
-        self._shapes_left = NUM_SHAPES
-        self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
-        self._looks_left = NUM_SHAPES
+        self.look: Callable[[Any], None] = lambda batch: None  # the first batches of the launch, and the first after a save
+        self._looks_left = NUM_LOOKS
 
     @property
     def has_seen(self) -> bool:
@@ -116,12 +114,9 @@ class BatchWitness:
         samples = samples_of(batch)
         if not samples:
             return
-        if self._shapes_left:
-            self._shapes_left -= 1
-            self.shapes(batch)
         if self._looks_left:
             self._looks_left -= 1
-            self.look(*batch) if is_call(batch) else self.look((batch,), {})
+            self.look(batch)
         place, step = self._places.next(), self._step()
         if self._deferred or any(not isinstance(sample, bytes) for sample in samples):
             self._deferred.append((samples, place, step))
@@ -137,13 +132,13 @@ class BatchWitness:
             self.calibrates(training)
 
     def after_save(self) -> None:
-        """A checkpoint was saved: look at the shapes again."""
-        self._shapes_left = NUM_SHAPES
+        """A checkpoint was saved: look again."""
+        self._looks_left = NUM_LOOKS
 
     def restart(self) -> None:
         """The next batch is the first one again."""
         self._begun, self._places = False, Places()
-        self._shapes_left = self._looks_left = NUM_SHAPES
+        self._looks_left = NUM_LOOKS
 
     def settle(self) -> None:
         """Read the samples that wait on a device."""

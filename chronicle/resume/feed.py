@@ -6,7 +6,7 @@ names with size and modification time, the sampler with its seed, and the batch 
 made, because a dataset may augment at random or read the network. What cannot be seen is left out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,38 +197,29 @@ ROWS, LENGTH = "rows of a batch", "sequence length"
 
 
 class Shapes:
-    """How many rows the first batches of a launch had, and how long their sequences of tokens were."""
+    """How many rows the first batches of a launch had, and those after each save; how long their sequences of tokens were."""
 
     def __init__(self) -> None:
-        self._rows: set[int] = set()
-        self._lengths: set[int | None] = set()
-        self._num_batches = 0
-        self._autocast: set[str] = set()
-        self.grown: Callable[[str, int], None] = lambda name, value: None  # told of another size than before
+        self._seen: list[tuple[int, int | None, str]] = []  # rows, length, precision
+        self._at_save = 0
+
+    def saved(self) -> None:
+        """A checkpoint was saved."""
+        self._at_save = len(self._seen)
 
     def see(self, inputs: Any) -> None:
         """One batch enters the model."""
         first = next((tensor for tensor in tensors_of(inputs) if tensor.dim() > 0), None)
-        if first is None:
-            return
-        self._num_batches += 1
-        self._autocast.add(_autocast(first.device.type))
-        rows, length = int(first.shape[0]), sequence_length(inputs)
-        if self._rows and rows not in self._rows:
-            self.grown(ROWS, rows)
-        if length is not None and self._lengths and length not in self._lengths:
-            self.grown(LENGTH, length)
-        self._rows.add(rows)
-        self._lengths.add(length)
+        if first is not None:
+            self._seen.append((int(first.shape[0]), sequence_length(inputs), _autocast(first.device.type)))
 
-    def to_json(self) -> dict[str, Any]:
-        """`rows`, `length`, `autocast` as far as every batch had the same, and the number of `batches`; {} before the first."""
-        record: dict[str, Any] = {"batches": self._num_batches} if self._num_batches else {}
-        if len(self._autocast) == 1:
-            record["autocast"] = next(iter(self._autocast))
-        for name, seen in (("rows", self._rows), ("length", self._lengths)):
-            if len(seen) == 1 and (value := next(iter(seen))) is not None:
-                record[name] = value
+    def to_json(self, *, since_save: bool = False) -> dict[str, Any]:
+        """`rows`, `length`, `autocast` as far as all had the same, and how many `batches` the launch had; {} before one."""
+        seen = self._seen[self._at_save if since_save else 0 :]
+        record: dict[str, Any] = {"batches": len(self._seen)} if seen else {}
+        for name, values in zip(("rows", "length", "autocast"), zip(*seen, strict=True), strict=False):
+            if len(set(values)) == 1 and values[0] is not None:
+                record[name] = values[0]
         return record
 
 

@@ -25,7 +25,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.faults import shield
-from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import fresh_seed, rng_digests
 
 VERSION = 1
@@ -69,7 +68,7 @@ class FirstGradient:
         models: Callable[[], Sequence[Any]] = tuple,
         averages: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._sizes_in, self._directory = directory, directory if rank < NUM_RANKS else None
+        self._directory = directory if rank < NUM_RANKS else None
         self._num_ranks, self._models, self._averages = num_ranks, models, averages
         self.moved_otherwise: Callable[[str, int], None] = lambda words, after: None  # told of a step that is another one
         # which incident the first step after this save belongs to, in words; "" for none
@@ -303,36 +302,6 @@ class FirstGradient:
         if found.exact and found.median > TOLD and not may:
             self.moved_otherwise(f"the gradient of the first step is not as after the save: {told}; {CAUSE}", 0)
         return noted(NAME, "M6", **words, cause=f"{told}: {CAUSE}, or the arithmetic is less exact")
-
-    # ---- a batch that grows as planned -----------------------------------------------------------------------------
-
-    def keep_size(self, state: str, name: str, value: int) -> None:
-        """The batches after the save of this state had another size than those before it: a size that grows as planned."""
-        if self._sizes_in is not None and state and self._rank == 0:
-            self._sizes_in.mkdir(parents=True, exist_ok=True)
-            known = {**self._sizes(state), name: value}
-            (self._sizes_in / f"{state}.sizes").write_text(json.dumps(known) + "\n", encoding="utf-8")
-
-    def _sizes(self, state: str) -> dict[str, Any]:
-        """Those that the first rank kept."""
-        if self._sizes_in is None or not state:
-            return {}
-        try:
-            known = json.loads((self._sizes_in / f"{state}.sizes").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}
-
-    def settle_sizes(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
-        """The checks of a first step; a batch that is as large as those after the save were is the run's own plan."""
-        known = self._sizes(_state_of(expected))
-        cause = "so were the batches after this save in the first pass"
-        return [
-            replace(check, outcome=Outcome.NOTED, cause=cause)
-            if check.name in (ROWS, LENGTH) and check.found == str(known.get(check.name))
-            else check
-            for check in checks
-        ]
 
 
 def _state_of(expected: Expectation | None) -> str:
