@@ -50,9 +50,8 @@ class BatchWitness:
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
-        self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
+        self.enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
         self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
-        self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
         self.look: Callable[[Any], None] = lambda batch: None  # the first batches of the launch, and the first after a save
@@ -189,7 +188,7 @@ def _before_part(module: Any, args: Any, kwargs: Any) -> None:
         return
     tensors = tensors_of((args, kwargs))
     if tensors and not any(tensor.requires_grad for tensor in tensors):
-        witness.enters_part((args, kwargs))
+        witness.enters((args, kwargs))
 
 
 def _after(module: Any, args: Any, output: Any) -> None:

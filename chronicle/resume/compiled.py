@@ -43,18 +43,12 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-def outside_transforms() -> contextlib.AbstractContextManager[Any]:
-    """In `vmap`, `grad` and other transforms of `torch.func` each operation makes a wrapped tensor; within this none does."""
-    if sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None:
-        return NOTHING
-    return sys.modules["torch._functorch.pyfunctorch"].temporarily_clear_interpreter_stack()  # type: ignore[no-any-return]
-
-
-NOTHING = contextlib.nullcontext()
-
-
 def _without_transforms(hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    with outside_transforms():
+    """In `vmap`, `grad` and other transforms of `torch.func` each operation makes a wrapped tensor; within this none does."""
+    context: Any = contextlib.nullcontext()
+    if sys.modules["torch"]._C._functorch.peek_interpreter_stack() is not None:
+        context = sys.modules["torch._functorch.pyfunctorch"].temporarily_clear_interpreter_stack()
+    with context:
         hook(*args, **kwargs)
 
 

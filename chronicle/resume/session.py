@@ -129,7 +129,6 @@ class GuardSession:
         self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
-        self.batches.enters_part = self._enters_part
         self.batches.leaves = self.prints.leaves
         self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
@@ -225,11 +224,6 @@ class GuardSession:
         if self.own_buffers.awaits_batch and not is_captured():
             with self.contained("buffers"):
                 self.own_buffers.enters(self._observe().models)
-        with self._printing:
-            self.prints.enters(batch)
-
-    def _enters_part(self, batch: Any) -> None:
-        """What nothing else made enters a part of a model that is never called as a whole."""
         with self._printing:
             self.prints.enters(batch)
 

@@ -393,13 +393,13 @@ class Envelope:
         if self._replicas is not None:
             live, step = self._begin(), self._step()
             before = None if step is None else step - 1  # the weights are those after the step before
-            self._replicas.send(live.models, live.topology, before, self._ranks.world_size)
+            self._replicas.send(live.models, live.topology, before)
 
-    def _tell_replicas(self, ranks: Sequence[int], num_ranks: int, step: int | None, name: str) -> None:
+    def _tell_replicas(self, ranks: Sequence[int], step: int | None, name: str) -> None:
         if not ranks:
             self._equal_at = step
             return
-        self._tell(BreachKind.REPLICAS, f"{say_difference(ranks, num_ranks)} (`{name}`)", step, self._equal_at)
+        self._tell(BreachKind.REPLICAS, f"{say_difference(ranks, self._ranks.world_size)} (`{name}`)", step, self._equal_at)
 
     def _tell(self, kind: BreachKind, words: str, step: int | None = None, low: int | None = None) -> None:
         """Something is no longer so at `step`, or now; at `low` it still was, if that is earlier."""

@@ -216,8 +216,8 @@ def is_whole(param: Any) -> bool:
 
 
 class Replicas:
-    """Compares ranks at the first steps of a launch and every `STEPS`. `tell(ranks, num_ranks, step, name)` on rank 0,
-    with no ranks where all are equal.
+    """Compares ranks at the first steps of a launch and every `STEPS`. `tell(ranks, step, name)` on rank 0, with no ranks where
+    all are equal.
 
     `share(topic, value, write)` brings one value of every rank to the main process without waiting.
     """
@@ -226,7 +226,7 @@ class Replicas:
         self,
         share: Callable[[str, str, Callable[[Sequence[RankDigest]], None]], None],
         later: DelayedReads,
-        tell: Callable[[Sequence[int], int, int | None, str], None],
+        tell: Callable[[Sequence[int], int | None, str], None],
     ) -> None:
         self._share, self._later, self._tell = share, later, tell
         self._steps = self._rounds = self._equal = 0
@@ -237,7 +237,7 @@ class Replicas:
         self._steps += 1
         return self._steps >= self._next
 
-    def send(self, models: Sequence[Any], topology: Mapping[str, Any], step: int | None, num_ranks: int) -> None:
+    def send(self, models: Sequence[Any], topology: Mapping[str, Any], step: int | None) -> None:
         """Send digests of this rank's whole parameters; the main process compares them when they are there."""
         self._rounds += 1
         self._next = self._steps + (1 if self._steps < FIRST else STEPS)
@@ -246,33 +246,27 @@ class Replicas:
         chosen = (named[begin:] + named[:begin])[:TENSORS]
         if not chosen or topology.get("sharding") == "fsdp":
             return
-        names, topic = [name for name, _ in chosen], f"replicas {self._rounds}"
+        topic, names = f"replicas {self._rounds}", [name for name, _ in chosen]
         promised = topology.get("sharding") in REPLICATED or are_replicas(models, topology)
         snapshot = Snapshot([p for _, p in chosen])
-        self._later.add((snapshot,), lambda: self._send(snapshot, names, topic, promised, step, num_ranks))
 
-    def _send(
-        self, snapshot: Snapshot, names: Sequence[str], topic: str, promised: bool, step: int | None, num_ranks: int
-    ) -> None:
-        words = [b"" if row is None else row.tobytes() for row in snapshot.rows()]
-        value = "".join(hashlib.sha256(word).hexdigest()[:SPARSE_WORDS] for word in words)
-        self._share(topic, value, lambda digests: self._compare(digests, names, promised, step, num_ranks))
+        def send() -> None:
+            words = [b"" if row is None else row.tobytes() for row in snapshot.rows()]
+            value = "".join(hashlib.sha256(word).hexdigest()[:SPARSE_WORDS] for word in words)
+            self._share(topic, value, lambda digests: self._compare(digests, names, promised, step))
 
-    def _compare(
-        self, digests: Sequence[RankDigest], names: Sequence[str], promised: bool, step: int | None, num_ranks: int
-    ) -> None:
+        self._later.add((snapshot,), send)
+
+    def _compare(self, digests: Sequence[RankDigest], names: Sequence[str], promised: bool, step: int | None) -> None:
         weights = [RankDigest(rank=digest.rank, weights=digest.data) for digest in digests]
         if len({len(digest.weights) for digest in weights}) > 1:
             return  # other tensors on other ranks: a pipeline, nothing that could be equal
         ranks = differing_ranks(weights)
         if not ranks:
             self._equal += 1
-            self._tell((), num_ranks, step, "")
-            return
-        if not promised and self._equal < EQUAL_ROUNDS:
-            return
-        usual = next(digest.weights for digest in weights if digest.rank not in ranks)
-        odd = next(digest.weights for digest in weights if digest.rank in ranks)
-        width = SPARSE_WORDS
-        place = next(i for i in range(len(names)) if usual[i * width : (i + 1) * width] != odd[i * width : (i + 1) * width])
-        self._tell(ranks, num_ranks, step, names[place])
+            self._tell((), step, "")
+        elif promised or self._equal >= EQUAL_ROUNDS:
+            usual = next(digest.weights for digest in weights if digest.rank not in ranks)
+            odd = next(digest.weights for digest in weights if digest.rank in ranks)
+            place = next(place for place, (one, other) in enumerate(zip(usual, odd, strict=True)) if one != other)
+            self._tell(ranks, step, names[place // SPARSE_WORDS])
