@@ -39,7 +39,6 @@ from chronicle.resume.checksums import Modes, checksum_of_output, contents_of, g
 from chronicle.resume.envelope.samples import Snapshot, digest_of
 from chronicle.resume.faults import shield
 from chronicle.resume.launch_facts import write_facts
-from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.one_step import StepBatch
 from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
@@ -96,19 +95,9 @@ class _Step:
     def to_print(self) -> Print:
         """The print; waits for samples that are on their way."""
         inputs = self.inputs
-        found = {
-            SeenParts.BEGINS: self.begins,
-            SeenParts.BATCH: inputs.batches,
-            SeenParts.TARGETS: inputs.batches and inputs.with_targets,
-            SeenParts.GRADIENT: self.gradient,
-            SeenParts.WEIGHTS: self.weights,
-            SeenParts.GENERATORS: inputs.generators,
-            SeenParts.OPTIONS: "options" in self.known,
-            SeenParts.LOSS: "loss" in self.known,
-        }
-        seen = NOTHING
-        for part, is_there in found.items():
-            seen |= part if is_there else NOTHING
+        seen = SeenParts.BEGINS if self.begins else NOTHING
+        seen |= SeenParts.TARGETS if inputs.batches and inputs.with_targets else NOTHING
+        seen |= SeenParts.LOSS if "loss" in self.known else NOTHING
         batch = [part for one in inputs.batches for part in (*one, b"|")]
         return Print(
             step=self.step,
@@ -308,8 +297,7 @@ class StepPrints:
         begun = self._clock()
         # as they were used: a hook of the script may change them after the step has begun
         used = [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
-        options = zlib.crc32(repr(used).encode(), now.known.get("options", 0))
-        now.known.update(options=options, lr=_lr_of(optimizer.param_groups))
+        now.known.update(options=_digest(used, now.known.get("options", 0)), lr=_lr_of(optimizer.param_groups))
         self._spent += self._clock() - begun
 
     def gradient_ready(self, optimizer: Any) -> None:
@@ -427,7 +415,12 @@ class StepPrints:
             first = now.step % len(groups)
             groups = [groups[0], *(groups[first:] + groups[:first])[: MOST_GROUPS - 1]]
         rows = [[(name, _plain(value)) for name, value in group.items() if name != "params"] for group in groups]
-        now.known.update(options=zlib.crc32(repr(rows).encode()), lr=_lr_of(groups))
+        now.known.update(options=_digest(rows), lr=_lr_of(groups))
+
+
+def _digest(rows: Any, before: int = 0) -> int:
+    """16 bits, never 0."""
+    return (zlib.crc32(repr(rows).encode(), before) & 0xFFFF) or 1
 
 
 def _lr_of(groups: Sequence[Mapping[str, Any]]) -> float:
@@ -484,7 +477,7 @@ def _finish(reference: "weakref.ref[StepPrints]") -> None:
 
 def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kwargs: Any) -> None:
     prints = reference()
-    if prints is not None and not is_within_its_step(optimizer):
+    if prints is not None:
         prints.updated(optimizer)
 
 

@@ -5,19 +5,20 @@ newest print takes the place of the oldest. A print holds:
 
     step       optimizer steps completed when it was over
     seq        count of prints of this file, which gives their order and where the ring begins
-    flags      which of the fields below were seen (`SeenParts`), and whether this print begins a launch or follows a load
+    flags      whether this print begins a launch or follows a load, and whether loss and labels were seen (`SeenParts`); any
+               other field that is not 0 was seen
     batches    micro-batches of the step, at most 255
     check      checksum of the print: a place that was cut by a crash is no print
     batch      digest of all bits of the micro-batches that were handed to the model, in their order
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
-    size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too); 0: it was not
+    size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too)
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
     modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
-               autocast); 0: not seen
-    output     checksum of what the model gave for the micro-batches; 0: not seen
+               autocast)
+    output     checksum of what the model gave for the micro-batches
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -43,7 +44,7 @@ HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
-MANY, HALF = 0xFFFFFFFF, 0xFFFF
+MANY = 0xFFFFFFFF
 LARGEST_NORM = 3.4e38  # of 32 bits
 CAPACITY = 65_536  # prints: 4 MiB a rank
 
@@ -59,13 +60,24 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
-    OUTPUT = 256  # from here on not in the file: a field that is not 0 was seen
+    OUTPUT = 256
     MODES = 512
     NORM = 1024
 
 
-STORED = 255
 NOTHING = SeenParts(0)
+STORED = SeenParts.BEGINS | SeenParts.LOSS | SeenParts.TARGETS
+# Of these a field that is not 0 was seen
+BY_FIELD = {
+    "batch": SeenParts.BATCH,
+    "gradient": SeenParts.GRADIENT,
+    "weights": SeenParts.WEIGHTS,
+    "torch": SeenParts.GENERATORS,
+    "options": SeenParts.OPTIONS,
+    "output": SeenParts.OUTPUT,
+    "modes": SeenParts.MODES,
+    "size": SeenParts.NORM,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +116,7 @@ class Print:
             self.torch,
             self.python,
             self.numpy,
-            self.options & HALF,
+            self.options,
             self.modes,
             self.output & MANY,
             self.lr,
@@ -123,7 +135,7 @@ class Print:
         del values[4]  # the checksum
         found = dict(zip(cls.__slots__, values, strict=True))
         seen = SeenParts(found["seen"])
-        for name, part in (("modes", SeenParts.MODES), ("output", SeenParts.OUTPUT), ("size", SeenParts.NORM)):
+        for name, part in BY_FIELD.items():
             if found[name] != 0:
                 seen |= part
         return cls(**{**found, "seen": seen})

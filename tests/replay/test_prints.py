@@ -547,7 +547,7 @@ def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
     assert [one.step for one in read_ring(path).prints] == [1, 2]
     assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
     normed = Print.unpack(Print(step=3, weights=1 << 32 | 7, size=0.75, loss=1.5).pack())
-    assert normed is not None and (normed.weights, normed.size, normed.seen) == (7, 0.75, SeenParts.NORM)
+    assert normed is not None and (normed.weights, normed.size, normed.seen) == (7, 0.75, SeenParts.WEIGHTS | SeenParts.NORM)
 
 
 def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> None:
