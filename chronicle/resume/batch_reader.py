@@ -96,9 +96,10 @@ class FirstBatch:
         found = self._read_plan(live, step)
         told: dict[str, Any] = {}
         if self._rows:
-            words, decode = self._read_words(live)
+            words = self._read_words(live)
             found = [*find_in_batch(self._rows, words, self._setting(live)), *found]
-            told = self.told = tell_batch(self._rows, words, (decode or _as_numbers) if self.with_text else None)
+            decode = self.decoder() or (_as_numbers if self.with_text else None)
+            told = self.told = tell_batch(self._rows, words, decode)
         self._write(told, found, step)
         self._rows = []
 
@@ -107,13 +108,12 @@ class FirstBatch:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         return _decoder(tokenizer) if tokenizer is not None and self.with_text else None
 
-    def _read_words(self, live: LiveState) -> tuple[TokenizerFacts, Callable[[Sequence[int]], str] | None]:
+    def _read_words(self, live: LiveState) -> TokenizerFacts:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         if tokenizer is None:
-            return TokenizerFacts(), None
+            return TokenizerFacts()
         decode = _decoder(tokenizer)
-        texts = [decode([token for token in row.ids if token >= 0]) for row in self._rows]
-        return read_words(tokenizer, texts, _generation_ends(live)), decode
+        return read_words(tokenizer, [decode(row.ids) for row in self._rows], _generation_ends(live))
 
     def _setting(self, live: LiveState) -> RowSetting:
         model = _bare(live.models[0]) if live.models else None
@@ -158,7 +158,7 @@ def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
     decode = first_batch.decoder()
     if ids is None or decode is None:
         return []
-    return [decode([token for token in row if token >= 0]) for row in ids.tolist()]
+    return [decode(row) for row in ids.tolist()]
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
@@ -242,7 +242,8 @@ def _as_numbers(ids: Sequence[int]) -> str:
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        known = [token for token in ids if token >= 0]
+        return str(tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return decode
 

@@ -43,7 +43,7 @@ class BatchWitness:
         contained: Callable[[str], AbstractContextManager[Any]],
     ) -> None:
         self._see, self._step, self._first, self._contained = see, step, first, contained
-        self._model: weakref.ref[Any] | None = None
+        self._watches = False
         self._handles: list[Any] = []
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
@@ -70,13 +70,12 @@ class BatchWitness:
     def watch(self, model: Any) -> None:
         """Observe the inputs of this model; a compiled one is looked at from outside its graph."""
         with self._contained("batches"):
-            if self._model is not None:
+            if self._watches:
                 return
-            model = compiled_part(model)
-            self._model = weakref.ref(model)
+            self._watches, model = True, compiled_part(model)
             _watched[model] = self
             watch_loaders()
-            see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(self._after_compiled, _outputs_failed))
+            see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(_after, _outputs_failed))
             self._handles = [
                 model.register_forward_pre_hook(_hook(_before_model, _failed), with_kwargs=True),
                 model.register_forward_hook(_hook(_after, _outputs_failed)),
@@ -150,17 +149,10 @@ class BatchWitness:
             handle.remove()
         self._handles = []
 
-    def _before_compiled(self, args: Any, kwargs: Any) -> None:
+    def _before_compiled(self, model: Any, args: Any, kwargs: Any) -> None:
         """The compiled model is called: a hook inside it would see nothing, so there is none from now on."""
         self._unhook()
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            _before_model(model, args, kwargs)
-
-    def _after_compiled(self, output: Any) -> None:
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            _after(model, (), output)
+        _before_model(model, args, kwargs)
 
 
 # The witness is kept outside the module, and a pickle does not keep the hook: a guarded model can still be deep-copied and

@@ -20,8 +20,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-# By inner model: what sees its inputs, and what sees its output
-_SEES: "weakref.WeakKeyDictionary[Any, tuple[Callable[[Any, Any], None], Callable[[Any], None]]]" = weakref.WeakKeyDictionary()
+See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
+_SEES: "weakref.WeakKeyDictionary[Any, tuple[See, See]]" = weakref.WeakKeyDictionary()  # by inner model: before, and after
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
@@ -69,10 +69,11 @@ class ModelHook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-def see_compiled_calls(model: Any, see: Callable[[Any, Any], None], see_output: Callable[[Any], None]) -> None:
-    """From now on `see(args, kwargs)` is called before every call of a compiled form of `model`, `see_output(output)` after it.
+def see_compiled_calls(model: Any, see: See, see_output: See) -> None:
+    """From now on `see(model, args, kwargs)` is called before every call of a compiled form of `model`.
 
-    It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
+    `see_output(model, (), output)` comes after it. It does not matter whether the model is compiled before or after this, alone
+    or inside a wrapper such as DDP.
     """
     _SEES[model] = see, see_output
     if not _patched:
@@ -119,27 +120,30 @@ def is_compiling_here(model: Any) -> bool:
     return any(part.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in part._modules for part in parts)
 
 
+def _held(module: Any) -> Any:
+    """The watched model that a compiled module holds, or None; it is looked up once."""
+    known = None if module is None else _known.get(module)
+    if known is None and module is not None:
+        found = _watched_in(module)
+        _known[module] = known = (lambda: None) if found is None else weakref.ref(found)
+    return None if known is None else known()
+
+
 def _before_call(module: Any, args: Any, kwargs: Any) -> None:
-    """A compiled module is called. Which watched model it holds is looked up once."""
-    if module is None:
+    """A compiled module is called."""
+    model = _held(module)
+    if model is None:
         return
-    held = _known.get(module)
-    if held is None:
-        held = _watched_in(module)
-        _known[module] = held = (lambda: None) if held is None else weakref.ref(held)
-    act = _ACTS.pop(held(), None) if held() is not None else None
+    act = _ACTS.pop(model, None)
     if act is not None:
         act()
-    seen = _SEES.get(held()) if held() is not None else None
-    if seen is not None:
-        seen[0](args, kwargs)
+    _SEES[model][0](model, args, kwargs)
 
 
 def _after_call(module: Any, output: Any) -> None:
-    held = _known.get(module) if module is not None else None
-    seen = _SEES.get(held()) if held is not None and held() is not None else None
-    if seen is not None:
-        seen[1](output)
+    model = _held(module)
+    if model is not None:
+        _SEES[model][1](model, (), output)
 
 
 def _watched_in(module: Any) -> Any:

@@ -153,7 +153,7 @@ def _describe(batch: Any, decode: Callable[..., str] | None) -> dict[str, Any]:
     num_rows = _num_rows(batch)
     if rows:
         words = [f"{len(row.ids)} tokens" for row in rows]
-        texts = [decode([token for token in row.ids if token >= 0]) for row in rows] if decode is not None else []
+        texts = [decode(row.ids) for row in rows] if decode is not None else []
         return {"rows": num_rows, "words": words, "texts": [_shortened(text) for text in texts]}
     words = [", ".join(_range(tensor[row]) for tensor in _tensors(batch) if len(tensor) == num_rows) for row in range(num_rows)]
     return {"rows": num_rows, "words": words[:NUM_ROWS], "texts": []}

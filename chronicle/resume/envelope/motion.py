@@ -66,8 +66,6 @@ class _Look:
     params: Sequence[Any]
     names: Sequence[str]
     lrs: Sequence[float]  # 0.0: not known
-    spacing: Sequence[float]
-    graded: Sequence[bool]
     scaled: bool  # a loss scaler works inside the step and may skip it
     idle: bool  # none of the optimizer's parameters has a gradient
     before: Snapshot
@@ -104,19 +102,16 @@ class Motion:
         if not chosen:
             return
         params = [p for p, _ in chosen]
-        gradients = [p.grad for p in params]
         known.looks += 1
         known.open = _Look(
             step=step,
             params=params,
             names=[names.get(id(p), f"parameter of shape {tuple(p.shape)}") for p in params],
             lrs=[lr or 0.0 for _, lr in chosen],
-            spacing=[_spacing(p) for p in params],
-            graded=[_is_alike(p, g) for p, g in zip(params, gradients, strict=True)],
             scaled=getattr(key, "grad_scale", None) is not None or getattr(key, "found_inf", None) is not None,
             idle=all(p.grad is None for group in groups for p in group["params"]),
             before=Snapshot(params),
-            gradients=Snapshot([g if _is_alike(p, g) else None for p, g in zip(params, gradients, strict=True)]),
+            gradients=Snapshot([p.grad if _is_alike(p, p.grad) else None for p in params]),
         )
 
     def doubts(self, key: Any) -> bool:
@@ -146,29 +141,29 @@ class Motion:
     def _judge(self, known: _Watched, look: _Look, after: Snapshot, now: int | None) -> None:
         import numpy as np
 
-        old, gradients, new = look.before.rows(), look.gradients.rows(), after.rows()
         moved = should_move = any_alive = False
         poisoned, bad, zero = [], [], []
-        for index, name in enumerate(look.names):
-            was, g, is_ = old[index], gradients[index], new[index]
-            if was is None or is_ is None or len(was) != len(is_):
+        rows = zip(look.names, look.params, look.lrs, look.before.rows(), look.gradients.rows(), after.rows(), strict=True)
+        for name, param, lr, old, gradient, new in rows:
+            if old is None or new is None or len(old) != len(new):
                 moved = True  # resized, or moved to another storage: not comparable
                 continue
-            if not np.isfinite(is_).all() and (np.isnan(is_).any() or np.isfinite(was).all()):
-                poisoned.append((name, bool(np.isfinite(was).all())))
-            changed = bool((was != is_).any())
+            was_finite = bool(np.isfinite(old).all())
+            if np.isnan(new).any() or (was_finite and not np.isfinite(new).all()):
+                poisoned.append((name, was_finite))
+            changed = bool((old != new).any())
             moved = moved or changed
-            if g is None or not look.graded[index] or len(g) != len(was):
+            if gradient is None or len(gradient) != len(old):
                 continue
-            size = np.abs(g)
+            size = np.abs(gradient)
             if not np.isfinite(size).all():
                 bad.append(name)
             elif not size.any():
                 zero.append(name)
                 continue
-            elif look.lrs[index] and not changed and len(size) == len(was):
-                update = look.lrs[index] * np.minimum(size, 1.0) * SAFETY
-                should_move = should_move or bool((update > np.abs(was) * look.spacing[index] + 1e-30).any())
+            elif lr and not changed:
+                update = lr * np.minimum(size, 1.0) * SAFETY
+                should_move = should_move or bool((update > np.abs(old) * _spacing(param) + 1e-30).any())
             any_alive = True
             known.lives.setdefault(name, _Life()).see(False, look.step)
         self._judge_values(known, look, poisoned, bad, now)
