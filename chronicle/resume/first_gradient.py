@@ -64,9 +64,9 @@ class FirstGradient:
         self,
         directory: Path | None,
         rank: int,
-        num_ranks: Callable[[], int] = lambda: 1,
-        models: Callable[[], Sequence[Any]] = tuple,
-        averages: Callable[[], Mapping[str, Any]] = dict,
+        num_ranks: Callable[[], int],
+        models: Callable[[], Sequence[Any]],
+        averages: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._directory = directory if rank < NUM_RANKS else None
         self._num_ranks, self._models, self._averages = num_ranks, models, averages
@@ -210,6 +210,8 @@ class FirstGradient:
                 self.moved_otherwise(text, after)
             return False
         found = _Difference.between(kept, own)
+        if found is None:
+            return True
         if not found.is_another:
             return found.median <= (AS_ALIKE if found.exact else found.bounds[0])
         words = found.words(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
@@ -281,8 +283,9 @@ class FirstGradient:
         self._lrs_then = [one.get("lrs") for one in steps]
         if kept["exact"] and own["exact"] and not expected.accepted and expected.contract is None:
             self._expected = [] if _one_is_none(kept["rows"], own["rows"]) else steps
-        if kept["rows"] and own["rows"] and difference(kept["rows"], own["rows"]) is not None:
-            check = self._judge(_Difference.between(kept, own), optimizer, expected)
+        found = _Difference.between(kept, own)
+        if found is not None:
+            check = self._judge(found, optimizer, expected)
             self._expected = self._expected if check.outcome is Outcome.EQUAL else []
             yield check
 
@@ -318,10 +321,18 @@ class _Difference:
     exact: bool
 
     @classmethod
-    def between(cls, kept: Mapping[str, Any], own: Mapping[str, Any]) -> "_Difference":
-        """That of two records."""
-        rows = kept["rows"], own["rows"]
-        return cls(difference(*rows) or 0.0, odd_tensors(*rows), len(own["rows"]), bool(kept["exact"] and own["exact"]))
+    def between(cls, kept: Mapping[str, Any], own: Mapping[str, Any]) -> "_Difference | None":
+        """That of two records; None where they hold no gradient, or those of other tensors.
+
+        Odd are tensors that are not small and far apart by themselves; a gradient that is gone is one, or one that came.
+        """
+        sizes = _sizes_of(kept["rows"], own["rows"])
+        median = _median_of(sizes)
+        if median is None:
+            return None
+        largest = max(size for size, _ in sizes)
+        odd = [i for i, (size, apart) in enumerate(sizes) if size > LOUD * largest and apart > ALONE * size]
+        return cls(median, odd, len(sizes), bool(kept["exact"] and own["exact"]))
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -506,32 +517,26 @@ def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
 
 def difference(one: Rows, other: Rows) -> float | None:
     """Relative difference of the median tensor, 0 for equal, at most 2; None where the samples are not of the same tensors."""
-    sizes = _sizes_of(one, other)
+    return _median_of(_sizes_of(one, other))
+
+
+def _median_of(sizes: Sequence[tuple[float, float]]) -> float | None:
     largest = max((size for size, _ in sizes), default=0.0)
-    if not sizes or not math.isfinite(largest) or largest == 0.0:
+    if not math.isfinite(largest) or largest == 0.0:
         return None
     parts = sorted(apart / size for size, apart in sizes if size > QUIET * largest)
     return parts[len(parts) // 2] if parts else None
 
 
-def odd_tensors(one: Rows, other: Rows) -> list[int]:
-    """Places of tensors that are not small and far apart by themselves; a gradient that is gone is one, or one that came."""
-    sizes = _sizes_of(one, other)
-    largest = max((size for size, _ in sizes), default=0.0)
-    if not math.isfinite(largest) or largest == 0.0:
-        return []
-    return [i for i, (size, apart) in enumerate(sizes) if size > LOUD * largest and apart > ALONE * size]
-
-
 def _sizes_of(one: Rows, other: Rows) -> list[tuple[float, float]]:
     """(larger size, size of the difference) per tensor; no gradient counts as zero. Empty where they are other tensors."""
-    if len(one) != len(other) or any(
-        a is not None and b is not None and len(a) != len(b) for a, b in zip(one, other, strict=True)
-    ):
-        return []
-    found = []
+    found: list[tuple[float, float]] = []
+    if len(one) != len(other):
+        return found
     for a, b in zip(one, other, strict=True):
         a, b = [0.0] * len(b or ()) if a is None else a, [0.0] * len(a or ()) if b is None else b
+        if len(a) != len(b):
+            return []
         found.append((max(_size(a), _size(b)), _size([x - y for x, y in zip(a, b, strict=True)])))
     return found
 

@@ -125,12 +125,11 @@ class StepPrints:
         num_ranks: Callable[[], int],
         *,
         environ: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
-        self._clock = clock
+        self._clock = time.perf_counter
         self._writer: RingWriter | None = None
         self._params: list[Any] = []
         self._others: list[Any] = []
