@@ -27,7 +27,7 @@ from typing import Any
 
 from rollback.disk.durable import write_atomic
 
-VERSION = 1
+VERSION = 2
 ENTRY = struct.Struct("<QII")
 MAX_BATCHES = 4_000_000
 MAX_UNBEGUN = 100_000
@@ -238,9 +238,6 @@ class LastFrames:
         self._path = None if launch_dir is None else frames_path(launch_dir, rank)
         self._frames: deque[Callable[[], Mapping[str, Any]]] = deque(maxlen=NUM_FRAMES)
         self.written: Path | None = None
-
-    def __len__(self) -> int:
-        return len(self._frames)
 
     def add(self, frame: Callable[[], Mapping[str, Any]]) -> None:
         """Keep one frame; `frame()` reads it, later and perhaps never."""

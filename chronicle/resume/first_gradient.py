@@ -36,7 +36,7 @@ from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import fresh_seed, rng_digests
 
-VERSION = 1
+VERSION = 2
 NAME = "gradient"
 DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"
 CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"

@@ -39,7 +39,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 
-VERSION = 5
+VERSION = 6
 HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")
 CHECK_AT, CHECK_END = 10, 12
