@@ -18,6 +18,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
@@ -31,8 +32,7 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook that calls `hook` only outside of graphs; when dynamo traces it, it is empty."""
     from torch import compiler
 
-    dynamo = _dynamo()
-    undisturbed = dynamo.disable(hook)
+    undisturbed = import_module("torch._dynamo").disable(hook)  # the first optimizer of a process imports it anyway
 
     @functools.wraps(hook)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -154,7 +154,7 @@ def _patch() -> None:
     """Wrap two methods of torch, once per process. Instances are not touched: a model can still be copied and pickled."""
     import torch
 
-    optimized = _dynamo().OptimizedModule
+    optimized = import_module("torch._dynamo").OptimizedModule
     original, compile_ = optimized.__call__, torch.nn.Module.compile
     before, after = outside_graphs(_before_call), outside_graphs(_after_call)
 
@@ -177,13 +177,5 @@ def _patch() -> None:
 
 def skip_in_graphs(function: Any) -> Any:
     """The function itself, whose own frame frame evaluation leaves alone; its callees are compiled as before."""
-    _dynamo()
-    sys.modules["torch._dynamo.eval_frame"].skip_code(function.__code__)
+    import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
     return function
-
-
-def _dynamo() -> Any:
-    """`torch._dynamo`; the first optimizer of a process imports it anyway."""
-    import torch._dynamo  # noqa: F401 an attribute of torch only after this
-
-    return sys.modules["torch._dynamo"]

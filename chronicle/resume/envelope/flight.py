@@ -243,8 +243,11 @@ class Envelope:
     def _look(self, key: Any, pace: _Pace, is_engine: bool) -> None:
         begun = time.perf_counter()
         step, live = self._step(), self._begin()
-        groups = self._groups(key, is_engine)
-        params = [p for group in groups for p in group["params"]]
+        params = [p for model in live.models for p in model.parameters()]
+        groups: list[Mapping[str, Any]] = [{"params": params}]
+        if not is_engine:
+            groups = list(key.param_groups)
+            params = [p for group in groups for p in group["params"]]
         self._motion.close(key, step)
         if pace.looks == 0 and not is_engine:
             self._look_for_orphans(key, live)
@@ -278,12 +281,6 @@ class Envelope:
         if is_engine or any(key is known for known in live.optimizers):
             return True
         return any(id(p) in self._names for group in key.param_groups for p in group["params"])
-
-    def _groups(self, key: Any, is_engine: bool) -> Sequence[Mapping[str, Any]]:
-        if not is_engine:
-            return list(key.param_groups)
-        models = self._live.models if self._live else ()
-        return [{"params": [p for model in models for p in model.parameters()]}]
 
     def _owned(self) -> set[int]:
         """Ids of the parameters of every optimizer that is known or has stepped."""
