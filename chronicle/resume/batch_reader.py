@@ -96,9 +96,10 @@ class FirstBatch:
         found = self._read_plan(live, step)
         told: dict[str, Any] = {}
         if self._rows:
-            words, decode = self._read_words(live)
+            words = self._read_words(live)
             found = [*find_in_batch(self._rows, words, self._setting(live)), *found]
-            told = self.told = tell_batch(self._rows, words, (decode or _as_numbers) if self.with_text else None)
+            decode = self.decoder() or (_as_numbers if self.with_text else None)
+            told = self.told = tell_batch(self._rows, words, decode)
         self._write(told, found, step)
         self._rows = []
 
@@ -107,13 +108,12 @@ class FirstBatch:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         return _decoder(tokenizer) if tokenizer is not None and self.with_text else None
 
-    def _read_words(self, live: LiveState) -> tuple[TokenizerFacts, Callable[[Sequence[int]], str] | None]:
+    def _read_words(self, live: LiveState) -> TokenizerFacts:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         if tokenizer is None:
-            return TokenizerFacts(), None
+            return TokenizerFacts()
         decode = _decoder(tokenizer)
-        texts = [decode([token for token in row.ids if token >= 0]) for row in self._rows]
-        return read_words(tokenizer, texts, _generation_ends(live)), decode
+        return read_words(tokenizer, [decode(row.ids) for row in self._rows], _generation_ends(live))
 
     def _setting(self, live: LiveState) -> RowSetting:
         model = _bare(live.models[0]) if live.models else None
@@ -134,16 +134,16 @@ class FirstBatch:
     def _write(self, told: Mapping[str, Any], found: Sequence[BatchFault], step: int | None) -> None:
         if not told and not found:
             return
-        lines = format_batch(told) if told else []
-        summary = lines[0] if lines else "no token rows"
-        title = f"first batch: {summary}" + (f"; {'; '.join(one.name for one in found)}" if found else "")
+        lines = format_batch(told) if told else ["no token rows"]
+        faults = [f"{one.name}: {one.text}" for one in found]
         event = FirstBatchSeen(
-            text="\n".join([*(f"{one.name}: {one.text}" for one in found), *lines]),
+            text="\n".join([*faults, *(lines if told else ())]),
             batch=dict(told),
             findings=tuple({"name": one.name, "text": one.text} for one in found),
             revisions=dict(self.says.revisions),
         )
-        self._journal.write(event, step=step, title=title)
+        names = "; ".join(one.name for one in found)
+        self._journal.write(event, step=step, title=f"first batch: {lines[0]}" + (f"; {names}" if names else ""))
         for one in found:
             self._journal.say(f"first batch {one.name}", f"first batch: {one.name}: {one.text}")
             incident = Incident(
@@ -158,7 +158,7 @@ def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
     decode = first_batch.decoder()
     if ids is None or decode is None:
         return []
-    return [decode([token for token in row if token >= 0]) for row in ids.tolist()]
+    return [decode(row) for row in ids.tolist()]
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
@@ -171,32 +171,25 @@ def read_rows(
 
     `apart`: the labels are another text than the inputs, also where both happen to have one length.
     """
-    ids = inputs.get("input_ids")
-    if ids is None:
-        tokens = [one for one in args if _is_table(one)]
-        ids = tokens[0] if tokens else None
+    ids = inputs.get("input_ids", next(filter(_is_table, args), None))
     if not _is_table(ids):
         return [], False
-    table = ids[:most].tolist()
+    table = [tuple(row) for row in ids[:most].tolist()]
     labels = _labels(inputs, ids, most)
     if labels and (apart or len(labels[0]) != len(table[0])):  # an encoder and a decoder: what is learned is the labels
         return [_label_row(row) for row in labels], False
     attended = inputs.get("attention_mask")
-    mask = attended[:most].tolist() if _is_table(attended) and attended.shape == ids.shape else None
-    starts = _starts(inputs.get("position_ids"), ids) if mask is None else []
+    has_mask = _is_table(attended) and attended.shape == ids.shape
+    starts = [] if has_mask else _starts(inputs.get("position_ids"), ids)
     if starts:
-        return [
-            TokenRow(ids=tuple(table[0][a:b]), labels=tuple(labels[0][a:b]) if labels else None)
-            for a, b in zip(starts, [*starts[1:], len(table[0])], strict=True)
-        ], True
-    return [
-        TokenRow(
-            ids=tuple(row),
-            labels=tuple(labels[index]) if labels else None,
-            attended=tuple(bool(value) for value in mask[index]) if mask else None,
-        )
-        for index, row in enumerate(table)
-    ], False
+        spans = list(zip(starts, [*starts[1:], len(table[0])], strict=True))
+        return [TokenRow(ids=table[0][a:b], labels=labels[0][a:b] if labels else None) for a, b in spans], True
+    masks = (attended[:most] != 0).tolist() if attended is not None and has_mask else []
+    rows = []
+    for index, row in enumerate(table):
+        attends = tuple(masks[index]) if masks else None
+        rows.append(TokenRow(ids=row, labels=labels[index] if labels else None, attended=attends))
+    return rows, False
 
 
 def _is_table(thing: Any) -> TypeGuard[Any]:
@@ -208,20 +201,20 @@ def _is_table(thing: Any) -> TypeGuard[Any]:
     return not thing.is_floating_point() and not thing.is_complex()
 
 
-def _labels(inputs: Mapping[str, Any], ids: Any, most: int) -> list[list[int]] | None:
+def _labels(inputs: Mapping[str, Any], ids: Any, most: int) -> list[tuple[int, ...]]:
     labels = inputs.get("labels")
-    if _is_table(labels) and labels.shape[0] == ids.shape[0]:
-        return [list(row) for row in labels[:most].tolist()]
     chosen = inputs.get("completion_mask")  # preference data: the loss is taken of the answers
     if labels is None and _is_table(chosen) and chosen.shape == ids.shape:
-        return [list(row) for row in ids.masked_fill(chosen == 0, IGNORED)[:most].tolist()]
-    return None
+        labels = ids.masked_fill(chosen == 0, IGNORED)
+    if not _is_table(labels) or labels.shape[0] != ids.shape[0]:
+        return []
+    return [tuple(row) for row in labels[:most].tolist()]
 
 
-def _label_row(row: Sequence[int]) -> TokenRow:
+def _label_row(row: tuple[int, ...]) -> TokenRow:
     """Labels as a row of their own, without the masked padding around them; one that is masked inside is shown as token 0."""
     seen = [index for index, token in enumerate(row) if token != IGNORED]
-    labels = tuple(row[seen[0] : seen[-1] + 1]) if seen else tuple(row)
+    labels = row[seen[0] : seen[-1] + 1] if seen else row
     return TokenRow(ids=tuple(max(0, token) for token in labels), labels=labels)
 
 
@@ -249,32 +242,33 @@ def _as_numbers(ids: Sequence[int]) -> str:
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        known = [token for token in ids if token >= 0]
+        return str(tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return decode
 
 
 def read_words(tokenizer: Any, texts: Sequence[str] = (), ends: Sequence[int] = ()) -> TokenizerFacts:
     """What this tokenizer says about its tokens; `texts`: decoded rows, searched for markers; `ends`: further EOS ids."""
-    specials = {int(one) for one in getattr(tokenizer, "all_special_ids", ())}
+    special = {int(one) for one in getattr(tokenizer, "all_special_ids", ())}
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    specials |= {int(index) for index, token in added.items() if getattr(token, "special", False)}
-    names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(specials)[:4096]}
-    eos, bos = getattr(tokenizer, "eos_token_id", None), getattr(tokenizer, "bos_token_id", None)
+    special |= {int(index) for index, token in added.items() if getattr(token, "special", False)}
+    names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(special)[:4096]}
+    bos, pad, unknown, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "unk", "eos"))
+    stops = {one for one in (eos, *ends) if isinstance(one, int)}
+    stops |= {one for one, name in names.items() if END_OF_TURN.search(name)}
     template = template_of(tokenizer)
-    markers = [marker for text in texts for marker in find_markers(text)]
-    markers += [marker for text in texts for marker in find_markers(text.replace(" ", ""))]
+    markers = [marker for text in texts for marker in (*find_markers(text), *find_markers(text.replace(" ", "")))]
     return TokenizerFacts(
         bos=bos,
-        pad=getattr(tokenizer, "pad_token_id", None),
-        unknown=getattr(tokenizer, "unk_token_id", None),
-        ends=frozenset({one for one in (eos, *ends) if isinstance(one, int)})
-        | {one for one, name in names.items() if END_OF_TURN.search(name)},
-        specials=frozenset(specials),
+        pad=pad,
+        unknown=unknown,
+        ends=frozenset(stops),
+        specials=frozenset(special),
         adds_bos=bos is not None and _encode(tokenizer, "a", True)[:1] == [bos],
         template=template,
         template_fits="eos_token" in template or any(name in template for name in names.values()),
-        pieces={marker: _count_pieces(tokenizer, marker) for marker in dict.fromkeys(markers)},
+        pieces={marker: _count_pieces(tokenizer, marker) for marker in markers},
         names=names,
     )
 

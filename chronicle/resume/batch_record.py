@@ -17,7 +17,7 @@ import json
 import math
 import os
 import struct
-import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,12 +27,8 @@ from typing import Any
 
 from rollback.disk.durable import write_atomic
 
-VERSION = 1
+VERSION = 2
 ENTRY = struct.Struct("<QII")
-NO_STEP = 0  # the step that uses the batch was not known yet: it is the launch's first
-NUM_AT_ONCE = 64  # batches in memory before they are written
-NUM_URGENT = 4  # after a save, each of these is written at once: it is what a resume asks for
-MAX_SECONDS = 1.0
 MAX_BATCHES = 4_000_000
 MAX_UNBEGUN = 100_000
 NUM_FRAMES = 16
@@ -57,16 +53,15 @@ class Position:
 
 
 class BatchRecord:
-    """The record of this launch and rank. Nothing is written before the first optimizer step."""
+    """The record of this launch and rank. Nothing is written before the first optimizer step, and then each batch at once."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._path: Path | None = None
+        self._fd = -1
         self.record = ""
         self.num_seen = 0
-        self._pending: list[tuple[int, int, int]] = []
-        self._urgent = NUM_URGENT
-        self._written_at = 0.0
+        self._early: list[tuple[int, int, int]] = []  # batches before the first step
         self._first = 0  # index of the first batch that is kept in the file
 
     @property
@@ -79,60 +74,48 @@ class BatchRecord:
         return "" if self._path is None else str(Position(self.record, self.num_seen + num_waiting))
 
     def add(self, digest: int, step: int, place: int) -> None:
-        """One batch, which the optimizer step `step` will use."""
+        """One batch, which the optimizer step `step` will use; 0: the launch's first."""
         self.num_seen += 1
         if self._directory is None:
             return
-        if self._path is None and self.num_seen > MAX_UNBEGUN:
-            self._directory = None  # no optimizer step was ever seen
-            self._pending.clear()
-            return
-        self._pending.append((digest, step, place))
-        if self._path is not None and (
-            self._urgent or len(self._pending) >= NUM_AT_ONCE or time.monotonic() - self._written_at > MAX_SECONDS
-        ):
-            self._urgent = max(0, self._urgent - 1)
-            self.flush()
-
-    def saved(self) -> None:
-        """A checkpoint was saved: what follows it is written at once."""
-        self._urgent = NUM_URGENT
-        self.flush()
+        if self._path is not None:
+            if self.num_seen - self._first > MAX_BATCHES:
+                self._drop_old(self._path)
+            os.write(self._fd, ENTRY.pack(digest, step, place))
+        elif self.num_seen > MAX_UNBEGUN:
+            self._directory, self._early = None, []  # no optimizer step was ever seen
+        else:
+            self._early.append((digest, step, place))
 
     def begin(self, record: str, rank: int, *, start_step: int, parent: Position | None, launch: int | None) -> None:
         """The first step is about to be taken from `start_step`; the launch went on from `parent`. `record`: the new id."""
         if self._directory is None or self._path is not None:
             return
-        self.record, self._path = record, self._directory / f"{record}.{rank}"
+        self.record, path = record, self._directory / f"{record}.{rank}"
         header = {"v": VERSION, "first": 0, "start_step": start_step, "parent": str(parent or ""), "launch": launch}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_bytes(_header(header))
-        self._header = header
-        self._pending = [(digest, step or start_step + 1, place) for digest, step, place in self._pending]
-        self.flush()
+        early = [ENTRY.pack(digest, step or start_step + 1, place) for digest, step, place in self._early]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_header(header) + b"".join(early))
+        self._early = []
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
+        self._path, self._fd = path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._fd)
 
     @property
     def is_removed(self) -> bool:
         """Whether somebody removed the directory that it is written to."""
         return self._path is not None and not self._path.parent.exists()
 
-    def flush(self) -> None:
-        """Hand what is pending to the operating system."""
-        if self._path is None or not self._pending:
-            return
-        if self.num_seen - self._first > MAX_BATCHES:
-            self._drop_old(self._path)
-        with self._path.open("ab", buffering=0) as file:
-            file.write(b"".join(ENTRY.pack(*entry) for entry in self._pending))
-        self._pending.clear()
-        self._written_at = time.monotonic()
-
     def _drop_old(self, path: Path) -> None:
         """Keep the newer half."""
         header, entries = _read(path)
-        self._first = header["first"] + len(entries) // 2
-        first_line = _header({**self._header, "first": self._first})
-        write_atomic(path, first_line + entries[len(entries) // 2 :].tobytes(), durable=False)
+        half = len(entries) // 2
+        self._first = header["first"] + half
+        write_atomic(path, _header({**header, "first": self._first}) + entries[half:].tobytes(), durable=False)
+        self._close()
+        self._open(path)
 
 
 def _header(values: dict[str, Any]) -> bytes:
@@ -152,6 +135,11 @@ class FirstPass:
     entries: Any
     position: int
     resumed: frozenset[int] = frozenset()
+
+    @property
+    def followed(self) -> int | None:
+        """The digest of the batch that followed; None when the run stopped there."""
+        return int(self.entries["digest"][self.position]) if self.position < len(self.entries) else None
 
     def find(self, digest: int) -> tuple[int, ...]:
         """All indices of this batch."""
@@ -185,36 +173,22 @@ class FirstPass:
         return tuple(b - a for a, b in pairwise(starts) if a not in self.resumed and b not in self.resumed)
 
 
-def read_recorded_batch(directory: Path, position: Position, rank: int) -> int | None:
-    """The digest of the batch that followed; None when the run stopped there, or the record is not there."""
-    try:
-        with (directory / f"{position.record}.{rank}").open("rb") as file:
-            header = json.loads(file.readline())
-            file.seek((position.num_seen - int(header["first"])) * ENTRY.size, os.SEEK_CUR)
-            entry = file.read(ENTRY.size)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return int(ENTRY.unpack(entry)[0]) if len(entry) == ENTRY.size else None
-
-
 def read_first_pass(directory: Path, position: Position, rank: int) -> FirstPass | None:
     """The whole first pass around a checkpoint, from the records of all launches that led to it; None without a record."""
     import numpy
 
     parts: list[Any] = []
-    num_before, at = 0, position
+    num_before, at = 0, position  # batches that are on record before the checkpoint
     for number in range(MAX_RECORDS):
         try:
             header, entries = _read(directory / f"{at.record}.{rank}")
         except (OSError, ValueError, KeyError):
             break
         kept = at.num_seen - int(header["first"])
-        if number == 0:
-            num_before = max(0, kept)
-            parts.append(entries)
-        else:
-            parts.insert(0, entries[: max(0, kept)])
-            num_before += len(parts[0])
+        if kept < 0:
+            break  # what followed was dropped
+        parts.insert(0, entries[:kept] if number else entries)
+        num_before += len(parts[0]) if number else kept
         parent = Position.parse(str(header.get("parent") or ""))
         if parent is None or header["first"]:
             break
@@ -264,9 +238,6 @@ class LastFrames:
         self._path = None if launch_dir is None else frames_path(launch_dir, rank)
         self._frames: deque[Callable[[], Mapping[str, Any]]] = deque(maxlen=NUM_FRAMES)
         self.written: Path | None = None
-
-    def __len__(self) -> int:
-        return len(self._frames)
 
     def add(self, frame: Callable[[], Mapping[str, Any]]) -> None:
         """Keep one frame; `frame()` reads it, later and perhaps never."""

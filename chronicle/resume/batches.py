@@ -6,22 +6,23 @@ it over (Lightning). The digest is 64 bits of a strided sample of each tensor. S
 many at once, so that no step waits for the device.
 """
 
+import contextlib
 import functools
-import hashlib
-import math
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
+from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
 from chronicle.resume.faults import shield
-from chronicle.resume.feed import Shapes
 
 SAMPLES = 64  # elements per tensor
-NUM_SHAPES = 3
+NUM_LOOKS = 3
 NUM_TENSORS = 16  # of one batch
 NUM_YIELDED = 3
 NUM_DEFERRED = 256  # batches on a device whose samples wait to be read
@@ -42,23 +43,19 @@ class BatchWitness:
         contained: Callable[[str], AbstractContextManager[Any]],
     ) -> None:
         self._see, self._step, self._first, self._contained = see, step, first, contained
-        self._model: weakref.ref[Any] | None = None
-        self._handle: Any = None
-        self._handle_after: Any = None
+        self._watches = False
+        self._handles: list[Any] = []
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
-        self.enters: Callable[[Any], None] = lambda batch: None  # before every batch
+        self.enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
         self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
-        self.enters_part: Callable[[Any], None] = lambda batch: None  # what no other part made enters a part of a container
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
-        self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
-        self._shapes_left = NUM_SHAPES
-        self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
-        self._looks_left = NUM_SHAPES
+        self.look: Callable[[Any], None] = lambda batch: None  # the first batches of the launch, and the first after a save
+        self._looks_left = NUM_LOOKS
 
     @property
     def has_seen(self) -> bool:
@@ -73,28 +70,29 @@ class BatchWitness:
     def watch(self, model: Any) -> None:
         """Observe the inputs of this model; a compiled one is looked at from outside its graph."""
         with self._contained("batches"):
-            if self._model is not None:
+            if self._watches:
                 return
-            model = compiled_part(model)
-            self._model = weakref.ref(model)
-            _witnesses[model] = self
+            self._watches, model = True, compiled_part(model)
+            _watched[model] = self
             watch_loaders()
-            see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(self._after_compiled, _outputs_failed))
-            self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
-            self._handle_after = model.register_forward_hook(_output_hook())
+            see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(_after, _outputs_failed))
+            self._handles = [
+                model.register_forward_pre_hook(_hook(_before_model, _failed), with_kwargs=True),
+                model.register_forward_hook(_hook(_after, _outputs_failed)),
+            ]
             if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
                 for part in model.children():
-                    _witnesses_of_parts[part] = self
-                    part.register_forward_pre_hook(_part_hook(), with_kwargs=True)
-                    part.register_forward_hook(_part_output_hook())
+                    _watched[part] = self
+                    part.register_forward_pre_hook(_hook(_before_part, _failed), with_kwargs=True)
+                    part.register_forward_hook(_hook(_after, _outputs_failed))
 
     def watch_outputs(self, models: Sequence[Any]) -> None:
         """Look at what these other models give, too: the loss of a generator goes through its critic."""
         with self._contained("outputs"):
             for model in map(compiled_part, models):
-                if model not in _witnesses and model not in _witnesses_of_outputs:
-                    _witnesses_of_outputs[model] = self
-                    model.register_forward_hook(_output_hook())
+                if model not in _watched:
+                    _watched[model] = self
+                    model.register_forward_hook(_hook(_after, _outputs_failed))
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -111,22 +109,19 @@ class BatchWitness:
         if not self._begun:
             self._begun = True
             self._first()
-        samples = list(_samples(batch))
+        samples = samples_of(batch)
         if not samples:
             return
-        if self._shapes_left and self.shapes is not None:
-            self._shapes_left -= 1
-            self.shapes.see(batch)
         if self._looks_left:
             self._looks_left -= 1
-            self.look(*batch) if is_call(batch) else self.look((batch,), {})
+            self.look(batch)
         place, step = self._places.next(), self._step()
         if self._deferred or any(not isinstance(sample, bytes) for sample in samples):
             self._deferred.append((samples, place, step))
             if len(self._deferred) >= NUM_DEFERRED:
                 self.settle()
         else:
-            self._see(_digest(samples), place, step)
+            self._see(digest_of(samples), place, step)
 
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
@@ -135,135 +130,112 @@ class BatchWitness:
             self.calibrates(training)
 
     def after_save(self) -> None:
-        """A checkpoint was saved: look at the shapes again."""
-        self._shapes_left = NUM_SHAPES
+        """A checkpoint was saved: look again."""
+        self._looks_left = NUM_LOOKS
 
     def restart(self) -> None:
         """The next batch is the first one again."""
         self._begun, self._places = False, Places()
-        self._shapes_left = self._looks_left = NUM_SHAPES
+        self._looks_left = NUM_LOOKS
 
     def settle(self) -> None:
         """Read the samples that wait on a device."""
         deferred, self._deferred = self._deferred, []
         for samples, place, step in deferred:
-            self._see(_digest(samples), place, step)
+            self._see(digest_of(samples), place, step)
 
     def _unhook(self) -> None:
-        for handle in (self._handle, self._handle_after):
-            if handle is not None:
-                handle.remove()
-        self._handle = self._handle_after = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
-    def _before_compiled(self, args: Any, kwargs: Any) -> None:
+    def _before_compiled(self, model: Any, args: Any, kwargs: Any) -> None:
         """The compiled model is called: a hook inside it would see nothing, so there is none from now on."""
         self._unhook()
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            _before_forward(model, args, kwargs)
-
-    def _after_compiled(self, output: Any) -> None:
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            _after_forward(model, (), output)
+        _before_model(model, args, kwargs)
 
 
 # The witness is kept outside the module, and a pickle does not keep the hook: a guarded model can still be deep-copied and
 # saved whole, and a copy is not observed.
-_witnesses: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
+_watched: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
 
 
-_witnesses_of_parts: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
+def _trains(module: Any) -> bool:
+    return bool(module.training and sys.modules["torch"].is_grad_enabled())
 
 
-def _before_part(module: Any, args: Any, kwargs: Any) -> None:
-    witness = _witnesses_of_parts.get(module)
-    if witness is None or not module.training or not sys.modules["torch"].is_grad_enabled():
-        return
-    tensors = tensors_of((args, kwargs))
-    if tensors and not any(tensor.requires_grad for tensor in tensors):
-        witness.enters_part((args, kwargs))
-
-
-def _after_part(module: Any, args: Any, output: Any) -> None:
-    witness = _witnesses_of_parts.get(module)
-    if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
-        witness.leaves(output)
-
-
-def _part_output_hook() -> ModelHook:
-    if not _made_for_part_outputs:
-        _made_for_part_outputs.append(ModelHook(shield(_after_part, _outputs_failed)))
-    return _made_for_part_outputs[0]
-
-
-_made_for_part_outputs: list[ModelHook] = []
-
-
-def _part_hook() -> ModelHook:
-    if not _made_for_parts:
-        _made_for_parts.append(ModelHook(shield(_before_part, _failed)))
-    return _made_for_parts[0]
-
-
-_made_for_parts: list[ModelHook] = []
-
-
-def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
-    witness = _witnesses.get(module)
+def _before_model(module: Any, args: Any, kwargs: Any) -> None:
+    witness = _watched.get(module)
     if witness is None:
         return
-    if module.training and sys.modules["torch"].is_grad_enabled():
+    if _trains(module):
         witness.take((args, kwargs))
     else:
         witness.passes(bool(module.training))
 
 
-_witnesses_of_outputs: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
+def _before_part(module: Any, args: Any, kwargs: Any) -> None:
+    witness = _watched.get(module)
+    if witness is None or not _trains(module):
+        return
+    tensors = tensors_of((args, kwargs))
+    if tensors and not any(tensor.requires_grad for tensor in tensors):
+        witness.enters((args, kwargs))
 
 
-def _after_forward(module: Any, args: Any, output: Any) -> None:
-    witness = _witnesses.get(module) or _witnesses_of_outputs.get(module)
-    if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
+def _after(module: Any, args: Any, output: Any) -> None:
+    witness = _watched.get(module)
+    if witness is not None and _trains(module):
         witness.leaves(output)
 
 
-def _output_hook() -> ModelHook:
-    if not _made_for_outputs:
-        _made_for_outputs.append(ModelHook(shield(_after_forward, _outputs_failed)))
-    return _made_for_outputs[0]
+def _failed(problem: Exception) -> None:
+    for witness in set(_watched.values()):
+        witness.failed(problem)
 
 
 def _outputs_failed(problem: Exception) -> None:
     """Batches go on to be looked at: only what the model gives is not."""
-    for witness in tuple(_witnesses.values()):
+    for witness in set(_watched.values()):
         witness.leaves = lambda output: None
         witness.lost(problem)
 
 
-_made_for_outputs: list[ModelHook] = []
+@functools.cache
+def _hook(work: Callable[..., None], failed: Callable[[Exception], None]) -> ModelHook:
+    return ModelHook(shield(work, failed))
 
 
-def _failed(problem: Exception) -> None:
-    for witness in tuple(_witnesses.values()):
-        witness.failed(problem)
+# ---- what is in a batch ----------------------------------------------------------------------------------------------
 
 
-def _forward_hook() -> ModelHook:
-    if not _made:
-        _made.append(ModelHook(shield(_before_forward, _failed)))
-    return _made[0]
+def samples_of(batch: Any) -> list[Any]:
+    """A sample of all that is in a batch, with its shapes, for `digest_of`: bytes, and small copies of what is on a device."""
+    found: list[Any] = []
+    for thing in islice(leaves_in(batch), NUM_TENSORS):
+        if isinstance(thing, str):
+            found.append(thing.encode())
+        elif isinstance(thing, bytes):
+            found.append(thing)
+        elif not hasattr(thing, "detach"):
+            found.append(_array_bytes(thing))
+        else:
+            found.append(f"{tuple(thing.shape)}{thing.dtype}".encode())
+            part = part_of(thing, SAMPLES)
+            if part is not None:
+                found.append(raw_bytes(part) if part.is_cpu else _OnDevice(part.clone()))
+    return found
 
 
-_made: list[ModelHook] = []
+@dataclass(slots=True)
+class _OnDevice:
+    """A small copy on a device, which is read later."""
 
+    sample: Any
 
-# ---- digest of a batch -----------------------------------------------------------------------------------------------
-
-
-def batch_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The digest of a model's inputs in hex: a strided sample of all tensors, with their shapes."""
-    return f"{_digest(list(_samples((args, kwargs)))):016x}"
+    def bytes(self) -> bytes:
+        """Its values; waits for the device."""
+        return raw_bytes(self.sample.cpu())
 
 
 def is_call(batch: Any) -> bool:
@@ -271,69 +243,8 @@ def is_call(batch: Any) -> bool:
     return isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], tuple) and isinstance(batch[1], dict)
 
 
-def sample_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Shape and strided sample of every tensor, still on its device: no transfer."""
-    samples = []
-    for thing in _leaves((args, dict(kwargs)), 0):
-        if hasattr(thing, "detach"):
-            flat = thing.detach().reshape(-1)
-            stride = _head(thing.shape, thing.dtype)[1]
-            samples.append((f"{tuple(thing.shape)}{thing.dtype}", flat[::stride][:SAMPLES]))
-    return samples
-
-
-def digest_of(samples: Sequence[tuple[str, Any]]) -> str:
-    """Hash of what `sample_batch` returned."""
-    digest = hashlib.sha256()
-    for shape, sample in samples:
-        digest.update(shape.encode())
-        digest.update(repr(sample.tolist()).encode())
-    return digest.hexdigest()[:16]
-
-
-def _digest(samples: Sequence[Any]) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    for sample in samples:
-        digest.update(sample if isinstance(sample, bytes) else _bytes(sample.cpu()))
-    return int.from_bytes(digest.digest(), "little")
-
-
-def _samples(batch: Any) -> Iterator[Any]:
-    """Bytes, and small copies of what lies on a device, in a fixed order."""
-    for count, thing in enumerate(_leaves(batch, 0)):
-        if count >= NUM_TENSORS:
-            return
-        if isinstance(thing, str | bytes):
-            yield thing.encode() if isinstance(thing, str) else thing
-            continue
-        if not hasattr(thing, "detach"):
-            try:
-                thing = sys.modules["torch"].as_tensor(thing)  # numpy
-            except (TypeError, ValueError):  # texts, dates, objects, another order of bytes
-                yield _array_bytes(thing)
-                continue
-        head, stride = _head(thing.shape, thing.dtype)
-        yield head
-        thing = thing.detach()
-        if thing.is_cpu and thing.is_contiguous() and not (_is_strange(thing.dtype) or thing.is_conj() or thing.is_neg()):
-            yield thing.numpy().reshape(-1)[::stride][:SAMPLES].tobytes()  # several times as fast as torch's own
-            continue
-        sample = thing.reshape(-1)[::stride][:SAMPLES]
-        yield _bytes(sample) if thing.is_cpu else sample.clone()
-
-
-@functools.lru_cache(maxsize=64)
-def _is_strange(dtype: Any) -> bool:
-    """Whether numpy has no such numbers: bfloat16, float8."""
-    try:
-        sys.modules["torch"].empty(0, dtype=dtype).numpy()
-    except TypeError:
-        return True
-    return False
-
-
 def _array_bytes(thing: Any) -> bytes:
-    """A sample of an array that torch does not take. What an object is called may be an address, so its class stands for it."""
+    """A sample of an array that is no tensor. What an object is called may be an address, so its class stands for it."""
     array = sys.modules["numpy"].asarray(thing)
     flat = array.reshape(-1)[:: max(1, array.size // SAMPLES)][:SAMPLES]
     head = f"{array.shape}{array.dtype}".encode()
@@ -343,34 +254,13 @@ def _array_bytes(thing: Any) -> bytes:
     return head + bytes((flat.astype("f8") if array.dtype.kind == "f" else flat).tobytes())
 
 
-def _bytes(sample: Any) -> bytes:
-    torch = sys.modules["torch"]
-    sample = sample.resolve_conj().resolve_neg()
-    try:
-        return bytes(sample.numpy().tobytes())
-    except TypeError:  # numpy has no bfloat16
-        return bytes(sample.contiguous().view(torch.uint8).numpy().tobytes())
+def tensors_of(batch: Any) -> list[Any]:
+    """Every tensor in a batch, at any depth, in a form that can be read."""
+    return [thing for thing in leaves_in(batch) if hasattr(thing, "untyped_storage")]
 
 
-@functools.lru_cache(maxsize=1024)
-def _head(shape: tuple[int, ...], dtype: Any) -> tuple[bytes, int]:
-    """Shape and type as bytes, and the distance of the samples.
-
-    The distance has no common factor with the rows: else only one column would be seen (`[CLS]`).
-    """
-    stride, last = max(1, math.prod(shape) // SAMPLES), shape[-1] if shape else 1
-    while stride > 1 and math.gcd(stride, last) != 1:
-        stride -= 1
-    return f"{tuple(shape)}{dtype}".encode(), stride
-
-
-def leaves_in(thing: Any) -> Iterator[Any]:
-    """Tensors, arrays and texts inside a batch of any form, in a fixed order."""
-    return _leaves(thing, 0)
-
-
-def _leaves(thing: Any, depth: int) -> Iterator[Any]:
-    """Dense tensors, arrays and texts inside a batch of any form."""
+def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
+    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order."""
     if isinstance(thing, str | bytes):
         yield thing
     elif hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
@@ -381,12 +271,12 @@ def _leaves(thing: Any, depth: int) -> Iterator[Any]:
         return
     elif isinstance(thing, Mapping):  # a TensorDict, too: it has a dtype and a shape, and iterates over its rows
         for key in sorted(thing.keys(), key=str):
-            yield from _leaves(thing[key], depth + 1)
+            yield from leaves_in(thing[key], depth + 1)
     elif isinstance(thing, tuple | list):
         for item in thing:
-            yield from _leaves(item, depth + 1)
+            yield from leaves_in(item, depth + 1)
     elif type(thing).__module__ != "builtins" and hasattr(thing, "__dict__") and not hasattr(thing, "parameters"):
-        yield from _leaves(vars(thing), depth + 1)  # a dataclass, a graph; no module
+        yield from leaves_in(vars(thing), depth + 1)  # a dataclass, a graph; no module
 
 
 def readable(tensor: Any) -> Any:
@@ -448,8 +338,7 @@ class _Read:
 
     latest = (0, 0)
     passes = 0
-    yielded: deque[list[Any]] | None = None  # the tensors of the last batches, where somebody asked for them
-    handed: tuple[weakref.ref[Any], ...] = ()  # those of the last batch of a prepared loader, where it had copied them
+    yielded: deque[list[Any]] | None = None  # tensors of the last batches, where somebody asked for them
 
 
 def keep_yielded() -> None:
@@ -458,54 +347,51 @@ def keep_yielded() -> None:
         _Read.yielded = deque(maxlen=NUM_YIELDED)
 
 
+def _keep(batch: Any) -> None:
+    if _Read.yielded is not None:  # no reference to a device: a batch there is as large as it allows
+        _Read.yielded.append([tensor if tensor.is_cpu else weakref.ref(tensor) for tensor in tensors_of(batch)])
+
+
 def yielded_lately() -> list[list[Any]]:
     """Tensors of the last batches that loaders of this process yielded, oldest first; a prepared loader reads one ahead.
 
-    The last is what a prepared loader of Accelerate handed over, on its device, if all of it is still there.
+    Those that a prepared loader of Accelerate handed over on its device are here as long as all of it is still there.
     """
-    handed = [ref() for ref in _Read.handed]
-    return [*(_Read.yielded or ()), *([handed] if handed and all(tensor is not None for tensor in handed) else [])]
+    found = []
+    for batch in _Read.yielded or ():
+        tensors = [one() if isinstance(one, weakref.ref) else one for one in batch]
+        if all(tensor is not None for tensor in tensors):
+            found.append(tensors)
+    return found
 
 
 def watch_loaders() -> None:
     """Note the pass of every loader when it yields a batch. Wraps one method of a class of loaders, once per process."""
-    accelerate = sys.modules.get("accelerate.data_loader")
-    for name in ("DataLoaderShard", "DataLoaderDispatcher"):
-        prepared = getattr(accelerate, name, None)
-        iterate = None if prepared is None else prepared.__dict__.get("__iter__")
-        if prepared is not None and iterate is not None and not hasattr(iterate, "_chronicle"):
-            prepared.__iter__ = _handing(iterate)
-    dataloader = sys.modules.get("torch.utils.data.dataloader")
-    stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
-    for module, name in ((dataloader, "_BaseDataLoaderIter"), (stateful, "_StatefulBaseDataLoaderIter")):
-        kind = getattr(module, name, None)
-        original = None if kind is None else kind.__dict__.get("__next__")
-        if kind is not None and original is not None and not hasattr(original, "_chronicle"):
-            kind.__next__ = _noting(original)
-
-
-def tensors_of(batch: Any) -> list[Any]:
-    """Every tensor in a batch, at any depth, in a form that can be read."""
-    return [thing for thing in leaves_in(batch) if hasattr(thing, "untyped_storage")]
+    for module, name, method, wrap in (
+        ("accelerate.data_loader", "DataLoaderShard", "__iter__", _handing),
+        ("accelerate.data_loader", "DataLoaderDispatcher", "__iter__", _handing),
+        ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__", _noting),
+        ("torchdata.stateful_dataloader.stateful_dataloader", "_StatefulBaseDataLoaderIter", "__next__", _noting),
+    ):
+        kind = getattr(sys.modules.get(module), name, None)
+        original = None if kind is None else kind.__dict__.get(method)
+        if original is not None and not hasattr(original, "_chronicle"):
+            wrapped: Any = functools.wraps(original)(wrap(original))
+            wrapped._chronicle = True
+            setattr(kind, method, wrapped)
 
 
 def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:
         for batch in original(self):
-            if _Read.yielded is not None:
-                try:  # no reference: a batch on a device is as large as the device allows
-                    _Read.handed = tuple(weakref.ref(tensor) for tensor in tensors_of(batch))
-                except Exception:  # noqa: BLE001 a batch of another kind: what it holds is not known
-                    _Read.handed = ()
+            with contextlib.suppress(Exception):  # a batch of another kind: what it holds is not known
+                _keep(batch)
             yield batch
 
-    __iter__._chronicle = True  # type: ignore[attr-defined]
     return __iter__
 
 
 def _noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
     def __next__(self: Any) -> Any:
         batch = original(self)
         try:
@@ -514,11 +400,9 @@ def _noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 _Read.passes = number = _Read.passes + 1
                 self._chronicle_pass = number
             _Read.latest = (id(self._dataset), number)
-            if _Read.yielded is not None:
-                _Read.yielded.append(tensors_of(batch))
+            _keep(batch)
         except Exception:  # noqa: BLE001 a loader of another kind: its passes are not known
             _Read.latest = (0, 0)
         return batch
 
-    __next__._chronicle = True  # type: ignore[attr-defined]
     return __next__

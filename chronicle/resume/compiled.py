@@ -18,10 +18,11 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-_SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
-_SEES_OUTPUT: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
+See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
+_SEES: "weakref.WeakKeyDictionary[Any, tuple[See, See]]" = weakref.WeakKeyDictionary()  # by inner model: before, and after
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
@@ -31,30 +32,23 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook that calls `hook` only outside of graphs; when dynamo traces it, it is empty."""
     from torch import compiler
 
-    dynamo = _dynamo()
-    undisturbed = dynamo.disable(hook)
+    undisturbed = import_module("torch._dynamo").disable(hook)  # the first optimizer of a process imports it anyway
 
     @functools.wraps(hook)
     def guarded(*args: Any, **kwargs: Any) -> None:
         if not compiler.is_compiling():
             undisturbed(*args, **kwargs)
 
-    _skip(guarded)
+    skip_in_graphs(guarded)
     return guarded
 
 
-def outside_transforms() -> contextlib.AbstractContextManager[Any]:
-    """In `vmap`, `grad` and other transforms of `torch.func` each operation makes a wrapped tensor; within this none does."""
-    if sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None:
-        return NOTHING
-    return sys.modules["torch._functorch.pyfunctorch"].temporarily_clear_interpreter_stack()  # type: ignore[no-any-return]
-
-
-NOTHING = contextlib.nullcontext()
-
-
 def _without_transforms(hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    with outside_transforms():
+    """In `vmap`, `grad` and other transforms of `torch.func` each operation makes a wrapped tensor; within this none does."""
+    context: Any = contextlib.nullcontext()
+    if sys.modules["torch"]._C._functorch.peek_interpreter_stack() is not None:
+        context = sys.modules["torch._functorch.pyfunctorch"].temporarily_clear_interpreter_stack()
+    with context:
         hook(*args, **kwargs)
 
 
@@ -66,7 +60,7 @@ class ModelHook:
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = outside_graphs(functools.partial(_without_transforms, hook))
-        _skip(ModelHook.__call__)
+        skip_in_graphs(ModelHook.__call__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self._hook(*args, **kwargs)
@@ -75,12 +69,13 @@ class ModelHook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-def see_compiled_calls(model: Any, see: Callable[[Any, Any], None], see_output: Callable[[Any], None]) -> None:
-    """From now on `see(args, kwargs)` is called before every call of a compiled form of `model`, `see_output(output)` after it.
+def see_compiled_calls(model: Any, see: See, see_output: See) -> None:
+    """From now on `see(model, args, kwargs)` is called before every call of a compiled form of `model`.
 
-    It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
+    `see_output(model, (), output)` comes after it. It does not matter whether the model is compiled before or after this, alone
+    or inside a wrapper such as DDP.
     """
-    _SEES[model], _SEES_OUTPUT[model] = see, see_output
+    _SEES[model] = see, see_output
     if not _patched:
         _patch()
     _known.clear()
@@ -106,9 +101,8 @@ def see_own_compilation(module: Any) -> None:
         return output
 
     before, after = outside_graphs(_before_call), outside_graphs(_after_call)
-    _skip(call)
     call._chronicle = True  # type: ignore[attr-defined]
-    module._compiled_call_impl = call
+    module._compiled_call_impl = skip_in_graphs(call)
 
 
 def compiled_part(model: Any) -> Any:
@@ -126,27 +120,30 @@ def is_compiling_here(model: Any) -> bool:
     return any(part.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in part._modules for part in parts)
 
 
+def _held(module: Any) -> Any:
+    """The watched model that a compiled module holds, or None; it is looked up once."""
+    known = None if module is None else _known.get(module)
+    if known is None and module is not None:
+        found = _watched_in(module)
+        _known[module] = known = (lambda: None) if found is None else weakref.ref(found)
+    return None if known is None else known()
+
+
 def _before_call(module: Any, args: Any, kwargs: Any) -> None:
-    """A compiled module is called. Which watched model it holds is looked up once."""
-    if module is None:
+    """A compiled module is called."""
+    model = _held(module)
+    if model is None:
         return
-    held = _known.get(module)
-    if held is None:
-        held = _watched_in(module)
-        _known[module] = held = (lambda: None) if held is None else weakref.ref(held)
-    act = _ACTS.pop(held(), None) if held() is not None else None
+    act = _ACTS.pop(model, None)
     if act is not None:
         act()
-    see = _SEES.get(held()) if held() is not None else None
-    if see is not None:
-        see(args, kwargs)
+    _SEES[model][0](model, args, kwargs)
 
 
 def _after_call(module: Any, output: Any) -> None:
-    held = _known.get(module) if module is not None else None
-    see = _SEES_OUTPUT.get(held()) if held is not None and held() is not None else None
-    if see is not None:
-        see(output)
+    model = _held(module)
+    if model is not None:
+        _SEES[model][1](model, (), output)
 
 
 def _watched_in(module: Any) -> Any:
@@ -157,7 +154,7 @@ def _patch() -> None:
     """Wrap two methods of torch, once per process. Instances are not touched: a model can still be copied and pickled."""
     import torch
 
-    optimized = _dynamo().OptimizedModule
+    optimized = import_module("torch._dynamo").OptimizedModule
     original, compile_ = optimized.__call__, torch.nn.Module.compile
     before, after = outside_graphs(_before_call), outside_graphs(_after_call)
 
@@ -173,30 +170,12 @@ def _patch() -> None:
         compile_(self, *args, **kwargs)
         see_own_compilation(self)
 
-    _skip(__call__)
-    optimized.__call__ = __call__
+    optimized.__call__ = skip_in_graphs(__call__)
     torch.nn.Module.compile = compile  # type: ignore[method-assign]
     _patched.append(optimized)
 
 
 def skip_in_graphs(function: Any) -> Any:
-    """The function itself, whose own frame is never made part of a graph."""
-    _dynamo()
-    _skip(function)
+    """The function itself, whose own frame frame evaluation leaves alone; its callees are compiled as before."""
+    import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
     return function
-
-
-def _skip(function: Any) -> None:
-    """Frame evaluation leaves this function's own frame alone; its callees are compiled as before."""
-    _dynamo_frames().skip_code(function.__code__)
-
-
-def _dynamo() -> Any:
-    """`torch._dynamo`; the first optimizer of a process imports it anyway."""
-    import torch._dynamo  # noqa: F401 an attribute of torch only after this
-
-    return sys.modules["torch._dynamo"]
-
-
-def _dynamo_frames() -> Any:
-    return sys.modules["torch._dynamo.eval_frame"]

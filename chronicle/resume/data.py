@@ -13,17 +13,19 @@ import atexit
 import json
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
-from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
+from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared, noted
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
+from chronicle.resume.memory import Memory
 from chronicle.resume.verdict import Ranks, StartingPoint
 
 NAME = "next batch"
@@ -39,6 +41,20 @@ NUM_FIRST = 3
 NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
 NUM_RANKS = 64  # with more ranks only those that find a difference themselves say so
+ASTRAY, AT_NEW_PASS = "2 astray", "1 at a new pass"  # how sure it is that another batch was not meant; the worse is the larger
+WORSE = (Outcome.EQUAL, Outcome.NOT_COMPARED, Outcome.NOTED, Outcome.DIFFERENT)
+CUT = {"expected": 40, "found": 60, "cause": 240, "error": 120}  # characters of a check that ranks exchange
+
+
+@dataclass(slots=True)
+class _Followed:
+    """The batches of the first pass that should come after the first one, and what differed so far."""
+
+    expected: deque[tuple[int, int]] = field(default_factory=deque)  # digest, and how many steps after the save it was
+    early: list[tuple[int, int]] = field(default_factory=list)  # digest and step of batches before the first optimizer step
+    astray: int = 0  # in a row that are other ones
+    uneven: int = 0  # in a row that belong to another step
+    ahead: int | None = None  # steps before the first of them, here more than in the first pass
 
 
 class DataWatch:
@@ -54,29 +70,29 @@ class DataWatch:
         first_batch: Callable[[], None],
         contained: Callable[[str], AbstractContextManager[Any]],
     ) -> None:
-        self._options, self._journal, self._ranks, self._start, self._step = options, journal, ranks, start, step
-        self.batches = BatchWitness(self._see, step, first_batch, contained)
-        self._record = self._new_record()
-        self.record_id = ""  # agreed on by all ranks, anew after every load
+        self._options, self._journal, self._ranks, self._start = options, journal, ranks, start
         self._contained = contained
+        self.batches = BatchWitness(self._see, step, first_batch, contained)
         self.told: Callable[[int], None] = lambda digest: None  # of the digest of every batch
-        self._was_equal = False
-        self._first: int | None = None  # digest of this launch's first batch
-        self.first: tuple[str, ...] = ()  # of its first three
-        self._early: list[tuple[int, int]] = []  # (digest, step) after the first batch and before the first optimizer step
-        # batches of the first pass that should come next, and how many steps after the save each was
-        self._expected: deque[tuple[int, int]] = deque()
-        self._astray = self._uneven = 0
-        self._ahead: int | None = None  # steps before the first of them, here more than in the first pass
-        self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
-        self._in_pass = 0
-        self._full = 0  # batches of a whole pass, as far as the record knows
-        self._said: set[str] = set()
-        self.strays = ""  # how this launch goes on with another batch, on some rank: `Astray`
-        atexit.register(_finish, weakref.ref(self))
         self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
         self.look_for_steps: Callable[[bool], None] = lambda surely: None  # whether steps are taken that no hook sees
         self.continues = False  # the trainer itself says that it skips the batches that were seen
+        self._was_equal = False
+        self._said: set[str] = set()
+        self._begin_anew()
+        atexit.register(_finish, weakref.ref(self))
+
+    def _begin_anew(self) -> None:
+        paths, off = self._journal.paths, self._options.mode is Mode.OFF
+        self._record = BatchRecord(None if paths is None or off else paths.batches_dir)
+        self.record_id = ""  # agreed on by all ranks, anew after every load
+        self._first: int | None = None  # digest of this launch's first batch
+        self.first: tuple[str, ...] = ()  # of its first three
+        self._followed = _Followed()
+        self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
+        self._in_pass = 0
+        self._full = 0  # batches of a whole pass, as far as the record knows
+        self.strays = ""  # how this launch goes on with another batch, on some rank: `ASTRAY`, or at a new pass
 
     # ---- what enters the model -----------------------------------------------------------------------------------
 
@@ -86,25 +102,14 @@ class DataWatch:
         return self._record.position_after(self.batches.num_waiting)
 
     def after_save(self) -> None:
-        """A checkpoint was saved: the batches that follow are written at once."""
-        self._record.saved()
+        """A checkpoint was saved."""
         self.batches.after_save()
 
     def restart(self) -> None:
         """A load inside this process: the next batch is a first one, and what follows belongs to a record of its own."""
         self.finish()
-        self._record = self._new_record()
         self.batches.restart()
-        self._first, self.first, self.record_id = None, (), ""
-        self._early.clear()
-        self._expected.clear()
-        self._passes.clear()
-        self._astray = self._uneven = self._in_pass = 0
-        self._ahead, self.strays = None, ""
-
-    def _new_record(self) -> BatchRecord:
-        paths, off = self._journal.paths, self._options.mode is Mode.OFF
-        return BatchRecord(None if paths is None or off else paths.batches_dir)
+        self._begin_anew()
 
     def finish(self) -> None:
         """The process ends: nothing stays in memory, unless the run's directory was removed meanwhile."""
@@ -113,15 +118,14 @@ class DataWatch:
         with self._contained("batches"):
             self.look_for_steps(False)
             self.batches.settle()
-            self._record.flush()
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
         self.told(digest)
         if self._first is None:
             self._first = digest
-        elif not self._record.begun and step is not None and len(self._early) < NUM_FOLLOWED:
-            self._early.append((digest, step))
+        elif not self._record.begun and step is not None and len(self._followed.early) < NUM_FOLLOWED:
+            self._followed.early.append((digest, step))
         if len(self.first) < NUM_FIRST:
             self.first = (*self.first, f"{digest:016x}")
         self._record.add(digest, 0 if step is None else step + 1, place)
@@ -137,22 +141,23 @@ class DataWatch:
 
     def _follow(self, digest: int, step: int) -> None:
         """The batches after the first one. Three in a row that differ are said once, or that belong to other steps."""
-        if not self._expected:
+        known = self._followed
+        if not known.expected:
             return
-        expected, after = self._expected.popleft()
-        self._astray = 0 if expected == digest else self._astray + 1
+        expected, after = known.expected.popleft()
         taken = 0 if self._start.start_step is None else step - self._start.start_step  # None: still the first step
-        self._ahead = taken - after if self._ahead is None else self._ahead  # the two may be counted from another step
-        after += self._ahead
-        self._uneven = self._uneven + 1 if expected == digest and after != taken else 0
-        if self._uneven == NUM_ASTRAY and not self._may_be_split():
-            first = step + 2 - NUM_ASTRAY
+        known.ahead = taken - after if known.ahead is None else known.ahead  # the two may be counted from another step
+        after += known.ahead
+        is_same = expected == digest
+        known.astray = 0 if is_same else known.astray + 1
+        known.uneven = known.uneven + 1 if is_same and after != taken else 0
+        first = step + 2 - NUM_ASTRAY
+        if known.uneven == NUM_ASTRAY and not self._may_be_split():
             more = "fewer" if taken < after else "more"
             words = f"the same batches make {more} optimizer steps than in the first pass ({taken} steps here, {after} there)"
             self._breach("per-step", first, f"about step {first}: {words}: each step trains on another number of samples")
-        if self._astray == NUM_ASTRAY:
-            self._expected.clear()
-            first = step + 2 - NUM_ASTRAY
+        if known.astray == NUM_ASTRAY:
+            known.expected.clear()
             self._breach("order", first, f"about step {first} the batches are no longer those of the first pass")
 
     def _count(self, place: int, step: int) -> None:
@@ -196,15 +201,16 @@ class DataWatch:
         """What every rank finds of its own first batch; each rank must call this right before the first step."""
         with self._contained("batches"):
             self.batches.settle()
-        own = next(iter(attempt(NAME, "M4", self._compare)), None)
+        own = next(attempt(NAME, "M4", self._compare), None)
         if own is not None and own.error:
             self.failed(f"check of {NAME}", own.error)
-        packed = None if own is None else [str(own.outcome), own.expected, own.found[:60], own.cause[:240], own.error[:120]]
-        report = {"rank": self._ranks.rank, "data": packed, "record": fresh_id()}
-        reports = self._ranks.gather({**report, "strays": self.strays} if self.strays else report)
+        report: dict[str, Any] = {"rank": self._ranks.rank, "record": fresh_id(), "strays": self.strays}
+        if own is not None:
+            report["data"] = {"outcome": str(own.outcome), **{name: getattr(own, name)[:most] for name, most in CUT.items()}}
+        reports = self._ranks.gather(report)
         self.strays = max(str(report.get("strays") or "") for report in reports)
         self.record_id = str(reports[0]["record"])
-        return [(int(report["rank"]), _unpack(report["data"], int(report["rank"]))) for report in reports if report.get("data")]
+        return [(int(report["rank"]), _unpack(report["data"], report["rank"])) for report in reports if report.get("data")]
 
     def begin(self) -> None:
         """The first step is about to be taken: from here on the record is written."""
@@ -219,64 +225,56 @@ class DataWatch:
         checks = [] if self._was_equal or self._is_equal(data) else [self._wrong_position(data)]
         if self._ranks.rank != 0:
             return checks
-        found = found or [(0, check) for check in self._compare()]  # a load that was found only now, by the journal
-        if not found:
+        # none: a load that was found only now, by the journal
+        of_ranks = [check for _, check in found] or self._compare()
+        if not of_ranks:
             return checks
-        worst = max(found, key=lambda one: WORSE.index(one[1].outcome))[1]
-        if worst.outcome is Outcome.NOT_COMPARED and not checks and self._has_position():
+        worst = max(of_ranks, key=lambda check: WORSE.index(check.outcome))
+        if worst.outcome is Outcome.NOT_COMPARED and not checks and self._saved_position() is not None:
             return [compared("data position", "M4", True, expected="as saved", found="equal", where="data_state()")]
         return [*checks, worst]
 
     def _compare(self) -> list[Check]:
         """This rank's first batch against the record; empty where nothing is to be compared."""
-        own = self._compare_first()
-        return [] if own is None else [own]
-
-    def _compare_first(self) -> Check | None:
         self.batches.settle()
-        expectation = self._start.expectation
-        if expectation is None or expectation.basis == "none" or self._may_differ(expectation):
-            return None
-        position, paths, rank = self._parent(), self._journal.paths, self._ranks.rank
-        if rank >= NUM_RANKS:
-            return None
+        expectation, rank = self._start.expectation, self._ranks.rank
+        if expectation is None or expectation.basis == "none" or self._may_differ(expectation) or rank >= NUM_RANKS:
+            return []
+        position, paths = self._parent(), self._journal.paths
         if self._first is None:
-            return not_compared(NAME, "M4", NOT_SEEN)
+            return [not_compared(NAME, "M4", NOT_SEEN)]
         if position is None or paths is None:
-            return not_compared(NAME, "M4", NO_POSITION)
-        followed = read_recorded_batch(paths.batches_dir, position, rank)
-        if followed != self._first or followed is None:
-            before = read_first_pass(paths.batches_dir, position, rank)
-            if before is None:
-                return not_compared(NAME, "M4", f"the record of the first pass is not in `{paths.batches_dir}`")
-            self._full = max(before.pass_lengths(), default=0)
-            self.strays = how_astray(before, self._first)
-            return compare_first_batch(
-                before, self._first, exactly=self._options.same_data, continues=self.continues, beside=self._beside_the_save()
-            )
+            return [not_compared(NAME, "M4", NO_POSITION)]
         before = read_first_pass(paths.batches_dir, position, rank)
-        if before is not None:
-            self._full = max(before.pass_lengths(), default=0)
-            rest = before.entries[before.position + 1 :][:NUM_FOLLOWED]
-            begun = before.step(before.position)
-            self._expected.extend((int(digest), int(step) - begun) for digest, step, _ in rest.tolist())
-            for digest, step in self._early:  # further micro-batches of the first step
-                self._follow(digest, step)
-            self._early.clear()
-        return compared(NAME, "M4", True, expected=f"{followed:016x}", found="equal")
+        if before is None:
+            return [not_compared(NAME, "M4", f"the record of the first pass is not in `{paths.batches_dir}`")]
+        self._full = max(before.pass_lengths(), default=0)
+        if before.followed == self._first:
+            self._expect(before)
+            return [compared(NAME, "M4", True, expected=f"{self._first:016x}", found="equal")]
+        other = OtherBatch(before, self._first)
+        self.strays = other.astray
+        memory = self._memory
+        beside = rank if memory is not None and memory.of_rank(rank) is None else None
+        return [other.check(exactly=self._options.same_data, continues=self.continues, beside=beside)]
 
-    def _beside_the_save(self) -> int | None:
-        """This rank, where another one saved alone: it may not have written the batches that followed."""
-        memory, rank = self._start.expectation.memory if self._start.expectation else None, self._ranks.rank
-        return None if memory is None or memory.of_rank(rank) is not None else rank
+    def _expect(self, before: FirstPass) -> None:
+        """Follow the batches that came after the first one in the first pass."""
+        rest = before.entries[before.position + 1 :][:NUM_FOLLOWED]
+        begun = before.step(before.position)
+        self._followed.expected.extend((int(digest), int(step) - begun) for digest, step, _ in rest.tolist())
+        for digest, step in self._followed.early:  # further micro-batches of the first step
+            self._follow(digest, step)
+        self._followed.early.clear()
+
+    @property
+    def _memory(self) -> Memory | None:
+        return self._start.expectation.memory if self._start.expectation else None
 
     def _parent(self) -> Position | None:
         """The position in the first pass that the loaded checkpoint carries."""
-        expectation = self._start.expectation
-        if expectation is None or expectation.memory is None:
-            return None
-        memory = expectation.memory
-        own = memory.of_rank(self._ranks.rank) or next(iter(memory.ranks), None)
+        memory = self._memory
+        own = None if memory is None else memory.of_rank(self._ranks.rank) or next(iter(memory.ranks), None)
         return None if own is None else Position.parse(own.batches)
 
     def _may_be_split(self) -> bool:
@@ -288,121 +286,30 @@ class DataWatch:
     def _may_differ(self, expectation: Expectation) -> bool:
         return expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data)
 
-    def _is_equal(self, data: Any) -> bool:
-        expectation = self._start.expectation
-        if self._options.data_state is None or expectation is None or expectation.memory is None:
-            return True
-        if expectation.memory.data is None or self._may_differ(expectation):
-            return True
-        return _plain(expectation.memory.data) == _plain(data)
+    def _saved_position(self) -> Any:
+        """The position that the trainer reported at the save; None where it reports none."""
+        return None if self._options.data_state is None or self._memory is None else self._memory.data
 
-    def _has_position(self) -> bool:
-        """Whether the trainer itself reported its position, at the save and now."""
-        memory = self._start.expectation.memory if self._start.expectation else None
-        return self._options.data_state is not None and memory is not None and memory.data is not None
+    def _is_equal(self, data: Any) -> bool:
+        expectation, saved = self._start.expectation, self._saved_position()
+        if expectation is None or saved is None or self._may_differ(expectation):
+            return True
+        return _plain(saved) == _plain(data)
 
     def _wrong_position(self, data: Any) -> Check:
-        memory = self._start.expectation.memory if self._start.expectation else None
         return failed(
             "data position",
             "M4",
-            expected=str(memory.data if memory else None)[:160],
+            expected=str(self._saved_position())[:160],
             found=str(data)[:160],
             where="data_state()",
             cause="the data position was not restored: samples would be repeated or left out",
         )
 
 
-WORSE = (Outcome.EQUAL, Outcome.NOT_COMPARED, Outcome.NOTED, Outcome.DIFFERENT)
-
-
-def compare_first_batch(before: FirstPass, first: int, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
-    """What the first batch of a resume is, when it is not known to be the one that followed the save.
-
-    `exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen. `beside`: this rank, where
-    another one saved alone, so that what followed here may never have been written.
-    """
-    position, num = before.position, len(before.entries)
-    same = before.find(first)
-    if position >= num:
-        return _nothing_followed(before, first, same, exactly=exactly, continues=continues, beside=beside)
-    expected = f"the batch of step {before.step(position)}"
-    if not same:
-        cause = f"the batch is none of the {num} of the first pass: another order, other samples, or another augmentation"
-        return _differs(exactly, expected, "an unknown batch", cause + _new_pass(before))
-    nearest = min(same, key=lambda index: (abs(index - position), index))
-    found = f"the batch of step {before.step(nearest)}"
-    if nearest < position:
-        cause = _repeats(before, nearest)
-        begins = before.begins_data(nearest)
-        return _differs(exactly or (continues and begins), expected, found, cause)
-    num_left = nearest - position
-    left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
-    return _differs(exactly, expected, found, f"{left_out} left out; {found} comes first")
-
-
-ASTRAY, AT_NEW_PASS = "2 astray", "1 at a new pass"  # the worse is the larger
-
-
-def how_astray(before: FirstPass, first: int) -> str:
-    """How sure it is that another batch was not meant; "" for a pass that is begun again, as scripts do on purpose."""
-    if before.position >= len(before.entries):
-        return ""
-    same = before.find(first)
-    if not same:  # a new pass may well come in a new order
-        return AT_NEW_PASS if before.begins_pass(before.position) else ASTRAY
-    nearest = min(same, key=lambda index: (abs(index - before.position), index))
-    return ASTRAY if nearest > before.position or not before.begins_data(nearest) else ""
-
-
-def _nothing_followed(
-    before: FirstPass, first: int, same: tuple[int, ...], *, exactly: bool, continues: bool, beside: int | None
-) -> Check:
-    """Nothing is on record after the save. An earlier batch repeats, unless the data come in the same order in every pass."""
-    position = before.position
-    digests = before.entries["digest"]
-    ends_before = position > len(before.entries)
-    regular = ends_before or any(before.begins_data(at) or digests[at - 1] == digests[position - 1] for at in same)
-    if same and position and (not regular or continues):
-        nearest = max(same)
-        found = f"the batch of step {before.step(nearest)}"
-        return _differs(exactly or continues, "a batch that has not been seen", found, _repeats(before, nearest))
-    if ends_before:
-        why = "the record of batches ends before this save"
-    elif beside is None:
-        why = "the run stopped right at this save, or before the batch that followed was on record"
-    else:
-        why = f"rank {beside} took no part in this save, and the batch that followed there is not on record"
-    if same and position:
-        why += f"; this launch begins with the batch of step {before.step(same[0])}"
-    return not_compared(NAME, "M4", why)
-
-
-def _repeats(before: FirstPass, index: int) -> str:
-    again = before.position - index
-    if before.position < len(before.entries) and before.begins_pass(before.position) and before.begins_data(index):
-        return f"this pass of the loader comes in the order of the pass that began at step {before.step(index)}"
-    number = "1 batch repeats" if again == 1 else f"{again} batches repeat"
-    what = f"the batch of step {before.step(index)} of the first pass comes again: {number}"
-    if index == 0:
-        return what + "; the data start again from their beginning"
-    return what + ("; the pass of the loader starts again" if before.begins_data(index) else "")
-
-
-def _new_pass(before: FirstPass) -> str:
-    return "; the first pass began a new epoch here too" if before.begins_pass(before.position) else ""
-
-
-def _differs(refused: bool, expected: str, found: str, cause: str) -> Check:
-    return (failed if refused else noted)(NAME, "M4", expected=expected, found=found, cause=cause)
-
-
-def _unpack(packed: Sequence[str], rank: int) -> Check:
-    outcome, expected, found, cause, error = packed
-    where = f"first batch of rank {rank}"
-    return Check(
-        name=NAME, code="M4", outcome=Outcome(outcome), expected=expected, found=found, cause=cause, where=where, error=error
-    )
+def _unpack(packed: Mapping[str, str], rank: int) -> Check:
+    words = {name: packed[name] for name in CUT}
+    return Check(name=NAME, code="M4", outcome=Outcome(packed["outcome"]), where=f"first batch of rank {rank}", **words)
 
 
 def _finish(reference: "weakref.ref[DataWatch]") -> None:
@@ -413,3 +320,84 @@ def _finish(reference: "weakref.ref[DataWatch]") -> None:
 
 def _plain(data: Any) -> str:
     return json.dumps(data, sort_keys=True, default=str)
+
+
+class OtherBatch:
+    """What the first batch of a resume is, when it is not known to be the one that followed the save."""
+
+    def __init__(self, before: FirstPass, first: int) -> None:
+        self._before, self._same = before, before.find(first)
+        at = before.position
+        self._nearest = min(self._same, key=lambda index: (abs(index - at), index), default=None)
+
+    @property
+    def _nothing_followed(self) -> bool:
+        return self._before.position >= len(self._before.entries)
+
+    @property
+    def _begins_pass(self) -> bool:
+        return self._before.begins_pass(self._before.position)
+
+    @property
+    def astray(self) -> str:
+        """How sure it is that it was not meant; "" for a pass that is begun again, as scripts do on purpose."""
+        before, nearest = self._before, self._nearest
+        if self._nothing_followed:
+            return ""
+        if nearest is None:  # a new pass may well come in a new order
+            return AT_NEW_PASS if self._begins_pass else ASTRAY
+        return ASTRAY if nearest > before.position or not before.begins_data(nearest) else ""
+
+    def check(self, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
+        """`exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.
+
+        `beside`: this rank, where another one saved alone, so that what followed here may never have been written.
+        """
+        before, nearest, num = self._before, self._nearest, len(self._before.entries)
+        if self._nothing_followed:
+            return self._after_the_end(exactly=exactly, continues=continues, beside=beside)
+        expected = f"the batch of step {before.step(before.position)}"
+        if nearest is None:
+            cause = f"the batch is none of the {num} of the first pass: another order, other samples, or another augmentation"
+            also = "; the first pass began a new epoch here too" if self._begins_pass else ""
+            return _differs(exactly, expected, "an unknown batch", cause + also)
+        found = f"the batch of step {before.step(nearest)}"
+        if nearest < before.position:
+            refused = exactly or (continues and before.begins_data(nearest))
+            return _differs(refused, expected, found, self._repeats(nearest))
+        num_left = nearest - before.position
+        left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
+        return _differs(exactly, expected, found, f"{left_out} left out; {found} comes first")
+
+    def _after_the_end(self, *, exactly: bool, continues: bool, beside: int | None) -> Check:
+        """Nothing is on record after the save. An earlier batch repeats, unless the data come alike in every pass."""
+        before, position, same = self._before, self._before.position, self._same
+        digests = before.entries["digest"]
+        ends_before = position > len(before.entries)
+        is_regular = ends_before or any(before.begins_data(at) or digests[at - 1] == digests[position - 1] for at in same)
+        if same and position and (not is_regular or continues):
+            found = f"the batch of step {before.step(max(same))}"
+            return _differs(exactly or continues, "a batch that has not been seen", found, self._repeats(max(same)))
+        if ends_before:
+            why = "the record of batches ends before this save"
+        elif beside is None:
+            why = "the run stopped right at this save, or before the batch that followed was on record"
+        else:
+            why = f"rank {beside} took no part in this save, and the batch that followed there is not on record"
+        if same and position:
+            why += f"; this launch begins with the batch of step {before.step(same[0])}"
+        return not_compared(NAME, "M4", why)
+
+    def _repeats(self, index: int) -> str:
+        before, again = self._before, self._before.position - index
+        if not self._nothing_followed and self._begins_pass and before.begins_data(index):
+            return f"this pass of the loader comes in the order of the pass that began at step {before.step(index)}"
+        number = "1 batch repeats" if again == 1 else f"{again} batches repeat"
+        what = f"the batch of step {before.step(index)} of the first pass comes again: {number}"
+        if index == 0:
+            return what + "; the data start again from their beginning"
+        return what + ("; the pass of the loader starts again" if before.begins_data(index) else "")
+
+
+def _differs(refused: bool, expected: str, found: str, cause: str) -> Check:
+    return (failed if refused else noted)(NAME, "M4", expected=expected, found=found, cause=cause)

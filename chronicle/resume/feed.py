@@ -6,12 +6,13 @@ names with size and modification time, the sampler with its seed, and the batch 
 made, because a dataset may augment at random or read the network. What cannot be seen is left out.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chronicle.resume.batches import samples_of, tensors_of
 from chronicle.resume.configuration import SKIPPED, constructor_arguments, plain_value, short_digest
+from chronicle.resume.envelope.samples import digest_of
 
 NUM_FILES = 16
 NUM_ROWS = 8  # of a Hugging Face dataset
@@ -127,12 +128,12 @@ def _files(thing: Any) -> list[list[Any]]:
     for path in paths[:NUM_FILES]:
         if not isinstance(path, (str, Path)):
             return []
+        place = Path(path)
         try:
-            stat = Path(path).stat()
+            stat = place.stat()
         except (OSError, ValueError):
             continue  # a URL, or a pattern
-        place = Path(path)
-        found.append([place.name, None if place.is_dir() else stat.st_size, None if place.is_dir() else int(stat.st_mtime)])
+        found.append([place.name, None, None] if place.is_dir() else [place.name, stat.st_size, int(stat.st_mtime)])
     return found
 
 
@@ -161,21 +162,17 @@ def order_record(loader: Any) -> dict[str, Any]:
 
 def _sampler(loader: Any) -> Any:
     """The innermost sampler: wrappers of Accelerate keep it in `batch_sampler.sampler`, or one batch sampler deeper."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
+    batches = _innermost(getattr(loader, "batch_sampler", None), "batch_sampler")
+    return _innermost(getattr(batches, "sampler", None) or getattr(loader, "sampler", None), "sampler")
+
+
+def _innermost(thing: Any, name: str) -> Any:
     for _ in range(5):
-        inner = getattr(batch_sampler, "batch_sampler", None)
-        if inner is None:
+        inner = getattr(thing, name, None)
+        if inner is None or inner is thing:
             break
-        batch_sampler = inner
-    sampler = getattr(batch_sampler, "sampler", None)
-    if sampler is None:
-        sampler = getattr(loader, "sampler", None)
-    for _ in range(3):
-        inner = getattr(sampler, "sampler", None)
-        if inner is None or inner is sampler:
-            break
-        sampler = inner
-    return sampler
+        thing = inner
+    return thing
 
 
 def _is_shuffled(sampler: Any) -> bool | None:
@@ -200,38 +197,29 @@ ROWS, LENGTH = "rows of a batch", "sequence length"
 
 
 class Shapes:
-    """How many rows the first batches of a launch had, and how long their sequences of tokens were."""
+    """How many rows the first batches of a launch had, and those after each save; how long their sequences of tokens were."""
 
     def __init__(self) -> None:
-        self._rows: set[int] = set()
-        self._lengths: set[int | None] = set()
-        self._num_batches = 0
-        self._autocast: set[str] = set()
-        self.grown: Callable[[str, int], None] = lambda name, value: None  # told of another size than before
+        self._seen: list[tuple[int, int | None, str]] = []  # rows, length, precision
+        self._at_save = 0
+
+    def saved(self) -> None:
+        """A checkpoint was saved."""
+        self._at_save = len(self._seen)
 
     def see(self, inputs: Any) -> None:
         """One batch enters the model."""
-        first = next((tensor for tensor in _tensors(inputs) if tensor.dim() > 0), None)
-        if first is None:
-            return
-        self._num_batches += 1
-        self._autocast.add(_autocast(first.device.type))
-        rows, length = int(first.shape[0]), sequence_length(inputs)
-        if self._rows and rows not in self._rows:
-            self.grown(ROWS, rows)
-        if length is not None and self._lengths and length not in self._lengths:
-            self.grown(LENGTH, length)
-        self._rows.add(rows)
-        self._lengths.add(length)
+        first = next((tensor for tensor in tensors_of(inputs) if tensor.dim() > 0), None)
+        if first is not None:
+            self._seen.append((int(first.shape[0]), sequence_length(inputs), _autocast(first.device.type)))
 
-    def to_json(self) -> dict[str, Any]:
-        """`rows`, `length`, `autocast` as far as every batch had the same, and the number of `batches`; {} before the first."""
-        record: dict[str, Any] = {"batches": self._num_batches} if self._num_batches else {}
-        if len(self._autocast) == 1:
-            record["autocast"] = next(iter(self._autocast))
-        for name, seen in (("rows", self._rows), ("length", self._lengths)):
-            if len(seen) == 1 and (value := next(iter(seen))) is not None:
-                record[name] = value
+    def to_json(self, *, since_save: bool = False) -> dict[str, Any]:
+        """`rows`, `length`, `autocast` as far as all had the same, and how many `batches` the launch had; {} before one."""
+        seen = self._seen[self._at_save if since_save else 0 :]
+        record: dict[str, Any] = {"batches": len(self._seen)} if seen else {}
+        for name, values in zip(("rows", "length", "autocast"), zip(*seen, strict=True), strict=False):
+            if len(set(values)) == 1 and values[0] is not None:
+                record[name] = values[0]
         return record
 
 
@@ -254,7 +242,7 @@ def sequence_length(inputs: Any) -> int | None:
     """
     import torch
 
-    tokens = [t for t in _tensors(inputs) if t.dim() == 2 and t.dtype in (torch.int32, torch.int64) and t.shape[0] > 1]
+    tokens = [t for t in tensors_of(inputs) if t.dim() == 2 and t.dtype in (torch.int32, torch.int64) and t.shape[0] > 1]
     sizes = {int(t.shape[1]) for t in tokens}
     if len(sizes) != 1 or (length := sizes.pop()) < 4:
         return None
@@ -274,12 +262,9 @@ def _is_array(thing: Any) -> bool:
 
 
 def _array_digest(thing: Any) -> str:
-    """Shape, type and a strided sample of a tensor or array. A memory-mapped one is read at a few places."""
+    """Shape, type and a sample of a tensor or array. A memory-mapped one is read at a few places."""
     try:
-        flat = thing.reshape(-1)
-        size = int(flat.shape[0])
-        sample = flat[:: max(1, size // NUM_SAMPLES)][:NUM_SAMPLES] if size else flat
-        content = hashlib.sha256(repr(sample.tolist()).encode()).hexdigest()[:16]
+        content = f"{digest_of(samples_of(thing)):016x}"
     except Exception:  # noqa: BLE001 an array of a library that we do not know
         content = "unread"
     return f"{tuple(int(n) for n in thing.shape)} {str(thing.dtype).removeprefix('torch.')} {content}"
@@ -302,18 +287,6 @@ def _item(thing: Any, depth: int = 0) -> Any:
         return thing
     value = plain_value(thing)
     return type(thing).__name__ if value is SKIPPED else value
-
-
-def _tensors(thing: Any) -> Iterator[Any]:
-    if hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
-        if not thing.is_nested and str(thing.layout) == "torch.strided":  # a nested one has no shape, a sparse one no rows
-            yield thing
-    elif isinstance(thing, Mapping):
-        for value in thing.values():
-            yield from _tensors(value)
-    elif isinstance(thing, (tuple, list)):
-        for value in thing:
-            yield from _tensors(value)
 
 
 def _quietly(thing: Any, name: str) -> Any:

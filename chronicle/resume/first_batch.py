@@ -7,7 +7,7 @@ dataset are -100. Training losses will be all 0", seed 004).
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 IGNORED = -100
@@ -85,6 +85,16 @@ class RowView:
         return self.end - self.begin
 
     @property
+    def padding(self) -> list[int]:
+        """The positions of padding."""
+        return [*range(self.begin), *range(self.end, len(self.row.ids))]
+
+    def has_label(self, place: int) -> bool:
+        """Whether the loss is taken there."""
+        labels = self.row.labels or ()
+        return place < len(labels) and labels[place] != IGNORED
+
+    @property
     def masks_beginning(self) -> bool:
         """Whether the row begins with labels that are left out, as a masked prompt does."""
         return bool(self.trained) and self.trained[0] - self.begin >= 2
@@ -100,18 +110,16 @@ def _views(rows: Sequence[TokenRow], words: TokenizerFacts) -> list[RowView]:
 
 
 def _view(row: TokenRow, words: TokenizerFacts) -> RowView:
+    begin, end = 0, len(row.ids)
     if row.attended is not None and any(row.attended):
-        seen = [index for index, used in enumerate(row.attended) if used]
-        begin, end = seen[0], seen[-1] + 1
-    else:
-        begin, end = 0, len(row.ids)
-    labels = row.labels or ()
-    run = _padding_run(row.ids[begin:end], words)
-    end -= run
-    if row.attended is None and words.pad is not None and words.pad != words.bos:
-        while begin < end and row.ids[begin] == words.pad and words.pad not in words.ends:
+        begin = row.attended.index(True)
+        end -= row.attended[::-1].index(True)
+    end -= _padding_run(row.ids[begin:end], words)
+    if row.attended is None and words.pad is not None and words.pad != words.bos and words.pad not in words.ends:
+        while begin < end and row.ids[begin] == words.pad:
             begin += 1
-    return RowView(row, begin, end, tuple(i for i in range(begin, end) if i < len(labels) and labels[i] != IGNORED))
+    view = RowView(row, begin, end, ())
+    return replace(view, trained=tuple(filter(view.has_label, range(begin, end))))
 
 
 def _padding_run(ids: Sequence[int], words: TokenizerFacts) -> int:
@@ -121,185 +129,187 @@ def _padding_run(ids: Sequence[int], words: TokenizerFacts) -> int:
         run += 1
     if words.pad is None or run == len(ids):
         return 0
-    return (run - 1 if run >= 3 else 0) if words.pad in words.ends else (run if run >= 2 else 0)
+    if words.pad in words.ends:
+        return run - 1 if run >= 3 else 0
+    return run if run >= 2 else 0
 
 
 # ---- the batch -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The rows of a batch, and what is known beside them."""
+
+    views: list[RowView]
+    words: TokenizerFacts
+    setting: RowSetting
+
+    @property
+    def learning(self) -> list[RowView]:
+        """The rows that teach anything."""
+        return [view for view in self.views if view.trained]
+
+
+Found = Iterator[tuple[str, str]]  # name and text of what is wrong
+
+
 def find_in_batch(rows: Sequence[TokenRow], words: TokenizerFacts, setting: RowSetting) -> list[BatchFault]:
     """Everything wrong with these rows, the worst first."""
-    views = _views(rows, words)
-    found = [finding for find in FINDERS for finding in find(views, words, setting)]
-    names = {finding.name for finding in found}
-    if "all-labels-masked" in names:  # what follows from it
-        names -= {"eos-missing"}
-    return [finding for finding in found if finding.name in names]
+    batch = _Batch(_views(rows, words), words, setting)
+    found = dict(pair for find in FINDERS for pair in find(batch))
+    if "all-labels-masked" in found:  # what follows from it
+        found.pop("eos-missing", None)
+    return [BatchFault(name=name, text=text) for name, text in found.items()]
 
 
-def _masked(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
-    labelled = [view for view in views if view.row.labels is not None]
+def _is_half(some: Sequence[Any], of: Sequence[Any]) -> bool:
+    """Whether it is half of them or more."""
+    return bool(some) and 2 * len(some) >= len(of)
+
+
+def _masked(batch: _Batch) -> Found:
+    labelled = [view for view in batch.views if view.row.labels is not None]
     empty = [view for view in labelled if not view.trained]
     if labelled and len(empty) == len(labelled):
-        yield BatchFault(
-            name="all-labels-masked",
-            text=f"all labels are masked (-100) in all {len(labelled)} rows: the loss is 0 or NaN and nothing is learned; "
-            "look for an answer marker that is not in the text, or a prompt longer than the row",
-        )
-    elif len(empty) >= 2 and 2 * len(empty) >= len(labelled):
-        yield BatchFault(
-            name="rows-without-labels",
-            text=f"{len(empty)} of {len(labelled)} rows have every label masked (-100): they teach nothing",
-        )
+        text = f"all labels are masked (-100) in all {len(labelled)} rows: the loss is 0 or NaN and nothing is learned"
+        yield "all-labels-masked", f"{text}; look for an answer marker that is not in the text, or a prompt longer than the row"
+    elif len(empty) >= 2 and _is_half(empty, labelled):
+        text = f"{len(empty)} of {len(labelled)} rows have every label masked (-100): they teach nothing"
+        yield "rows-without-labels", text
 
 
-def _padding(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
-    outside = [(view, i) for view in views for i in range(len(view.row.ids)) if not view.begin <= i < view.end]
-    trained = [(v, i) for v, i in outside if v.row.labels and i < len(v.row.labels) and v.row.labels[i] != IGNORED]
-    labelled = sum(label != IGNORED for view in views for label in view.row.labels or ())
-    if trained and labelled:
-        yield BatchFault(
-            name="padding-trained",
-            text=f"padding is trained on: {len(trained)} of {labelled} labels ({len(trained) / labelled:.0%}) are of padding; "
-            "labels look like copies of the inputs, set them to -100 where the attention mask is 0",
-        )
-    attended = [1 for v, i in outside if v.row.attended is not None and v.row.attended[i]]
+def _padding(batch: _Batch) -> Found:
+    padding = [(view, place) for view in batch.views for place in view.padding]
+    trained = sum(view.has_label(place) for view, place in padding)
+    labelled = trained + sum(len(view.trained) for view in batch.views)
+    if trained:
+        text = f"padding is trained on: {trained} of {labelled} labels ({trained / labelled:.0%}) are of padding"
+        remedy = "labels look like copies of the inputs, set them to -100 where the attention mask is 0"
+        yield "padding-trained", f"{text}; {remedy}"
+    attended = sum(view.row.attended is not None and view.row.attended[place] for view, place in padding)
     if attended:
-        yield BatchFault(
-            name="padding-attended",
-            text=f"padding is attended to: the attention mask is 1 on {len(attended)} padding tokens",
-        )
+        yield "padding-attended", f"padding is attended to: the attention mask is 1 on {attended} padding tokens"
 
 
-def _labels(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
+def _labels(batch: _Batch) -> Found:
     """Labels of a causal model that shifts them itself are its own inputs."""
-    if not setting.shifts_labels:
+    rows = [(view.row.ids, view.row.labels or (), i) for view in batch.views for i in view.trained if i + 1 < view.end]
+    if not batch.setting.shifts_labels or len(rows) < 8:
         return
-    pairs = [(view, i) for view in views for i in view.trained if i + 1 < view.end]
-    if len(pairs) < 8:
+    same = sum(labels[place] == ids[place] for ids, labels, place in rows) / len(rows)
+    shifted = sum(labels[place] == ids[place + 1] for ids, labels, place in rows) / len(rows)
+    if same >= 0.9:
         return
-    same = sum(v.row.labels[i] == v.row.ids[i] for v, i in pairs) / len(pairs)  # type: ignore[index]
-    next_ = sum(v.row.labels[i] == v.row.ids[i + 1] for v, i in pairs) / len(pairs)  # type: ignore[index]
-    if next_ > 0.9 and same < 0.9:
+    if shifted > 0.9:
         text = "labels are the inputs shifted by one, and this model shifts them again: it learns to skip a token"
-        yield BatchFault(name="labels-shifted-twice", text=f"{text}; pass labels that are not shifted")
-    elif same < 0.9:
+        yield "labels-shifted-twice", f"{text}; pass labels that are not shifted"
+    else:
         text = f"only {same:.0%} of the labels are the token at their own place: labels and inputs do not belong together"
-        yield BatchFault(name="labels-of-other-text", text=text)
+        yield "labels-of-other-text", text
 
 
-def _bos(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
+def _bos(batch: _Batch) -> Found:
+    views, words = batch.views, batch.words
     if words.bos is None or not views:
         return
     doubled = [view for view in views if view.content[:2] == (words.bos, words.bos)]
     name = words.names.get(words.bos, "BOS")
-    if doubled and 2 * len(doubled) >= len(views):
-        yield BatchFault(
-            name="bos-doubled",
-            text=f"`{name}` stands twice at the beginning of {len(doubled)} of {len(views)} rows: the chat template and the "
-            "tokenizer both add it; tokenize with add_special_tokens=False",
-        )
-    by_template = bool(words.template) and "bos_token" not in words.template and name not in words.template
-    if words.adds_bos and not by_template and not setting.of_decoder and not any(words.bos in view.content for view in views):
-        yield BatchFault(
-            name="bos-missing",
-            text=f"no row has `{name}`, which this tokenizer puts at the beginning of a text: the model was trained with it",
-        )
+    if _is_half(doubled, views):
+        text = f"`{name}` stands twice at the beginning of {len(doubled)} of {len(views)} rows"
+        cause = "the chat template and the tokenizer both add it; tokenize with add_special_tokens=False"
+        yield "bos-doubled", f"{text}: {cause}"
+    if not words.adds_bos or batch.setting.of_decoder or any(words.bos in view.content for view in views):
+        return
+    if not words.template or "bos_token" in words.template or name in words.template:
+        text = f"no row has `{name}`, which this tokenizer puts at the beginning of a text: the model was trained with it"
+        yield "bos-missing", text
 
 
-def _ends(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
-    if not words.ends or not setting.shifts_labels:
+def _ends(batch: _Batch) -> Found:
+    words, learning = batch.words, batch.learning
+    if not words.ends or not batch.setting.shifts_labels:
         return
     name = words.names.get(min(words.ends), "EOS")
-    learning = [view for view in views if view.trained]
-    last = [view for view in learning if view.row.ids[view.end - 1] in words.ends]
+    last = [view for view in learning if view.content[-1] in words.ends]
     masked = [view for view in last if not any(view.row.ids[i] in words.ends for i in view.trained)]
-    if masked and 2 * len(masked) >= len(learning):
+    if _is_half(masked, learning):
+        text = f"`{name}` ends {len(masked)} of {len(learning)} rows but its label is masked: the model never learns to stop"
         pad = "; the padding token is the same, and the collator masks both" if words.pad in words.ends else ""
-        yield BatchFault(
-            name="eos-not-trained",
-            text=f"`{name}` ends {len(masked)} of {len(learning)} rows but its label is masked: the model never learns to "
-            f"stop{pad}",
-        )
+        yield "eos-not-trained", text + pad
         return
-    doubled = [v for v in last if v.length > 2 and v.row.ids[v.end - 2] == v.row.ids[v.end - 1] and v.end - 2 in v.trained]
-    if doubled and 2 * len(doubled) >= len(learning):
+    twice = [view for view in last if view.length > 2 and view.content[-2] == view.content[-1]]
+    doubled = [view for view in twice if view.has_label(view.end - 2)]
+    if _is_half(doubled, learning):
         text = f"`{name}` stands twice at the end of {len(doubled)} of {len(learning)} rows"
-        yield BatchFault(name="eos-doubled", text=f"{text}: the text has it already, and the trainer adds it")
-    yield from _without_end(learning, words, setting, name)
+        yield "eos-doubled", f"{text}: the text has it already, and the trainer adds it"
+    if not batch.setting.packed and len(learning) >= 2:
+        yield from _without_end(batch, name)
 
 
-def _without_end(learning: Sequence[RowView], words: TokenizerFacts, setting: RowSetting, name: str) -> Iterator[BatchFault]:
-    if setting.packed or len(learning) < 2:
-        return
-    stops = words.ends | words.specials
-    ended = [v for v in learning if any(v.row.ids[i] in stops for i in v.trained[-3:])]
-    cut = [v for v in learning if setting.max_length is not None and v.length >= setting.max_length and v not in ended]
-    if len(cut) == len(learning):
-        yield BatchFault(
-            name="every-row-cut",
-            text=f"all {len(cut)} rows are cut at {setting.max_length} tokens: no answer reaches its end",
-        )
-    elif not ended and len({view.length for view in learning}) > 1:
-        yield BatchFault(
-            name="eos-missing",
-            text=f"no row ends with `{name}` or another special token: the model never learns to stop",
-        )
+def _without_end(batch: _Batch, name: str) -> Found:
+    learning, most = batch.learning, batch.setting.max_length
+    stops = batch.words.ends | batch.words.specials
+    ended = [any(view.row.ids[i] in stops for i in view.trained[-3:]) for view in learning]
+    cut = [most is not None and view.length >= most for view in learning]
+    if all(cut) and not any(ended):
+        yield "every-row-cut", f"all {len(cut)} rows are cut at {most} tokens: no answer reaches its end"
+    elif not any(ended) and len({view.length for view in learning}) > 1:
+        yield "eos-missing", f"no row ends with `{name}` or another special token: the model never learns to stop"
 
 
-def _prompts(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
-    learning = [view for view in views if view.trained]
+def _prompts(batch: _Batch) -> Found:
+    learning = batch.learning
     prompted = [view for view in learning if view.masks_beginning]
     whole = [view for view in learning if view.masks_nothing]
-    reversed_ = [v for v in learning if v.trained[0] - v.begin <= 1 and v.end - 1 - v.trained[-1] >= max(3, v.length // 5)]
-    if reversed_ and 2 * len(reversed_) >= len(learning):
+    ends_masked = [view for view in learning if view.end - 1 - view.trained[-1] >= max(3, view.length // 5)]
+    reversed_ = [view for view in ends_masked if view.trained[0] - view.begin <= 1]
+    if _is_half(reversed_, learning):
         text = f"{len(reversed_)} of {len(learning)} rows train on their beginning and mask their end"
-        yield BatchFault(name="mask-upside-down", text=f"{text}: the prompt is learned and the answer is not")
-    elif whole and len(learning) >= 3 and 2 * len(prompted) >= len(learning):
+        yield "mask-upside-down", f"{text}: the prompt is learned and the answer is not"
+    elif whole and len(learning) >= 3 and _is_half(prompted, learning):
         text = f"{len(whole)} of {len(learning)} rows train on their prompt, the others mask it"
-        yield BatchFault(name="prompt-trained-in-some", text=f"{text}: the answer marker was not found there")
-    elif setting.has_prompts and not setting.packed and learning and len(whole) == len(learning):
-        text = "the data tell prompts from answers, and no label is masked: the prompt is trained on too"
-        yield BatchFault(name="prompt-trained", text=text)
+        yield "prompt-trained-in-some", f"{text}: the answer marker was not found there"
+    elif batch.setting.has_prompts and not batch.setting.packed and learning and len(whole) == len(learning):
+        yield "prompt-trained", "the data tell prompts from answers, and no label is masked: the prompt is trained on too"
 
 
-def _markers(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
+def _markers(batch: _Batch) -> Found:
     """Markers of a chat template that the tokenizer does not know as one token."""
+    words = batch.words
     foreign = [
-        marker
+        f"`{marker}` ({count} tokens)"
         for marker, count in words.pieces.items()
         if count > 1 and not (marker in words.template and (marker in WRITTEN_OUT or words.template_fits))
     ]
     if foreign:
-        listed = ", ".join(f"`{marker}` ({words.pieces[marker]} tokens)" for marker in foreign[:3])
-        yield BatchFault(
-            name="foreign-template",
-            text=f"{listed} in the text: this tokenizer has no such token; the chat template is of another model",
-        )
+        cause = "this tokenizer has no such token; the chat template is of another model"
+        yield "foreign-template", f"{', '.join(foreign[:3])} in the text: {cause}"
 
 
-def _ids(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
-    highest = max((max(view.row.ids) for view in views), default=0)
-    if setting.num_embeddings is not None and highest >= setting.num_embeddings:
-        yield BatchFault(
-            name="id-without-embedding",
-            text=f"token {highest} is in the batch, the model has {setting.num_embeddings} embeddings: the tokenizer is of "
-            "another model, or the embeddings were not resized",
-        )
-    total = sum(view.length for view in views)
-    unknown = sum(view.content.count(words.unknown) for view in views) if words.unknown is not None else 0
-    if total and unknown / total > 0.2 and words.unknown not in words.ends:
-        text = f"{unknown / total:.0%} of the tokens are `{words.names.get(words.unknown or 0, 'unknown')}`"
-        yield BatchFault(name="unknown-tokens", text=f"{text}: the tokenizer does not know this text")
+def _ids(batch: _Batch) -> Found:
+    words, most = batch.words, batch.setting.num_embeddings
+    highest = max((max(view.row.ids) for view in batch.views), default=0)
+    if most is not None and highest >= most:
+        cause = "the tokenizer is of another model, or the embeddings were not resized"
+        yield "id-without-embedding", f"token {highest} is in the batch, the model has {most} embeddings: {cause}"
+    if words.unknown is None or words.unknown in words.ends:
+        return
+    total = sum(view.length for view in batch.views)
+    unknown = sum(view.content.count(words.unknown) for view in batch.views)
+    if unknown > 0.2 * total:
+        text = f"{unknown / total:.0%} of the tokens are `{words.names.get(words.unknown, 'unknown')}`"
+        yield "unknown-tokens", f"{text}: the tokenizer does not know this text"
 
 
-def _copies(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -> Iterator[BatchFault]:
+def _copies(batch: _Batch) -> Found:
+    views = batch.views
     copies = len(views) - len({(view.content, view.row.labels) for view in views})
     if len(views) >= 4 and 2 * copies >= len(views) and min(view.length for view in views) >= 4:
-        yield BatchFault(name="rows-repeated", text=f"{copies} of {len(views)} rows are copies of another row of the batch")
+        yield "rows-repeated", f"{copies} of {len(views)} rows are copies of another row of the batch"
 
 
-FINDERS: tuple[Callable[[Sequence[RowView], TokenizerFacts, RowSetting], Iterator[BatchFault]], ...] = (
+FINDERS: tuple[Callable[[_Batch], Found], ...] = (
     _masked, _padding, _labels, _bos, _ends, _prompts, _markers, _ids, _copies,
 )  # fmt: skip
 
@@ -335,13 +345,15 @@ def tell_batch(
 
 def _parts(view: RowView, decode: Callable[[Sequence[int]], str] | None) -> Iterator[dict[str, Any]]:
     """Runs of tokens of one kind, in order; long texts lose their middle."""
-    trained, labelled = set(view.trained), view.row.labels is not None
+    labelled = view.row.labels is not None
     runs: list[tuple[str, list[int]]] = []
     for index, token in enumerate(view.row.ids):
         if not view.begin <= index < view.end:
             kind = "padding"
+        elif labelled:
+            kind = "trained" if view.has_label(index) else "masked"
         else:
-            kind = ("trained" if index in trained else "masked") if labelled else "text"
+            kind = "text"
         if runs and runs[-1][0] == kind:
             runs[-1][1].append(token)
         else:

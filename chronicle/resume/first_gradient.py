@@ -6,35 +6,26 @@ launch that goes on after a save therefore keeps a sample of its next gradient (
 one a save, the newest 64 of a launch). A resume of that state compares its own first gradient with it, right before its first
 step.
 
-It is compared only where it must be equal:
-- every micro-batch of the step was the same (`batches.py` digests what enters the model), and as many ranks began with the
-  batches that followed the save, all of them: the gradient is the mean of theirs;
-- nothing was random: no generator moved in the first launch between the save and this gradient, or the generators stood
-  equally when the first micro-batch entered the model (one rank knows that of itself only, so this counts for a single one).
-
-Anything else is no finding. Where the first pass went wrong in this very step (an incident is on record), another gradient
-is what one hopes for, and is only noted. A launch that ended at its save has left no such gradient, and nothing is compared
-then. Different kernels, hardware and orders of summation change the last digits: only a difference that is larger than
-those is refused.
+It is compared only where it must be equal: every micro-batch of the step was the same, as many ranks began with the batches
+that followed the save, all of them, and nothing was random. That is so where no generator moved in the first launch between the
+save and this gradient, or where those of a single process stood equally when the first micro-batch entered the model. Anything
+else is no finding. Where the first pass went wrong in this very step (an incident is on record), another gradient is only
+noted. Kernels, hardware and orders of summation change the last digits: only a larger difference is refused.
 
 An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
 
-What happens inside the step itself is seen right after it: where the gradient was equal, or cannot be reached (ZeRO-3, whose
-shards are gathered), and the LR was the same, the weights must move alike. So the first update is kept beside the gradient. A
-resume that moves its weights otherwise is told so: a hook that changes weights or LR inside the step, another optimizer.
-Averages that the script named are part of the update: they must follow as they did.
+What happens inside the step shows right after it. Where gradient and LR were equal, or the gradient cannot be reached (ZeRO-3),
+the weights must move alike, and averages that the script named must follow alike. So the update is kept beside the gradient.
 
-The steps after the first one are done again, too. Of `NUM_NEXT` of them a smaller sample is kept, one line of JSON each. A
-single rank compares them as long as everything was equal in the step before. So the first step that is another one is told:
-labels, clipping, a layer or the weights themselves that change in the middle of a launch. Nothing is refused because of it.
+The next `NUM_NEXT` steps are kept by a smaller sample, one line of JSON each. A single rank compares them as long as everything
+was equal in the step before, and the first that is another one is told. Nothing is refused because of it.
 """
 
 import contextlib
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +34,12 @@ from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.faults import shield
-from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import fresh_seed, rng_digests
 
-VERSION = 1
+VERSION = 2
 NAME = "gradient"
 DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"
+CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
 NUM_TENSORS = 128
 NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8
@@ -73,16 +64,15 @@ class FirstGradient:
         self,
         directory: Path | None,
         rank: int,
-        num_ranks: Callable[[], int] = lambda: 1,
-        models: Callable[[], Sequence[Any]] = tuple,
-        averages: Callable[[], Mapping[str, Any]] = dict,
+        num_ranks: Callable[[], int],
+        models: Callable[[], Sequence[Any]],
+        averages: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._kept_in, self._directory = directory, directory if rank < NUM_RANKS else None
+        self._directory = directory if rank < NUM_RANKS else None
         self._num_ranks, self._models, self._averages = num_ranks, models, averages
         self.moved_otherwise: Callable[[str, int], None] = lambda words, after: None  # told of a step that is another one
         # which incident the first step after this save belongs to, in words; "" for none
         self.went_wrong: Callable[[Mapping[str, Any]], str] = lambda identity: ""
-        self._moving: _Moving | None = None  # the step whose update is awaited
         self._rank = rank
         self._batches: list[str] = []  # since the last step
         self._seen = 0
@@ -91,8 +81,8 @@ class FirstGradient:
         self._at_save: Mapping[str, str] = {}
         self._entered: Mapping[str, str] = {}  # generators when the first micro-batch entered
         self._wanted = True  # the first step of a launch is compared
-        self._expected: Mapping[str, Any] | None = None  # the record whose update this step should repeat
-        self._following: _Following | None = None  # the steps after the first one
+        self._expected: list[dict[str, Any]] = []  # steps that this launch should repeat, from the next one on
+        self._steps: _Steps | None = None  # that are being kept, or compared
         self._lrs_then: list[Any] = []  # of the first pass, from the first step after this load on
         self._seeds: tuple[int | None, int | None] = (None, None)  # seeds beside which the last two steps began
         self._kept: list[Path] = []
@@ -105,7 +95,7 @@ class FirstGradient:
     @property
     def is_awaited(self) -> bool:
         """Whether the next step's gradient is to be kept, or compared with one that was kept."""
-        return bool(self._state) or self._following is not None
+        return bool(self._state) or self._steps is not None
 
     @property
     def _looks(self) -> bool:
@@ -118,11 +108,12 @@ class FirstGradient:
 
     def loaded(self) -> None:
         """Another state is in memory: the next step is a first one."""
-        self._state, self._wanted, self._moving, self._following, self._lrs_then = "", True, None, None, []
-        self._batches, self._seen, self._entered = [], 0, {}
-        self._let_go()
+        self._steps, self._lrs_then = None, []
+        self._reset(wanted=True)
 
-    def _let_go(self) -> None:
+    def _reset(self, *, wanted: bool) -> None:
+        self._state, self._wanted = "", wanted
+        self._batches, self._seen, self._entered = [], 0, {}
         if self._sums is not None:
             self._sums.remove()
         self._sums = None
@@ -131,18 +122,18 @@ class FirstGradient:
         """A micro-batch is about to enter the model."""
         self._seen += 1
         self._autocast = (self._autocast and self._seen > 1) or _autocast()
-        for moving in (self._moving, None if self._following is None else self._following.moving):
-            if moving is not None and not moving.over:
-                self._step_is_over(moving)
-        if self._seen == 1 and self._looks:
-            try:
-                self._entered = rng_digests()
-            except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
-                self._state, self._wanted, self._following = "", False, None
-            if self._wanted or self._following is not None:
-                self._seeds = (self._seeds[1], fresh_seed())
-            if self.by_hooks and self._sums is None:
-                self._sums = _Sums(_params(None, self._models()), self.lost)
+        if self._steps is not None and self._steps.moving is not None:
+            self._steps.moving.is_over()
+        if self._seen > 1 or not self._looks:
+            return
+        try:
+            self._entered = rng_digests()
+        except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
+            self._state, self._wanted, self._steps = "", False, None
+        if self._wanted or self._steps is not None:
+            self._seeds = (self._seeds[1], fresh_seed())
+        if self.by_hooks and self._sums is None:
+            self._sums = _Sums(_params(None, self._models()), self.lost)
 
     def batch(self, digest: int) -> None:
         """The digest of a micro-batch, in their order."""
@@ -150,122 +141,86 @@ class FirstGradient:
             self._batches.append(f"{digest:016x}")
 
     def stepping(self, place: int, optimizer: Any, lrs: Sequence[Any] = ()) -> None:
-        """The guarded optimizer at this place is about to step: keep its gradient if it is the first since a save."""
-        if self._moving is not None and self._moving.place == place:
-            moving, self._moving = self._moving, None
-            self._moved(moving)
+        """The guarded optimizer at this place is about to step: keep its gradient, or compare it, near a save or a load."""
+        steps, self._steps = self._steps, None
+        if steps is not None and not self._goes_on(steps):
+            steps = None
         if self._state and self._entered and self._directory is not None:
-            self._keep(place, optimizer, list(lrs))
-        elif self._expected is not None and self._moving is None:
-            self._moving = _Moving(place, self._expected, self._moved_by(optimizer), list(lrs))
-            self._following = _Following(place, expected=self._expected["next"])
-        elif self._following is not None and self._following.place == place:
-            self._follow(self._following, optimizer, list(lrs))
-        self._expected = None
-        self._state, self._wanted = "", False
-        self._batches, self._seen, self._entered = [], 0, {}
-        self._let_go()
+            steps = _Steps(path=self._directory / f"{self._state}.{self._rank}")
+        elif self._expected:
+            steps = _Steps(records=self._expected)
+        if steps is not None and self._take(steps, place, optimizer, list(lrs)):
+            self._steps = steps
+        self._expected = []
+        self._reset(wanted=False)
 
-    # ---- the update -----------------------------------------------------------------------------------------------
+    # ---- one step after another --------------------------------------------------------------------------------------
 
-    def _step_is_over(self, moving: "_Moving") -> None:
-        """The batch after the step enters: what the optimizer drew at random, if anything, has moved the generators."""
-        try:
-            moving.over = True
-            moving.still = rng_digests() == moving.generators
-        except RuntimeError:
-            moving.still = False
-
-    def _moved(self, moving: "_Moving") -> None:
-        """The next step begins: keep how far the weights moved, or compare it with what was kept."""
-        if not moving.still:
-            return
-        rows, averages = moving.update()
-        if moving.path is not None:
-            moving.record.update(update=_short(rows), averages=_short(averages), lrs=moving.lrs)
-            moving.path.write_text(_line(moving.record), encoding="utf-8")
-        elif moving.record.get("lrs") == moving.lrs and (words := _judge_update(moving.record, rows, averages)):
-            self._following = None
-            self.moved_otherwise(f"the first step {words}", 0)
-
-    def _moved_by(self, optimizer: Any) -> tuple[list[Any], list[Any]]:
-        """The parameters that a step moves, and those of the averages that follow it."""
-        return _params(optimizer, self._models()), _averaged(self._averages())
-
-    def used_lrs(self, num: int) -> Sequence[Any] | None:
-        """The LRs that the first pass used in this step after the save, the first is 1; None where it is not known."""
-        return self._lrs_then[num - 1] if 0 < num <= len(self._lrs_then) else None
-
-    # ---- the steps after the first ------------------------------------------------------------------------------
-
-    def _follow(self, following: "_Following", optimizer: Any, lrs: list[Any]) -> None:
-        """One more step of those that follow a save: keep it, or compare it with what was kept."""
-        words = following.settle()
+    def _goes_on(self, steps: "_Steps") -> bool:
+        """The step before is over: keep how far it moved, or compare that. False where no further step is looked at."""
+        words = steps.settle()
         if words:
-            self.moved_otherwise(f"this step {words}", following.num)
-        if words or following.ended or self._num_ranks() > 1 or not self._entered:
-            self._following = None
-            return
-        following.num += 1
-        own = self._describe(following.place, optimizer, still=rng_digests() == dict(self._at_save), most=NEXT_TENSORS)
-        kept = own if following.path is not None or own is None else self._as_expected(following, optimizer, own, lrs)
-        if kept is None:
-            self._following = None
-            return
-        moved = _params(optimizer, self._models(), NEXT_TENSORS), _averaged(self._averages())
-        following.moving = _Moving(following.place, {**kept, "lrs": lrs}, moved, lrs)
+            self.moved_otherwise(f"{'this step' if steps.num else 'the first step'} {words}", steps.num)
+        steps.num += 1
+        is_last = steps.num > NUM_NEXT or (steps.path is None and steps.num == len(steps.records))
+        return not (words or is_last or self._num_ranks() > 1 or not self._entered)
 
-    def _as_expected(
-        self, following: "_Following", optimizer: Any, own: Mapping[str, Any], lrs: list[Any]
-    ) -> Mapping[str, Any] | None:
-        """What was kept of this step, as far as its gradient is equal; None where it is not, or cannot be compared."""
-        kept = following.expected.popleft()
-        if kept.get("lrs") != lrs or _one_is_none(kept["rows"], own["rows"]):
-            return None
+    def _take(self, steps: "_Steps", place: int, optimizer: Any, lrs: list[Any]) -> bool:
+        """Keep this step, or compare it with the one that was kept. False where it is not known, or is another one."""
+        most = NEXT_TENSORS if steps.num else NUM_TENSORS
+        record: dict[str, Any] | None
+        if steps.path is not None:
+            record = self._describe(place, optimizer, lrs, most)
+            if record is None or not self._keep(steps, record, place):
+                return False
+        else:
+            record = steps.records[steps.num]
+            if steps.num and not self._is_equal(record, place, optimizer, lrs, steps.num):
+                return False
+        if record["exact"]:
+            steps.moving = _Moving(record, lrs, _params(optimizer, self._models(), most), _averaged(self._averages()))
+        return True
+
+    def _keep(self, steps: "_Steps", record: dict[str, Any], place: int) -> bool:
+        assert steps.path is not None
+        if not steps.num:
+            if not any(row is not None and any(row) for row in record["rows"]):
+                record["rows"] = []
+                if place >= 0:  # no gradient: nothing that a resume could be held to
+                    return False
+            steps.path.parent.mkdir(parents=True, exist_ok=True)
+            steps.path.touch()
+            self._kept.append(steps.path)
+            if len(self._kept) > NUM_KEPT:
+                self._kept.pop(0).unlink(missing_ok=True)
+        steps.records.append(record)
+        steps.write()
+        return True
+
+    def _is_equal(self, kept: dict[str, Any], place: int, optimizer: Any, lrs: list[Any], after: int) -> bool:
+        """Whether a step after the first is as it was kept, so that its update can be compared."""
+        own = self._describe(place, optimizer, lrs, NEXT_TENSORS)
+        if own is None or kept.get("lrs") != lrs or _one_is_none(kept["rows"], own["rows"]):
+            return False
         if not _comparable(kept, own):
             away, seed = self._seeds
             if away is None and seed is not None and kept["batches"] == own["batches"] and kept["entered"] != own["entered"]:
                 effect = "dropout and orders that are drawn repeat what followed that seed before"
                 text = f"torch was seeded with {seed} right before this step, and not so in the first pass: {effect}"
-                self.moved_otherwise(text, following.num)
-            return None
-        exact = bool(kept["exact"] and own["exact"])
-        apart = difference(kept["rows"], own["rows"]) or 0.0
-        odd = odd_tensors(kept["rows"], own["rows"]) if exact else []
-        said, told = EXACT if exact else ROUGH
-        if apart <= told and not odd:
-            return kept if apart <= (AS_ALIKE if exact else said) else None
-        names = _names(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
-        words = f"{_percent(apart)} apart in the median parameter" if apart > told else f"another one in {names[odd[0]]}"
+                self.moved_otherwise(text, after)
+            return False
+        found = _Difference.between(kept, own)
+        if found is None:
+            return True
+        if not found.is_another:
+            return found.median <= (AS_ALIKE if found.exact else found.bounds[0])
+        words = found.words(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
         equal = "batch, LR and the steps since the save are equal"
         text = f"the gradient of this step is not as in the first pass ({words}), although {equal}"
-        self.moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", following.num)
-        return None
+        self.moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", after)
+        return False
 
-    # ---- keep -----------------------------------------------------------------------------------------------------
-
-    def _keep(self, place: int, optimizer: Any, lrs: list[Any]) -> None:
-        now = rng_digests()
-        record = self._describe(place, optimizer, still=now == dict(self._at_save))
-        if record is None or self._directory is None:
-            return
-        if not any(row is not None and any(row) for row in record["rows"]):
-            record["rows"] = []
-            if place >= 0:  # no gradient: nothing that a resume could be held to
-                return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{self._state}.{self._rank}"
-        path.write_text(_line(record), encoding="utf-8")
-        if record["exact"]:
-            self._moving = _Moving(place, record, self._moved_by(optimizer), lrs, path)
-        self._following = _Following(place, path=path)
-        self._kept.append(path)
-        if len(self._kept) > NUM_KEPT:
-            self._kept.pop(0).unlink(missing_ok=True)
-
-    def _describe(
-        self, place: int, optimizer: Any, *, still: bool, most: int = NUM_TENSORS
-    ) -> dict[str, Any] | None:
+    def _describe(self, place: int, optimizer: Any, lrs: list[Any], most: int = NUM_TENSORS) -> dict[str, Any] | None:
         """This step's batches, generators and gradient; None where the gradient cannot be read."""
         if not self._batches or self._seen != len(self._batches) or self._seen > NUM_BATCHES:
             return None
@@ -274,7 +229,8 @@ class FirstGradient:
         chosen = _params(optimizer, self._models(), most)
         rows = [] if self._sums is None else _thinned(self._sums.rows(), most)
         if place >= 0:  # an engine takes its gradients away
-            rows = Snapshot([None if p.grad is None or p.grad.is_sparse else p.grad for p in chosen]).rows()
+            rows = Snapshot([p.grad for p in chosen]).rows()
+        are_plain = all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
         return {
             "v": VERSION,
             "optimizer": place,
@@ -282,70 +238,39 @@ class FirstGradient:
             "batches": list(self._batches),
             "entered": dict(self._entered),
             "seed": _seed(),
-            "still": still,
-            "exact": all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
-            and not self._autocast,
+            "still": rng_digests() == dict(self._at_save),
+            "exact": are_plain and not self._autocast,
             "rows": _short(rows),
+            "lrs": lrs,
         }
+
+    # ---- compare the first one -------------------------------------------------------------------------------------
+
+    def _read(self, expected: Expectation | None) -> list[dict[str, Any]]:
+        """The steps that were kept after the save of this state; empty where none is known."""
+        state = _state_of(expected)
+        return [] if self._directory is None or not state else _read(self._directory / f"{state}.{self._rank}")
 
     def entered_alike(self, expected: Expectation | None) -> bool:
         """Whether the first batch of this launch met the generators that the first pass had there; unknown is False."""
-        if expected is None or expected.memory is None or self._directory is None or not self._entered:
-            return False
-        kept = _read(self._directory / f"{expected.memory.identity.get('id') or ''}.{self._rank}")
-        return kept is not None and kept.get("entered") == dict(self._entered)
-
-    def keep_size(self, state: str, name: str, value: int) -> None:
-        """The batches after the save of this state had another size than those before it: a size that grows as planned."""
-        if self._directory is not None and state:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            path = self._sizes_of(state)
-            path.write_text(json.dumps({**self._sizes(state), name: value}) + "\n", encoding="utf-8")
-
-    def _sizes_of(self, state: str) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{state}.{self._rank}.sizes"
-
-    def _sizes(self, state: str) -> dict[str, Any]:
-        """Those that this rank kept, or rank 0 where this one did not save."""
-        assert self._kept_in is not None
-        own = self._kept_in / f"{state}.{self._rank}.sizes"
-        try:
-            known = json.loads((own if own.exists() else self._kept_in / f"{state}.0.sizes").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}
-
-    # ---- compare ----------------------------------------------------------------------------------------------------
+        kept = self._read(expected)
+        return bool(kept and self._entered) and kept[0].get("entered") == dict(self._entered)
 
     def seeded_alike(self, expected: Expectation | None) -> bool:
         """Whether torch was seeded as when this state was saved; unknown is False. A script without a seed draws others."""
-        if expected is None or expected.memory is None or self._directory is None:
-            return False
-        kept = _read(self._directory / f"{expected.memory.identity.get('id') or ''}.{self._rank}")
-        return kept is not None and kept.get("seed") == _seed()
+        kept = self._read(expected)
+        return bool(kept) and kept[0].get("seed") == _seed()
 
-    def settle_sizes(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
-        """The checks of a first step; a batch that is as large as those after the save were is the run's own plan."""
-        state = "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
-        known = self._sizes(state) if state and self._kept_in is not None else {}
-        cause = "so were the batches after this save in the first pass"
-        return [
-            replace(check, outcome=Outcome.NOTED, cause=cause)
-            if check.name in (ROWS, LENGTH) and check.found == str(known.get(check.name))
-            else check
-            for check in checks
-        ]
+    def used_lrs(self, num: int) -> Sequence[Any] | None:
+        """The LRs that the first pass used in this step after the save, the first is 1; None where it is not known."""
+        return self._lrs_then[num - 1] if 0 < num <= len(self._lrs_then) else None
 
     def compare(self, expected: Expectation | None, place: int, optimizer: Any) -> Iterator[Check]:
         """The gradient of the first step after a load against the one that was kept; nothing where it may differ."""
-        if not self._wanted or expected is None or expected.memory is None or self._directory is None:
+        steps = self._read(expected) if self._wanted else []
+        if not steps or expected is None or expected.memory is None:
             return
-        state = str(expected.memory.identity.get("id") or "")
-        kept = _read(self._directory / f"{state}.{self._rank}") if state else None
-        own = None if kept is None else self._describe(place, optimizer, still=False)
-        if kept is None:
-            return
+        kept, own = steps[0], self._describe(place, optimizer, [])
         if own is None:
             if kept.get("ranks") == self._num_ranks():
                 yield not_compared(NAME, "M6", "the gradient of this step cannot be read before it")
@@ -355,66 +280,101 @@ class FirstGradient:
             if _is_same_step(kept, own) and kept["entered"] != own["entered"]:
                 yield not_compared(NAME, "M6", DRAWN)
             return
-        self._lrs_then = [kept.get("lrs"), *(one.get("lrs") for one in kept["next"])]
-        exact = bool(kept["exact"] and own["exact"])
-        self._expected = kept if exact and not expected.accepted and expected.contract is None else None
-        if _one_is_none(kept["rows"], own["rows"]):
-            self._expected = None
-        if kept["rows"] and own["rows"]:
-            num, may, identity = len(own["batches"]), expected.accepts(NAME), expected.memory.identity
-            yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may, identity=identity)
+        self._lrs_then = [one.get("lrs") for one in steps]
+        if kept["exact"] and own["exact"] and not expected.accepted and expected.contract is None:
+            self._expected = [] if _one_is_none(kept["rows"], own["rows"]) else steps
+        found = _Difference.between(kept, own)
+        if found is not None:
+            check = self._judge(found, optimizer, expected)
+            self._expected = self._expected if check.outcome is Outcome.EQUAL else []
+            yield check
 
-    def _judge(
-        self, kept: Rows, own: Rows, optimizer: Any, exact: bool, *, num_batches: int, may: bool, identity: Mapping[str, Any]
-    ) -> Iterator[Check]:
-        apart = difference(kept, own)
-        if apart is None:
-            return
-        said, refused = EXACT if exact else ROUGH
-        found = f"{_percent(apart)} apart in the median parameter"
-        odd = odd_tensors(kept, own)
-        if odd and apart <= refused:
-            names = _names(_params(optimizer, self._models()), self._models())
-            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-            found = f"another one in {names[odd[0]]}{more} of {len(own)} parameters"
-        where = f"{len(own)} parameters, {num_batches} micro-batches equal to those of the first pass"
-        words = {"expected": "as after the save", "found": found, "where": where}
-        cause = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
-        is_another = apart > refused or bool(odd and exact)
-        if is_another and (wrong := self.went_wrong(identity)):  # what went wrong then is no measure
-            self._expected = None
-            yield noted(NAME, "M6", **words, cause=f"{found}, and not held against it: this step of the first pass {wrong}")
-        elif is_another and not may:
-            self._expected = None
-            yield compared(NAME, "M6", False, **words, cause=f'{cause}; if that is intended, accept "{NAME}: why"')
-        elif apart > said or odd:
-            self._expected = None
-            if exact and apart > TOLD and not may:
-                self.moved_otherwise(f"the gradient of the first step is not as after the save: {found}; {cause}", 0)
-            yield noted(NAME, "M6", **words, cause=f"{words['found']}: {cause}, or the arithmetic is less exact")
-        else:
-            yield compared(NAME, "M6", True, expected=words["expected"], found="equal")
+    def _judge(self, found: "_Difference", optimizer: Any, expected: Expectation) -> Check:
+        if not found.is_another and found.median <= found.bounds[0] and not found.odd:
+            return compared(NAME, "M6", True, expected="as after the save", found="equal")
+        assert expected.memory is not None
+        told = found.words(_params(optimizer, self._models()), self._models())
+        where = f"{found.num} parameters, {len(self._batches)} micro-batches equal to those of the first pass"
+        words = {"expected": "as after the save", "found": told, "where": where}
+        may = expected.accepts(NAME)
+        wrong = self.went_wrong(expected.memory.identity) if found.is_another else ""
+        if wrong:  # what went wrong then is no measure
+            return noted(NAME, "M6", **words, cause=f"{told}, and not held against it: this step of the first pass {wrong}")
+        if found.is_another and not may:
+            return compared(NAME, "M6", False, **words, cause=f'{CAUSE}; if that is intended, accept "{NAME}: why"')
+        if found.exact and found.median > TOLD and not may:
+            self.moved_otherwise(f"the gradient of the first step is not as after the save: {told}; {CAUSE}", 0)
+        return noted(NAME, "M6", **words, cause=f"{told}: {CAUSE}, or the arithmetic is less exact")
+
+
+def _state_of(expected: Expectation | None) -> str:
+    return "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Two gradients of one step: how far apart the median tensor is, and which single tensors are far apart."""
+
+    median: float
+    odd: list[int]
+    num: int
+    exact: bool
+
+    @classmethod
+    def between(cls, kept: Mapping[str, Any], own: Mapping[str, Any]) -> "_Difference | None":
+        """That of two records; None where they hold no gradient, or those of other tensors.
+
+        Odd are tensors that are not small and far apart by themselves; a gradient that is gone is one, or one that came.
+        """
+        sizes = _sizes_of(kept["rows"], own["rows"])
+        median = _median_of(sizes)
+        if median is None:
+            return None
+        largest = max(size for size, _ in sizes)
+        odd = [i for i, (size, apart) in enumerate(sizes) if size > LOUD * largest and apart > ALONE * size]
+        return cls(median, odd, len(sizes), bool(kept["exact"] and own["exact"]))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Above the first the median is said, above the second it is refused."""
+        return EXACT if self.exact else ROUGH
+
+    @property
+    def is_another(self) -> bool:
+        """Whether one of them is another gradient."""
+        return self.median > self.bounds[1] or bool(self.odd and self.exact)
+
+    def words(self, params: Sequence[Any], models: Sequence[Any]) -> str:
+        """The difference for a person; it names the first odd one of the parameters."""
+        if not self.odd or self.median > self.bounds[1]:
+            return f"{_percent(self.median)} apart in the median parameter"
+        param = params[self.odd[0]]
+        known = {id(p): name for model in models for name, p in model.named_parameters()}
+        name = f"`{known[id(param)]}`" if id(param) in known else f"a parameter of shape {tuple(param.shape)}"
+        more = f" and {len(self.odd) - 1} more" if len(self.odd) > 1 else ""
+        return f"another one in {name}{more} of {self.num} parameters"
 
 
 class _Moving:
     """A step whose update is awaited: samples before it of the weights, and of the averages that follow them."""
 
-    def __init__(
-        self,
-        place: int,
-        record: Mapping[str, Any],
-        moved: tuple[Sequence[Any], Sequence[Any]],
-        lrs: list[Any],
-        path: Path | None = None,
-    ) -> None:
-        self.place, self.record, self.lrs, self.path = place, dict(record), lrs, path
-        self._weights, self._averages = ((params, Snapshot(params)) for params in moved)
-        self.generators = rng_digests()
-        self.over = self.still = False
+    def __init__(self, record: dict[str, Any], lrs: list[Any], weights: Sequence[Any], averages: Sequence[Any]) -> None:
+        self.record, self.lrs = record, lrs
+        self._moved = {"update": (weights, Snapshot(weights)), "averages": (averages, Snapshot(averages))}
+        self._generators = rng_digests()
+        self._over = self._still = False
 
-    def update(self) -> tuple[list[Any], list[Any]]:
-        """How far each sample has moved, one array per tensor: of the weights, and of the averages."""
-        return _distance(*self._weights), _distance(*self._averages)
+    def is_over(self) -> None:
+        """The batch after the step enters: what the optimizer drew at random, if anything, has moved the generators."""
+        if self._over:
+            return
+        self._over = True
+        with contextlib.suppress(RuntimeError):  # a generator that cannot be read now
+            self._still = rng_digests() == self._generators
+
+    def update(self) -> dict[str, list[Any]]:
+        """How far each sample has moved, one array per tensor: of the weights, and of the averages. {} where it was random."""
+        return {name: _distance(*moved) for name, moved in self._moved.items()} if self._still else {}
 
 
 def _distance(params: Sequence[Any], before: Snapshot) -> list[Any]:
@@ -422,44 +382,43 @@ def _distance(params: Sequence[Any], before: Snapshot) -> list[Any]:
     return [None if a is None or b is None or len(a) != len(b) else b - a for a, b in pairs]
 
 
-def _judge_update(kept: Mapping[str, Any], weights: Sequence[Any], averages: Sequence[Any]) -> str:
-    """How weights and averages moved otherwise than in the record, in words; "" where they did not."""
-    equal = "batch, LR and gradient are equal" if kept["rows"] else "batch and LR are equal"
-    for what, was, now in (("weights", kept.get("update"), weights), ("averages", kept.get("averages"), averages)):
-        apart = difference(was, now) if was else None
-        if apart is not None and apart > EXACT[1]:
-            words = f"moved the {what} otherwise than after the save ({_percent(apart)} apart in the median parameter)"
-            return f"{words}, although {equal}: the loss, or something inside the step or after it is another"
-    return ""
+@dataclass(slots=True)
+class _Steps:
+    """The steps after a save: their records are written to `path`, or, with None, are those that a resume should repeat."""
 
+    records: list[dict[str, Any]] = field(default_factory=list)
+    path: Path | None = None
+    num: int = 0  # of the step that is being taken
+    moving: _Moving | None = None
 
-class _Following:
-    """The steps after the first one: kept at the end of `path`, or compared with `expected`, the lines that are there."""
-
-    def __init__(self, place: int, *, path: Path | None = None, expected: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.place, self.path, self.expected = place, path, deque(expected)
-        self.num = 0  # steps after the first
-        self.moving: _Moving | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing is left to keep or to compare."""
-        return self.num >= NUM_NEXT or (self.path is None and not self.expected)
+    def write(self) -> None:
+        """Write all records, unless their file was removed."""
+        if self.path is not None and self.path.exists():
+            lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in self.records]
+            self.path.write_text("".join(lines), encoding="utf-8")
 
     def settle(self) -> str:
         """The next step begins: keep how far the last one moved, or return in words what is another."""
         moving, self.moving = self.moving, None
-        if moving is None:
+        update = {} if moving is None else moving.update()
+        if moving is None or not update:
             return ""
-        weights, averages = moving.update() if moving.still else ([], [])
-        if self.path is None:
-            return _judge_update(moving.record, weights, averages)
-        if moving.record["exact"]:
-            moving.record.update(update=_short(weights), averages=_short(averages))
-        if self.path.exists():
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(moving.record))
-        return ""
+        if self.path is not None:
+            moving.record.update({name: _short(rows) for name, rows in update.items()})
+            self.write()
+            return ""
+        return _judge_update(moving.record, update) if moving.record.get("lrs") == moving.lrs else ""
+
+
+def _judge_update(kept: Mapping[str, Any], update: Mapping[str, Sequence[Any]]) -> str:
+    """How weights and averages moved otherwise than in the record, in words; "" where they did not."""
+    equal = "batch, LR and gradient are equal" if kept["rows"] else "batch and LR are equal"
+    for what, name in (("weights", "update"), ("averages", "averages")):
+        apart = difference(kept[name], update[name]) if kept.get(name) else None
+        if apart is not None and apart > EXACT[1]:
+            words = f"moved the {what} otherwise than after the save ({_percent(apart)} apart in the median parameter)"
+            return f"{words}, although {equal}: the loss, or something inside the step or after it is another"
+    return ""
 
 
 class _Sums:
@@ -498,10 +457,6 @@ class _Sums:
             handle.remove()
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":")) + "\n"
-
-
 def _averaged(averages: Mapping[str, Any]) -> list[Any]:
     """Some parameters of averaged copies of the model; objects that are no modules are not looked into."""
     every = [p for one in averages.values() if callable(getattr(one, "parameters", None)) for p in one.parameters()]
@@ -521,27 +476,20 @@ def _thinned(every: list[Any], most: int) -> list[Any]:
     return every[:: max(1, math.ceil(len(every) / most))]
 
 
-def _names(params: Sequence[Any], models: Sequence[Any]) -> list[str]:
-    known = {id(p): name for model in models for name, p in model.named_parameters()}
-    return [f"`{known[id(p)]}`" if id(p) in known else f"a parameter of shape {tuple(p.shape)}" for p in params]
-
-
 def _short(rows: Sequence[Any]) -> list[list[float] | None]:
     return [None if row is None else [float(f"{value:.7g}") for value in row] for row in rows]
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
-    """The record of the first step, with those of the steps after it as `next`; None where there is none."""
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The records of the steps in this file; none where there is no such file, or it is of another version."""
     found = list[Any]()
     with contextlib.suppress(OSError, ValueError):  # the last line may be cut
         found.extend(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
-    if not found or not all(isinstance(one, dict) and one.get("v") == VERSION for one in found):
-        return None
-    return {**found[0], "next": found[1:]}
+    return found if all(isinstance(one, dict) and one.get("v") == VERSION for one in found) else []
 
 
 def _percent(apart: float) -> str:
-    return f"{apart:.0%}" if apart >= 0.01 else f"{apart:.2%}"
+    return f"{apart:.0%}" if apart >= 0.0095 else f"{apart:.2%}"
 
 
 def _one_is_none(kept: Rows, own: Rows) -> bool:
@@ -569,32 +517,26 @@ def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
 
 def difference(one: Rows, other: Rows) -> float | None:
     """Relative difference of the median tensor, 0 for equal, at most 2; None where the samples are not of the same tensors."""
-    sizes = _sizes_of(one, other)
+    return _median_of(_sizes_of(one, other))
+
+
+def _median_of(sizes: Sequence[tuple[float, float]]) -> float | None:
     largest = max((size for size, _ in sizes), default=0.0)
-    if not sizes or not math.isfinite(largest) or largest == 0.0:
+    if not math.isfinite(largest) or largest == 0.0:
         return None
     parts = sorted(apart / size for size, apart in sizes if size > QUIET * largest)
     return parts[len(parts) // 2] if parts else None
 
 
-def odd_tensors(one: Rows, other: Rows) -> list[int]:
-    """Places of tensors that are not small and far apart by themselves; a gradient that is gone is one, or one that came."""
-    sizes = _sizes_of(one, other)
-    largest = max((size for size, _ in sizes), default=0.0)
-    if not math.isfinite(largest) or largest == 0.0:
-        return []
-    return [i for i, (size, apart) in enumerate(sizes) if size > LOUD * largest and apart > ALONE * size]
-
-
 def _sizes_of(one: Rows, other: Rows) -> list[tuple[float, float]]:
     """(larger size, size of the difference) per tensor; no gradient counts as zero. Empty where they are other tensors."""
-    if len(one) != len(other) or any(
-        a is not None and b is not None and len(a) != len(b) for a, b in zip(one, other, strict=True)
-    ):
-        return []
-    found = []
+    found: list[tuple[float, float]] = []
+    if len(one) != len(other):
+        return found
     for a, b in zip(one, other, strict=True):
         a, b = [0.0] * len(b or ()) if a is None else a, [0.0] * len(a or ()) if b is None else b
+        if len(a) != len(b):
+            return []
         found.append((max(_size(a), _size(b)), _size([x - y for x, y in zip(a, b, strict=True)])))
     return found
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import os
+import random
 import sys
 import types
 import warnings
@@ -82,7 +83,8 @@ def forecast_lrs(
     cannot be copied or stepped without arguments.
     """
     stand_ins = {
-        id(optimizer): StandInOptimizer(optimizer.param_groups, _defaults(optimizer)) for optimizer in optimizers
+        id(optimizer): StandInOptimizer(optimizer.param_groups, getattr(optimizer, "defaults", None) or {})
+        for optimizer in optimizers
     }
     if any(is_metric_driven(bound.scheduler) for bound in schedulers):
         return None  # ReduceLROnPlateau: the next LRs depend on future losses
@@ -267,16 +269,9 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _defaults(optimizer: Any) -> Mapping[str, Any]:
-    return dict(getattr(optimizer, "defaults", None) or {})
-
-
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Restore the states of Python's, NumPy's and torch's CPU generators at the end."""
-    import random
-    import sys
-
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None

@@ -10,12 +10,13 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batch_reader import read_rows
-from chronicle.resume.batches import is_call, leaves_in
+from chronicle.resume.batches import is_call, tensors_of
 
 SHOW_VARIABLE = "CHRONICLE_SHOW"
 NUM_ROWS = 256  # of one step and rank
@@ -104,44 +105,46 @@ class StepBatch:
         return wrapped
 
     def _see_loss(self, name: str, function: Callable[..., Any], call: inspect.BoundArguments, value: Any) -> None:
+        torch = sys.modules["torch"]
         if getattr(value, "ndim", None) != 0 or not value.requires_grad or not self._inputs:
             return
-        num_rows = _num_rows(self._inputs[-1])
         target: Any = call.arguments.get("target")
         call.arguments["reduction"] = "none"
-        with sys.modules["torch"].no_grad():
+        with torch.no_grad():
             each = function(*call.args, **call.kwargs).detach()
         row: dict[str, Any] = {"name": name, "micro": len(self._inputs), "value": float(value.detach())}
+        self._losses.append(row)
+        num_rows = _num_rows(self._inputs[-1])
         if not num_rows or each.ndim == 0 or each.numel() % num_rows:
-            self._losses.append(row | {"why": f"{each.numel()} values for {num_rows} rows"})
+            row["why"] = f"{each.numel()} values for {num_rows} rows"
             return
         each = each.reshape(num_rows, -1).double()
-        ignored = call.arguments.get("ignore_index", -100)
-        if getattr(target, "dtype", None) == sys.modules["torch"].int64 and target.numel() == each.numel():
-            counted = (target.reshape(num_rows, -1) != ignored).to(each)
-            shares = counted.sum(1).tolist()
-            each = (each * counted).sum(1) / counted.sum(1)
-            targets = target.tolist() if target.ndim == 1 and target.numel() == num_rows else None
-        else:
-            each, shares, targets = each.mean(1), [1.0] * num_rows, None
-        losses = [loss if share else None for loss, share in zip(each.tolist(), shares, strict=True)]  # None: all is masked
-        mean = [sum(loss * share for loss, share in zip(losses, shares, strict=True) if loss is not None), sum(shares)]
-        self._losses.append(row | {"rows": losses[:NUM_ROWS], "targets": targets and targets[:NUM_ROWS], "mean": mean})
+        counted = torch.ones_like(each)
+        if getattr(target, "dtype", None) == torch.int64 and target.numel() == each.numel():
+            counted = (target.reshape(num_rows, -1) != call.arguments.get("ignore_index", -100)).to(each)
+            row["targets"] = target.tolist()[:NUM_ROWS] if target.ndim == 1 and target.numel() == num_rows else None
+        sums, shares = (each * counted).sum(1), counted.sum(1)
+        row["rows"] = [loss if share else None for loss, share in zip((sums / shares).tolist(), shares.tolist(), strict=True)]
+        row["rows"] = row["rows"][:NUM_ROWS]  # None: all of it is masked
+        row["mean"] = [float(sums.sum()), float(shares.sum())]
 
 
 def _parts(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """A micro-batch as the inputs of a call."""
     if is_call(batch):
         return batch[0], batch[1]
-    return ((), batch) if isinstance(batch, Mapping) else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
+    if isinstance(batch, Mapping):
+        return (), batch
+    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
-def _tensors(batch: Any) -> Iterator[Any]:
-    return (leaf for leaf in leaves_in(_parts(batch)) if hasattr(leaf, "untyped_storage") and leaf.ndim)
+def _tensors(batch: Any) -> list[Any]:
+    return [tensor for tensor in tensors_of(_parts(batch)) if tensor.ndim]
 
 
 def _num_rows(batch: Any) -> int:
-    return next((int(tensor.shape[0]) for tensor in _tensors(batch)), 0)
+    tensors = _tensors(batch)
+    return int(tensors[0].shape[0]) if tensors else 0
 
 
 def _describe(batch: Any, decode: Callable[..., str] | None) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def _describe(batch: Any, decode: Callable[..., str] | None) -> dict[str, Any]:
     num_rows = _num_rows(batch)
     if rows:
         words = [f"{len(row.ids)} tokens" for row in rows]
-        texts = [decode([token for token in row.ids if token >= 0]) for row in rows] if decode is not None else []
+        texts = [decode(row.ids) for row in rows] if decode is not None else []
         return {"rows": num_rows, "words": words, "texts": [_shortened(text) for text in texts]}
     words = [", ".join(_range(tensor[row]) for tensor in _tensors(batch) if len(tensor) == num_rows) for row in range(num_rows)]
     return {"rows": num_rows, "words": words[:NUM_ROWS], "texts": []}
@@ -181,12 +184,11 @@ def tell_shown(shown: Mapping[int, Mapping[str, Any]], logged: Mapping[int, floa
 
     Of several ranks the one with the highest row is told.
     """
-    ranks = sorted(rank for rank, told in shown.items() if told["micro"])
-    if not ranks:
+    rows = {rank: _loss_rows(told) for rank, told in sorted(shown.items()) if told["micro"]}
+    if not rows:
         return []
-    rows = {rank: _loss_rows(shown[rank]) for rank in ranks}
-    rank = max(ranks, key=lambda one: max((_order(loss) for _, loss, _ in rows[one]), default=-math.inf))
-    told, found = shown[rank], rows[rank]
+    rank = max(rows, key=lambda one: max((row.order for row in rows[one]), default=-math.inf))
+    told, found = shown[rank], sorted(rows[rank], key=lambda row: row.order, reverse=True)
     on = f" on rank {rank} of {len(shown)}" if len(shown) > 1 else ""
     count, micro = sum(one["rows"] for one in told["micro"]), len(told["micro"])
     parts = f" in {micro} micro-batches" if micro > 1 else ""
@@ -194,43 +196,55 @@ def tell_shown(shown: Mapping[int, Mapping[str, Any]], logged: Mapping[int, floa
     if not found:
         unseen = "the script called no loss function of torch that could be seen"
         why = next((one["why"] for one in told["losses"] if "why" in one), unseen)
-        first = told["micro"][0]
-        shown_rows = [f"  row {place + 1}: {_row_words(first, place)}" for place in range(min(NUM_TOLD, first["rows"]))]
+        places = range(min(NUM_TOLD, told["micro"][0]["rows"]))
+        shown_rows = [f"  row {place + 1}: {_row_words(told['micro'][0], place)}" for place in places]
         return [*lines, f"the loss of each row is not known: {why}", *shown_rows]
     name = next(one["name"] for one in told["losses"] if "rows" in one)
-    found.sort(key=lambda row: _order(row[1]), reverse=True)
-    middle, is_logged = found[len(found) // 2][1], _is_logged(told, name, logged.get(rank, math.nan))
-    lines.append(f"loss of each row ({name}; {is_logged}): median {middle:.4g}, highest {found[0][1]:.4g}")
-    for (batch, place), loss, target in found[:NUM_TOLD]:
-        of = f" of micro-batch {batch + 1}" if micro > 1 else ""
-        label = "" if target is None else f", target {target}"
-        lines.append(f"  row {place + 1}{of}: loss {loss:.4g}{label}: {_row_words(told['micro'][batch], place)}")
+    middle, is_logged = found[len(found) // 2].loss, _is_logged(told, name, logged.get(rank, math.nan))
+    lines.append(f"loss of each row ({name}; {is_logged}): median {middle:.4g}, highest {found[0].loss:.4g}")
+    for row in found[:NUM_TOLD]:
+        of = f" of micro-batch {row.batch + 1}" if micro > 1 else ""
+        label = "" if row.target is None else f", target {row.target}"
+        words = _row_words(told["micro"][row.batch], row.place)
+        lines.append(f"  row {row.place + 1}{of}: loss {row.loss:.4g}{label}: {words}")
     return lines
 
 
-def _order(loss: float) -> float:
-    return math.inf if math.isnan(loss) else loss
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of a micro-batch whose loss is known."""
+
+    batch: int
+    place: int
+    loss: float
+    target: int | None
+
+    @property
+    def order(self) -> float:
+        """What is no number is the highest loss."""
+        return math.inf if math.isnan(self.loss) else self.loss
 
 
-def _loss_rows(told: Mapping[str, Any]) -> list[tuple[tuple[int, int], float, int | None]]:
-    """(micro-batch, row), its loss and its target, of the loss function that was called first in each micro-batch."""
-    found, name = {}, None
-    for one in told["losses"]:
-        if "rows" in one and one["micro"] - 1 not in found and name in (None, one["name"]):
-            found[one["micro"] - 1], name = one, one["name"]
-    return [
-        ((batch, place), loss, (one.get("targets") or {place: None})[place])
-        for batch, one in found.items()
-        for place, loss in enumerate(one["rows"])
-        if loss is not None
-    ]
+def _loss_rows(told: Mapping[str, Any]) -> list[_Row]:
+    """The rows of the loss function that was called first in each micro-batch; all of one function."""
+    calls = [one for one in told["losses"] if "rows" in one]
+    found: list[_Row] = []
+    seen: set[int] = set()
+    for one in calls:
+        if one["name"] != calls[0]["name"] or one["micro"] in seen:
+            continue
+        seen.add(one["micro"])
+        targets = one.get("targets") or [None] * len(one["rows"])
+        pairs = enumerate(zip(one["rows"], targets, strict=True))
+        found += [_Row(one["micro"] - 1, place, loss, target) for place, (loss, target) in pairs if loss is not None]
+    return found
 
 
 def _is_logged(told: Mapping[str, Any], name: str, logged: float) -> str:
     """Whether the loss function gave what the step logged, in words."""
-    calls = [one for one in told["losses"] if one["name"] == name and "mean" in one]
     if math.isnan(logged):
         return "the logged loss of the step is not known"
+    calls = [one for one in told["losses"] if one["name"] == name and "mean" in one]
     total = sum(one["value"] for one in calls)
     each = sum(one["mean"][0] for one in calls) / sum(one["mean"][1] for one in calls)
     if any(math.isclose(value, logged, rel_tol=CLOSE) for value in (total, total / len(calls), each)):

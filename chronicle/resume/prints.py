@@ -9,10 +9,10 @@ A print (`chronicle/resume/ring.py` lists its fields) is put together while a st
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss, and the norm of its gradient
 
-Samples are small: 32 elements of 8 tensors, others at every step, so that in the course of many steps all are looked at. What
-lies on an accelerator is copied to the host without waiting, and read at a later step. There is no collective. Where a print of
-every step would cost more than `SHARE` of the time, only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`; a
-replay prints every step. `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
+Samples are small: 32 elements of 8 tensors, others at every step. What lies on an accelerator is copied to the host without
+waiting, and read at a later step. There is no collective. Where a print of every step would cost more than `SHARE` of the time,
+only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`; a replay prints every step.
+`CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
 
 The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
 process runs, versions of packages, the environment and how the arithmetic was set.
@@ -35,43 +35,23 @@ from typing import Any
 
 from chronicle.metrics.log import heard
 from chronicle.resume.batches import keep_yielded, tensors_of
-from chronicle.resume.checksums import (
-    SetParts,
-    checksum_of_output,
-    chosen,
-    contents_of,
-    digest_of_all,
-    digest_of_batches,
-    global_generators,
-    is_ready,
-    modes_of,
-    sample_of,
-    set_parts,
-    short_digest,
-)
+from chronicle.resume.checksums import Modes, checksum_of_output, contents_of, global_generators
+from chronicle.resume.envelope.samples import Snapshot, digest_of
 from chronicle.resume.faults import shield
 from chronicle.resume.launch_facts import write_facts
-from chronicle.resume.learning_rate import is_within_its_step
 from chronicle.resume.one_step import StepBatch
-from chronicle.resume.ring import RingWriter, SeenParts, ring_path
+from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
+ELEMENTS, TENSORS = 32, 8  # of one sample
 MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_GROUPS = 8
-TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")
+TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")  # for the update; other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
-LARGEST_NORM = 3.4e38  # of 32 bits
-PLAIN = (int, float, bool)
-
-
-# as numbers: a flag costs a microsecond each time
-BEGINS, BATCH, GRADIENT, WEIGHTS, GENERATORS, OPTIONS, LOSS, TARGETS = (
-    int(SeenParts[name]) for name in ["BEGINS", "BATCH", "GRADIENT", "WEIGHTS", "GENERATORS", "OPTIONS", "LOSS", "TARGETS"]
-)
 
 
 class Gradient(Enum):
@@ -83,30 +63,53 @@ class Gradient(Enum):
 
 
 @dataclass(slots=True)
+class _Inputs:
+    """The micro-batches since the step before, what the model gave for them, and how things stood when the first entered."""
+
+    batches: list[list[Any]] = field(default_factory=list)  # checksums of what each holds
+    outputs: list[Any] = field(default_factory=list)
+    with_targets: bool = True  # all are known with what the loss is computed from
+    generators: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Step:
-    """A print that is being put together."""
+    """A print that is being put together: fields of the print that are known, and what waits for a device."""
 
     step: int
-    seen: int = 0
-    batches: "list[list[Any]]" = field(default_factory=list)  # what each micro-batch holds, as checksums
-    gradient: "list[Any] | None" = None
-    weights: "list[Any] | None" = None
-    outputs: "list[Any]" = field(default_factory=list)
-    torch: int = 0
-    python: int = 0
-    numpy: int = 0
-    modes: int = 0
-    options: int = 0
-    told: "list[Any] | None" = None  # what its optimizer was told for the update, when the step began
-    lr: float = 0.0
-    size: float = 0.0
-    loss: float = math.nan
-    over: bool = field(default=False)
+    known: dict[str, Any] = field(default_factory=dict)
+    inputs: _Inputs = field(default_factory=_Inputs)
+    gradient: Snapshot | None = None
+    weights: list[Snapshot] = field(default_factory=list)
+    begins: bool = False
+    over: bool = False
 
-    def entered(self, found: tuple[int, int, int, int]) -> None:
-        """Generators and modes, as they were when the first micro-batch entered."""
-        self.torch, self.python, self.numpy, self.modes = found
-        self.seen |= GENERATORS
+    @property
+    def ready(self) -> bool:
+        """Whether all samples have arrived on the host."""
+        parts = [*self.inputs.outputs, *self.weights, *(part for one in self.inputs.batches for part in one)]
+        if self.gradient is not None:
+            parts.append(self.gradient)
+        return all(isinstance(part, bytes) or part.ready for part in parts)
+
+    def to_print(self) -> Print:
+        """The print; waits for samples that are on their way."""
+        inputs = self.inputs
+        seen = SeenParts.BEGINS if self.begins else NOTHING
+        seen |= SeenParts.TARGETS if inputs.batches and inputs.with_targets else NOTHING
+        seen |= SeenParts.LOSS if "loss" in self.known else NOTHING
+        batch = [part for one in inputs.batches for part in (*one, b"|")]
+        return Print(
+            step=self.step,
+            seen=seen,
+            batches=len(inputs.batches),
+            batch=digest_of(batch) if batch else 0,
+            output=(digest_of(inputs.outputs) & 0xFFFFFFFF or 1) if inputs.outputs else 0,
+            gradient=digest_of([self.gradient]) if self.gradient else 0,
+            weights=digest_of(self.weights) if self.weights else 0,
+            **inputs.generators,
+            **self.known,
+        )
 
 
 UNPRINTED = _Step(0, over=True)  # a step without a print: its micro-batches are dropped
@@ -122,37 +125,32 @@ class StepPrints:
         num_ranks: Callable[[], int],
         *,
         environ: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
-        self._clock = clock
+        self._clock = time.perf_counter
         self._writer: RingWriter | None = None
         self._params: list[Any] = []
-        self._others: Sequence[Any] = ()
+        self._others: list[Any] = []
+        self._modes = Modes()
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
-        self._batches: list[list[Any]] = []  # micro-batches since the step before
-        self._outputs: list[Any] = []  # of the model, for these
+        self._inputs = _Inputs()
         self._sees_outputs = True
-        self._with_targets = True  # all of them are known as a whole: with what the loss is computed from
-        self._entered: tuple[int, int, int, int] | None = None  # generators and modes, when the first micro-batch entered
         self._inside = False  # batches enter inside the step
         self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
         self._gradient_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose closures make the gradient
         self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
         self.models: Callable[[], Sequence[Any]] = tuple  # that are guarded
-        self._set_parts = SetParts()
-        self._early: tuple[int, list[tuple[list[Any], list[Any]]]] | None = None  # step, parameters and their sample
+        self._early: dict[tuple[int, ...], Snapshot] | None = None  # weights before the first batch, by step and parameters
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
         self._steps = 0  # since a print was timed
         self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
-        self._models: Sequence[Any] = ()
         self.batch: StepBatch | None = None
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
@@ -184,9 +182,8 @@ class StepPrints:
         """Another state is in memory."""
         if self.on:
             self._close(self._now)
-            self._batches, self._outputs, self._with_targets = [], [], True
-            self._begins, self._now, self._entered, self._skip, self._early = True, None, None, 0, None
-            self._has_entered = False
+            self._inputs, self._early, self._now = _Inputs(), None, None
+            self._begins, self._has_entered, self._skip = True, False, 0
 
     def enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
@@ -195,9 +192,7 @@ class StepPrints:
         now = self._now
         if now is None or not self._inside:
             self._has_entered = True
-        if self._skip > 0 and (now is None or now is UNPRINTED):
-            return
-        if is_captured():
+        if (self._skip > 0 and (now is None or now is UNPRINTED)) or is_captured():
             return
         if now is not None and not self._inside:
             self._close(now)
@@ -206,30 +201,32 @@ class StepPrints:
         begun = self._clock()
         if self._begins and self._early is None and not self._inside:
             self._look_early()
-        if self._entered is None:
-            self._entered = (*global_generators(), modes_of(self._set_parts))
+        inputs = self._inputs
+        if not inputs.generators:
+            inputs.generators = {**global_generators(), "modes": self._modes.now()}
         if self.batch is not None:
             self.batch.enters(batch)
         found, with_targets = contents_of(batch)
-        self._batches.append(found)
-        self._with_targets = self._with_targets and with_targets
+        inputs.batches.append(found)
+        inputs.with_targets = inputs.with_targets and with_targets
         self._spent += self._clock() - begun
 
     def _leaves(self, output: Any) -> None:
         """The model gave this for the micro-batch that entered last."""
-        if self._launch_dir is None or self._skip > 0 or not self._batches or not self._sees_outputs:
+        inputs = self._inputs
+        if self._launch_dir is None or self._skip > 0 or not inputs.batches or not self._sees_outputs:
             return
         is_between = self._now is not None and not self._inside  # a step was taken, and the next batch has not come
         if is_between or is_captured():
             return
         begun = self._clock()
-        room = MOST_OUTPUTS * len(self._batches) - len(self._outputs)
-        self._outputs += map(checksum_of_output, tensors_of(output)[:room])
+        room = MOST_OUTPUTS * len(inputs.batches) - len(inputs.outputs)
+        inputs.outputs += map(checksum_of_output, tensors_of(output)[:room])
         self._spent += self._clock() - begun
 
     def _lose_outputs(self, problem: Exception) -> None:
         """What the model gives cannot be read: it is in no print from now on."""
-        self._sees_outputs, self._outputs = False, []
+        self._sees_outputs, self._inputs.outputs = False, []
         self.lost_outputs(problem)
 
     def stepping(
@@ -253,39 +250,38 @@ class StepPrints:
         # Lightning's batch comes before a step whose closure makes the gradient; a step whose end is heard may have both
         self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
         self._has_entered = False
-        if gradient is Gradient.AT_END:
-            self._gradient_at_end.add(optimizer)
-        if hasattr(optimizer, "register_step_post_hook") and optimizer not in self._heard_at_end:
-            self._heard_at_end.add(optimizer)
-            handle = optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))
-            hooks = getattr(optimizer, "_optimizer_step_post_hooks", {})
-            if hasattr(hooks, "move_to_end") and handle.id in hooks:  # before those by which a script puts things back
-                hooks.move_to_end(handle.id, last=False)
+        self._hear_the_end(optimizer, with_gradient=gradient is Gradient.AT_END)
         if self.batch is not None:
             self.batch.stepping(step, self._rank())
         if self._skip > 0:
             self._skip -= 1
             self._now = UNPRINTED
             return
-        self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
         begun = self._clock()
+        self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
         if self._begins:
             self._begin(step - 1, optimizer, models)
         elif optimizer is not None and not self._are_these(optimizer):
             # a training that grew, or froze a part, steps other parameters now
-            self._params, self._set_parts = _params(optimizer, models), set_parts(models)
+            self._params, self._modes = _params(optimizer, models), Modes(models)
         self._now = now = _Step(step)
-        self._models = models
-        if self._entered is not None:
-            now.entered(self._entered)
-            self._entered = None
-        self._read_options(now, optimizer, models)
+        self._read_options(now, optimizer)
         if self._others:  # as they are now, and not at the end: a critic steps before the next batch of the model enters
-            params = [p for one in self._others for p in _params(one, models)]
-            now.weights = sample_of(chosen(params, step), step)
+            now.weights.append(_sample([p for one in self._others for p in _params(one, models)], step))
         self._spent += self._clock() - begun
         if gradient is Gradient.READY:
             self.gradient_ready(optimizer)
+
+    def _hear_the_end(self, optimizer: Any, *, with_gradient: bool) -> None:
+        if with_gradient:
+            self._gradient_at_end.add(optimizer)
+        if optimizer in self._heard_at_end or not hasattr(optimizer, "register_step_post_hook"):
+            return
+        self._heard_at_end.add(optimizer)
+        handle = optimizer.register_step_post_hook(functools.partial(_stepped, weakref.ref(self)))
+        hooks = getattr(optimizer, "_optimizer_step_post_hooks", {})
+        if hasattr(hooks, "move_to_end") and handle.id in hooks:  # before those by which a script puts things back
+            hooks.move_to_end(handle.id, last=False)
 
     def _updated(self, optimizer: Any) -> None:
         """An update is over. Of a closure the last gradient is still there, and the next batch is that of another step."""
@@ -295,24 +291,22 @@ class StepPrints:
         if self._inside and optimizer in self._gradient_at_end:
             self._inside = False
             self.gradient_ready(optimizer)
-        if now is not None and now.told is not None and not now.over:
-            begun = self._clock()
-            used = _for_the_update(optimizer)
-            if used != now.told:  # a hook of the script changed it after the step had begun
-                now.options, now.told = zlib.crc32(repr(used).encode(), now.options), used
-                now.lr = _lr_of(optimizer.param_groups)
-            self._spent += self._clock() - begun
+        if now is None or now.over:
+            return
+        begun = self._clock()
+        # as they were used: a hook of the script may change them after the step has begun
+        used = [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
+        now.known.update(options=_digest(used, now.known.get("options", 0)), lr=_lr_of(optimizer.param_groups))
+        self._spent += self._clock() - begun
 
     def gradient_ready(self, optimizer: Any) -> None:
         """The gradient of the step is complete; that of an engine (None) cannot be reached."""
         if self._now is None or self._now.over or optimizer is None:
             return
         begun = self._clock()
-        params = chosen(self._params, self._now.step)
-        grads = [p.grad if p.grad is None or not p.grad.is_sparse else None for p in params]
-        if any(grad is not None for grad in grads):
-            self._now.gradient = sample_of(grads, self._now.step)
-            self._now.seen |= GRADIENT
+        grads = [p.grad for p in _chosen(self._params, self._now.step)]
+        if any(grad is not None and not grad.is_sparse for grad in grads):
+            self._now.gradient = Snapshot(grads, ELEMENTS, self._now.step)
         self._spent += self._clock() - begun
 
     def finish(self) -> None:
@@ -321,24 +315,21 @@ class StepPrints:
             return
         self._close(self._now)
         self._settle(everything=True)
-        if self._writer is not None:
-            self._writer.flush()
+
+    # ---- putting a print together ----------------------------------------------------------------------------------
 
     def _look_early(self) -> None:
         """The weights before the first batch: it may move them and bring them back before its step."""
-        self._set_parts = set_parts(self.models())
+        self._modes = Modes(self.models())
         step, optimizers = self.trained()
-        step = step or 0
-        found = [_params(one, ()) for one in optimizers]
-        self._early = step, [(params, sample_of(chosen(params, step), step)) for params in found if params]
-
-    # ---- putting a print together ----------------------------------------------------------------------------------
+        found = [params for one in optimizers if (params := _params(one, ()))]
+        self._early = {(step or 0, *map(id, params)): _sample(params, step or 0) for params in found}
 
     def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
         """The weights as they are before the first step; what the prints are made by."""
         self._begins = False
         if self._early is None:  # the model is called within the step
-            self._set_parts = set_parts(models)
+            self._modes = Modes(models)
         self._params = _params(optimizer, models)
         if not self._params:
             raise ValueError("the optimizer has no parameters")
@@ -351,13 +342,10 @@ class StepPrints:
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
                 write_facts(self._launch_dir, arithmetic(device))
-        first = _Step(max(0, step), BEGINS, over=True)
+        first = _Step(max(0, step), begins=True, over=True)
         if not self._others:  # another optimizer may have stepped in this step already, and its weights are in every print
-            early_step, early = self._early or (-1, [])
-            samples = (sample for params, sample in early if early_step == first.step and _are_same(params, self._params))
-            now = next(samples, None)
-            first.weights = sample_of(chosen(self._params, first.step), first.step) if now is None else now
-            first.seen = BEGINS | WEIGHTS
+            early = (self._early or {}).get((first.step, *map(id, self._params)))
+            first.weights.append(early or _sample(self._params, first.step))
         self._early = None
         self._waiting.append(first)
 
@@ -373,25 +361,12 @@ class StepPrints:
         self._now = None
         if now is None:
             return
-        if now is UNPRINTED and not self._batches:
-            self._entered = None
-            return
-        entered, self._entered = self._entered, None
-        batches, self._batches = self._batches, []
-        outputs, self._outputs = self._outputs, []
-        with_targets, self._with_targets = self._with_targets, True
+        inputs, self._inputs = self._inputs, _Inputs()
         if now is UNPRINTED:
             return
         begun = self._clock()
-        if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
-            now.entered(entered)
-        now.weights = [*(now.weights or ()), *sample_of(chosen(self._params, now.step), now.step)]
-        now.seen |= WEIGHTS
-        now.over = True
-        if batches:
-            now.batches = batches
-            now.seen |= BATCH | (TARGETS if with_targets else 0)
-        now.outputs = outputs
+        now.inputs, now.over = inputs, True
+        now.weights.append(_sample(self._params, now.step))
         self._waiting.append(now)
         self._settle()
         self._spent += self._clock() - begun
@@ -405,11 +380,8 @@ class StepPrints:
         """
         self._num_printed += 1
         now = self._clock()
-        if self._num_printed <= FIRST_STEPS or not self._since:
-            self._since, self._spent, self._steps = now, 0.0, 0
-            return
         per_step = (now - self._since) / max(1, self._steps)
-        if self._mode != "every" and per_step > 0:
+        if self._num_printed > FIRST_STEPS and self._since and self._mode != "every" and per_step > 0:
             least = max(1, math.ceil(self._spent / (SHARE * per_step)))
             distance = min(MOST_STEPS, 1 << (least - 1).bit_length())
             self._skip = distance - step // self._apart % distance - 1
@@ -417,49 +389,24 @@ class StepPrints:
 
     def _settle(self, *, everything: bool = False) -> None:
         """Write what is complete. The newest one waits for its loss."""
-        waiting = self._waiting
-        least = 0 if everything else 1
-        while len(waiting) > least and self._is_complete(waiting[0], everything or len(waiting) > NUM_WAITING):
-            self._write(waiting.popleft())
-
-    def _is_complete(self, one: _Step, wait: bool) -> bool:
-        parts = (one.gradient, one.weights, one.outputs, *one.batches)
-        return wait or all(map(is_ready, parts))
-
-    def _write(self, one: _Step) -> None:
-        if self._writer is None:
-            return
-        self._writer.add(
-            one.step,
-            one.seen,
-            len(one.batches),
-            digest_of_batches(one.batches) if one.batches else 0,
-            digest_of_all(one.gradient),
-            digest_of_all(one.weights),
-            one.size,
-            one.torch,
-            one.python,
-            one.numpy,
-            one.options,
-            one.modes,
-            short_digest(one.outputs),
-            one.lr,
-            one.loss,
-        )
+        waiting, least = self._waiting, 0 if everything else 1
+        while len(waiting) > least and (everything or len(waiting) > NUM_WAITING or waiting[0].ready):
+            one = waiting.popleft()
+            if self._writer is not None:
+                self._writer.add(one.to_print())
 
     def _logged(self, step: int, values: Mapping[str, Any]) -> None:
         """The script logged numbers of a step."""
-        for one in (*([self._now] if self._now is not None and not self._now.over else ()), *reversed(self._waiting)):
-            if one.step == step and one.seen and not one.seen & BEGINS:
-                name = find_channel(values, Role.LOSS)
-                if name is not None and isinstance(values[name], float):
-                    one.loss, one.seen = values[name], one.seen | LOSS
-                name = find_channel(values, Role.NORM)
-                if name is not None and isinstance(values[name], float):
-                    one.size = max(min(values[name], LARGEST_NORM), -LARGEST_NORM)  # NaN stays what it is
-                return
+        candidates = [self._now, *reversed(self._waiting)]
+        one = next((one for one in candidates if one is not None and one.step == step and not one.begins), UNPRINTED)
+        if one is UNPRINTED:
+            return
+        for field_, role in (("loss", Role.LOSS), ("size", Role.NORM)):
+            name = find_channel(values, role)
+            if name is not None and isinstance(values[name], float):
+                one.known[field_] = values[name]
 
-    def _read_options(self, now: _Step, optimizer: Any, models: Sequence[Any]) -> None:
+    def _read_options(self, now: _Step, optimizer: Any) -> None:
         groups = [] if optimizer is None else [group for one in (optimizer, *self._others) for group in one.param_groups]
         if not groups:
             return
@@ -467,8 +414,12 @@ class StepPrints:
             first = now.step % len(groups)
             groups = [groups[0], *(groups[first:] + groups[:first])[: MOST_GROUPS - 1]]
         rows = [[(name, _plain(value)) for name, value in group.items() if name != "params"] for group in groups]
-        now.options, now.seen = zlib.crc32(repr(rows).encode()), now.seen | OPTIONS
-        now.lr, now.told = _lr_of(groups), _for_the_update(optimizer)
+        now.known.update(options=_digest(rows), lr=_lr_of(groups))
+
+
+def _digest(rows: Any, before: int = 0) -> int:
+    """16 bits, never 0."""
+    return (zlib.crc32(repr(rows).encode(), before) & 0xFFFF) or 1
 
 
 def _lr_of(groups: Sequence[Mapping[str, Any]]) -> float:
@@ -476,14 +427,9 @@ def _lr_of(groups: Sequence[Mapping[str, Any]]) -> float:
     return float(lr) if isinstance(lr, int | float) else math.nan
 
 
-def _for_the_update(optimizer: Any) -> list[Any]:
-    """What the script tells an optimizer for its update; without what some optimizers change themselves by it."""
-    return [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
-
-
 def _plain(value: Any) -> Any:
     """A number, or a row of numbers; of anything else its type alone. A tensor on a device is not waited for."""
-    if isinstance(value, PLAIN) or value is None:
+    if isinstance(value, int | float | None):
         return value
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
@@ -492,17 +438,22 @@ def _plain(value: Any) -> Any:
     return type(value).__name__
 
 
-# ---- samples -----------------------------------------------------------------------------------------------------------
-
-
 def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
     if optimizer is None:
         return [p for model in models for p in model.parameters() if p.requires_grad]
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def _are_same(params: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(params) == len(others) and all(one is other for one, other in zip(params, others, strict=True))
+def _chosen(params: Sequence[Any], step: int) -> list[Any]:
+    """The tensors that are looked at in this step: other ones at every step, and the same in a replay."""
+    if len(params) <= TENSORS:
+        return list(params)
+    first = step * TENSORS % len(params)
+    return [params[(first + i) % len(params)] for i in range(TENSORS)]
+
+
+def _sample(params: Sequence[Any], step: int) -> Snapshot:
+    return Snapshot(_chosen(params, step), ELEMENTS, step)
 
 
 def _is_one(one: Any, optimizer: Any) -> bool:
@@ -525,7 +476,7 @@ def _finish(reference: "weakref.ref[StepPrints]") -> None:
 
 def _stepped(reference: "weakref.ref[StepPrints]", optimizer: Any, args: Any, kwargs: Any) -> None:
     prints = reference()
-    if prints is not None and not is_within_its_step(optimizer):
+    if prints is not None:
         prints.updated(optimizer)
 
 

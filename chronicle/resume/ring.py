@@ -5,19 +5,20 @@ newest print takes the place of the oldest. A print holds:
 
     step       optimizer steps completed when it was over
     seq        count of prints of this file, which gives their order and where the ring begins
-    flags      which of the fields below were seen (`SeenParts`), and whether this print begins a launch or follows a load
+    flags      whether this print begins a launch or follows a load, and whether loss and labels were seen (`SeenParts`); any
+               other field that is not 0 was seen
     batches    micro-batches of the step, at most 255
     check      checksum of the print: a place that was cut by a crash is no print
     batch      digest of all bits of the micro-batches that were handed to the model, in their order
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
-    size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too); 0: it was not
+    size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too)
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
     modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
-               autocast); 0: not seen
-    output     checksum of what the model gave for the micro-batches; 0: not seen
+               autocast)
+    output     checksum of what the model gave for the micro-batches
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -29,9 +30,8 @@ import json
 import math
 import os
 import struct
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -39,15 +39,14 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 
-VERSION = 5
+VERSION = 6
 HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
-MANY, HALF = 0xFFFFFFFF, 0xFFFF
+MANY = 0xFFFFFFFF
+LARGEST_NORM = 3.4e38  # of 32 bits
 CAPACITY = 65_536  # prints: 4 MiB a rank
-NUM_AT_ONCE = 64  # prints in memory before they are written
-MAX_SECONDS = 0.5
 
 
 class SeenParts(IntFlag):
@@ -61,20 +60,29 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
-    OUTPUT = 256  # from here on not in the file: a field that is not 0 was seen
+    OUTPUT = 256
     MODES = 512
     NORM = 1024
 
 
-STORED = 255
-
-
 NOTHING = SeenParts(0)
+STORED = SeenParts.BEGINS | SeenParts.LOSS | SeenParts.TARGETS
+# Of these a field that is not 0 was seen
+BY_FIELD = {
+    "batch": SeenParts.BATCH,
+    "gradient": SeenParts.GRADIENT,
+    "weights": SeenParts.WEIGHTS,
+    "torch": SeenParts.GENERATORS,
+    "options": SeenParts.OPTIONS,
+    "output": SeenParts.OUTPUT,
+    "modes": SeenParts.MODES,
+    "size": SeenParts.NORM,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Print:
-    """One step of one rank, as the module says."""
+    """One step of one rank, as the module says; the fields stand in the order of the file."""
 
     step: int
     seq: int = 0
@@ -93,12 +101,28 @@ class Print:
     lr: float = 0.0
     loss: float = math.nan
 
-    def pack(self) -> bytes:
-        """The 64 bytes."""
-        one = self
-        first = (one.step, one.seq, int(one.seen), one.batches, one.batch, one.gradient, one.weights, one.size)
-        more = (one.torch, one.python, one.numpy, one.options, one.modes, one.output)
-        return pack_print(*first, *more, lr=one.lr, loss=one.loss)
+    def pack(self, seq: int = 0) -> bytes:
+        """The 64 bytes, as print number `seq` of its file."""
+        blob = LAYOUT.pack(
+            self.step,
+            seq & MANY,
+            self.seen & STORED,
+            min(255, self.batches),
+            0,
+            self.batch,
+            self.gradient,
+            self.weights & MANY,
+            max(min(self.size, LARGEST_NORM), -LARGEST_NORM),  # NaN stays what it is
+            self.torch,
+            self.python,
+            self.numpy,
+            self.options,
+            self.modes,
+            self.output & MANY,
+            self.lr,
+            self.loss,
+        )
+        return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Print | None":
@@ -107,61 +131,14 @@ class Print:
             return None
         if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
             return None
-        step, seq, seen, batches, _, batch, gradient, weights, norm, *rest = LAYOUT.unpack(blob)
-        torch, python, numpy, options, modes, output, lr, loss = rest
-        return cls(
-            step=step,
-            seq=seq,
-            seen=_all_seen(seen, modes, output, norm),
-            batches=batches,
-            batch=batch,
-            gradient=gradient,
-            weights=weights,
-            size=norm,
-            torch=torch,
-            python=python,
-            numpy=numpy,
-            options=options,
-            modes=modes,
-            output=output,
-            lr=lr,
-            loss=loss,
-        )
-
-
-def pack_print(
-    step: int,
-    seq: int,
-    seen: int,
-    batches: int,
-    batch: int,
-    gradient: int,
-    weights: int,
-    norm: float,
-    torch: int,
-    python: int,
-    numpy: int,
-    options: int,
-    modes: int,
-    output: int,
-    lr: float,
-    loss: float,
-) -> bytes:
-    """The 64 bytes of a print; the trainer makes them without a `Print`."""
-    first = (step, seq & MANY, seen & STORED, min(255, batches), 0, batch, gradient, weights & MANY, norm)
-    blob = LAYOUT.pack(*first, torch, python, numpy, options & HALF, modes, output & MANY, lr, loss)
-    return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
-
-
-def _all_seen(seen: int, modes: int, output: int, norm: float) -> SeenParts:
-    found = SeenParts(seen)
-    if modes:
-        found |= SeenParts.MODES
-    if output:
-        found |= SeenParts.OUTPUT
-    if norm != 0:
-        found |= SeenParts.NORM
-    return found
+        values = list(LAYOUT.unpack(blob))
+        del values[4]  # the checksum
+        found = dict(zip(cls.__slots__, values, strict=True))
+        seen = SeenParts(found["seen"])
+        for name, part in BY_FIELD.items():
+            if found[name] != 0:
+                seen |= part
+        return cls(**{**found, "seen": seen})
 
 
 def _check(blob: bytes) -> bytes:
@@ -179,20 +156,9 @@ def facts_path(launch_dir: Path) -> Path:
 
 
 class RingWriter:
-    """Appends prints to the ring of a rank. A file of an earlier attempt of the same launch goes on. Raises OSError."""
+    """Writes prints to the ring of a rank. A file of an earlier attempt of the same launch goes on. Raises OSError."""
 
-    def __init__(
-        self,
-        path: Path,
-        header: Mapping[str, Any],
-        *,
-        capacity: int = CAPACITY,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.path, self._capacity, self._clock = path, capacity, clock
-        self._pending: list[bytes] = []
-        self._seq = 0
-        self._written_at = 0.0
+    def __init__(self, path: Path, header: Mapping[str, Any], *, capacity: int = CAPACITY) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             known = read_ring(path)
@@ -202,30 +168,18 @@ class RingWriter:
         line = json.dumps({"v": VERSION, "capacity": capacity, **header}, separators=(",", ":")).encode()
         if len(line) >= HEADER_BYTES:
             raise ValueError(f"the header of `{path}` has {len(line)} bytes: expected fewer than {HEADER_BYTES}")
+        self._capacity, self._seq = capacity, 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.pwrite(self._fd, line.ljust(HEADER_BYTES - 1) + b"\n", 0)
 
-    def add(self, step: int, *fields: Any) -> None:
-        """Append one print, its fields in the order of `pack_print`; it is written after half a second or 64 prints."""
-        self._pending.append(pack_print(step, self._seq + len(self._pending), *fields))
-        if len(self._pending) >= NUM_AT_ONCE or self._clock() - self._written_at > MAX_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what is pending to the operating system."""
-        pending, self._pending = self._pending, []
-        self._written_at = self._clock()
-        while pending:
-            place = self._seq % self._capacity
-            some = pending[: self._capacity - place]
-            os.pwrite(self._fd, b"".join(some), HEADER_BYTES + place * PRINT_BYTES)
-            self._seq += len(some)
-            pending = pending[len(some) :]
+    def add(self, one: Print) -> None:
+        """Write one print."""
+        os.pwrite(self._fd, one.pack(self._seq), HEADER_BYTES + self._seq % self._capacity * PRINT_BYTES)
+        self._seq += 1
 
     def close(self) -> None:
-        """Flush and close; a second call does nothing."""
+        """Close; a second call does nothing."""
         if self._fd >= 0:
-            self.flush()
             os.close(self._fd)
             self._fd = -1
 
@@ -237,7 +191,6 @@ class RingWriter:
 class Ring:
     """The prints of one rank, oldest first, and what the file says of itself."""
 
-    path: Path
     rank: int
     capacity: int
     header: Mapping[str, Any]
@@ -264,15 +217,10 @@ def read_ring(path: Path) -> Ring:
         raise ChronicleError(f"cannot read `{path}`: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise ChronicleError(f"`{path}` holds no step prints: {problem}") from problem
-    prints = sorted(_prints(blob), key=lambda one: one.seq)
-    return Ring(path=path, rank=rank, capacity=capacity, header=header, prints=tuple(prints))
-
-
-def _prints(blob: bytes) -> Iterator[Print]:
-    for begin in range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES):
-        one = Print.unpack(blob[begin : begin + PRINT_BYTES])
-        if one is not None:
-            yield one
+    places = range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES)
+    found = [Print.unpack(blob[begin : begin + PRINT_BYTES]) for begin in places]
+    prints = sorted((one for one in found if one is not None), key=lambda one: one.seq)
+    return Ring(rank=rank, capacity=capacity, header=header, prints=tuple(prints))
 
 
 def rings_of(launch_dir: Path) -> dict[int, Ring]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from chronicle.resume.checks.check import Check, Outcome, attempt, equal
 from chronicle.resume.checks.memory import check_memory, check_mode
 from chronicle.resume.contract import Expectation
+from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.trained import check_trained
 
@@ -132,7 +133,8 @@ class Sequel:
             twin = again.pop(place, None)
             is_so = place in by_difference if twin is None else twin.ok
             out.append(_noted(check, AS_FIRST_PASS) if not check.ok and is_so else check)
-        return [*out, *(one for one in again.values() if not one.ok or one.error)]
+        more = [one for one in again.values() if not one.ok or one.error]
+        return [*out, *(one for one in more if one.name not in (ROWS, LENGTH))]  # of a single step these prove nothing
 
     def _read(self, memory: Memory) -> tuple[Memory | None, bool]:
         """What followed the save of this memory, where that was something else; and whether its next step was seen.

@@ -18,6 +18,7 @@ from chronicle.journal.events import GuardAttached
 from chronicle.launch.pulse import PulseWriter
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
+from chronicle.resume.batches import is_call
 from chronicle.resume.buffers import OwnBuffers
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
@@ -129,7 +130,6 @@ class GuardSession:
         self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
-        self.batches.enters_part = self._enters_part
         self.batches.leaves = self.prints.leaves
         self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
@@ -140,8 +140,6 @@ class GuardSession:
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
-        self.batches.shapes = self.trained.shapes
-        self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.loads.own_buffers = self.own_buffers
         self.loads.records = self.records
@@ -231,11 +229,6 @@ class GuardSession:
         with self._printing:
             self.prints.enters(batch)
 
-    def _enters_part(self, batch: Any) -> None:
-        """What nothing else made enters a part of a model that is never called as a whole."""
-        with self._printing:
-            self.prints.enters(batch)
-
     def _prints_failed(self, problem: Exception) -> None:
         """An error of the prints: it is recorded once, and no more steps are printed."""
         self.faults.record("step print", problem)
@@ -285,6 +278,7 @@ class GuardSession:
         """The state that was described last is written: a resume is asked for the batches and the gradient that follow it."""
         self._works()
         self.data.after_save()
+        self.trained.shapes.saved()
         if self._described is not None and self._described[0] == self._steps_here:
             self.batches.settle()
             saved = self._described[1]
@@ -547,12 +541,13 @@ class GuardSession:
             with self.contained("running statistics"):
                 self.loads.calibrates(self._observe, training)
 
-    def _look_at(self, args: Any, kwargs: Any) -> None:
-        """Inputs of the model, in the first micro-batches of a launch."""
+    def _look_at(self, batch: Any) -> None:
+        """Inputs of the model, in the first micro-batches of a launch and after a save."""
+        self.trained.shapes.see(batch)
         if not self.off and not self.first_batch.says.reads_trainer:
             with self.contained("first batch in words"):
                 self.first_batch.says.apart = any(has_decoder(model) for model in self._observe().models)
-                self.first_batch.see(args, kwargs)
+                self.first_batch.see(*(batch if is_call(batch) else ((batch,), {})))
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
@@ -653,7 +648,7 @@ class GuardSession:
         modes = tuple(bool(model.training) for model in self._models) or None
         topology = {**found.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         step = self.step if found.step is None else found.step
-        trained = self._trained(lambda: self.trained.record(live))
+        trained = self._trained(lambda: self.trained.record(live, since_save=True))
         return replace(found, step=step, training=modes, topology=topology, trained=trained)
 
     def _see_lr_inside(self, lrs: LrRow) -> None:
@@ -789,7 +784,6 @@ class GuardSession:
         found_checks, settled = list(checks), None
         with self.contained("first step"):
             settled = settle_checks(self.loads, self.sequel, found_checks, live, found)
-            settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
             self.sequel.resumes(expected)
             self.own_buffers.resumes(self._own_buffers(expected))
             self.envelope.expects(expected.habits if expected else ())

@@ -81,10 +81,11 @@ class TrainedWatch:
         left = {"gradients": self._left_over} if self._left_over else {}
         return {**self._first, "moved": sorted(self._moved), **left}
 
-    def record(self, live: LiveState) -> dict[str, Any]:
+    def record(self, live: LiveState, *, since_save: bool = False) -> dict[str, Any]:
         """The record at a save. Modes are those of the last step, shapes those of the first ones: a save may come after an
-        evaluation."""
+        evaluation. `since_save`: shapes of the batches after the last one."""
         now = self._describe(live)
+        now["shape"] = self.shapes.to_json(since_save=since_save)
         if not now["feed"]:
             now["feed"] = self._feed  # the loader is not being read
         if self._first:

@@ -453,11 +453,11 @@ class _directory:
 
     def __exit__(self, *problem: Any) -> None:
         from chronicle.resume.adapters import hooks
-        from chronicle.resume.envelope import motion
+        from chronicle.resume.envelope import promises
 
         shutil.rmtree(self._path, ignore_errors=True)
         hooks._sessions.clear()  # what is still alive of this run must not take the next run's errors
-        motion._listeners.clear()
+        promises._listeners.clear()
         gc.collect()
 
 

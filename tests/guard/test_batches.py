@@ -1,6 +1,6 @@
 """M4: the data a resume really begins with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,13 @@ from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.batch_record import Position
-from chronicle.resume.batches import batch_digest
+from chronicle.resume.batches import samples_of
+from chronicle.resume.envelope.samples import digest_of
 from tests.guard.training import start
+
+
+def batch_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    return digest_of(samples_of((args, kwargs)))
 
 
 def batches(seed: int) -> Any:

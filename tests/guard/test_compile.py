@@ -18,7 +18,8 @@ from torch._dynamo.testing import CompileCounter
 import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.batches import batch_digest
+from chronicle.resume.batches import samples_of
+from chronicle.resume.envelope.samples import digest_of
 
 UNSEEN = r"not verified: memory \(the state that was loaded.*: no optimizer step was seen"
 
@@ -160,7 +161,7 @@ def test_guard_adds_no_frame_no_break_and_no_recompile(
     if how not in ("function", "backward too"):
         torch.manual_seed(0)
         build()
-        assert f"{run.session.data._first:016x}" == batch_digest((torch.randn(4, 8),), {})
+        assert f"{run.session.data._first:016x}" == f"{digest_of(samples_of(torch.randn(4, 8))):016x}"
 
 
 def test_compiled_optimizer_gets_no_break_from_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

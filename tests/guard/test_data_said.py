@@ -13,9 +13,9 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
+from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.data import ASTRAY, compare_first_batch, how_astray
+from chronicle.resume.data import ASTRAY, OtherBatch
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def test_a_rank_beside_the_save_does_not_say_that_the_run_stopped_there(tmp_path
     assert told(tmp_path, Position("one", 9), "x")[1] == "the record of batches ends before this save"
     before = read_first_pass(tmp_path, Position("one", 6), 0)
     assert before is not None
-    check = compare_first_batch(before, ord("x"), exactly=False, continues=False, beside=1)
+    check = OtherBatch(before, ord("x")).check(exactly=False, continues=False, beside=1)
     assert check.cause == "rank 1 took no part in this save, and the batch that followed there is not on record"
 
 
@@ -292,21 +292,25 @@ def recorded(directory: Path, digests: str, *, parent: Position | None = None, n
         for place, letter in enumerate(one):
             count += 1
             record.add(ord(letter), start + count, place + 1)
-    record.flush()
     return record
 
 
 def told(directory: Path, position: Position, letter: str, **promise: bool) -> tuple[Outcome, str]:
     before = read_first_pass(directory, position, 0)
     assert isinstance(before, FirstPass)
-    check = compare_first_batch(before, ord(letter), **{"exactly": False, "continues": False, **promise})
+    check = OtherBatch(before, ord(letter)).check(**{"exactly": False, "continues": False, **promise})
     return check.outcome, check.cause
+
+
+def followed(directory: Path, position: Position) -> int | None:
+    before = read_first_pass(directory, position, 0)
+    return None if before is None else before.followed
 
 
 def test_words_for_every_kind_of_other_batch(tmp_path: Path) -> None:
     recorded(tmp_path, "abcdef ghijkl")
     inside = Position("one", 9)
-    assert read_recorded_batch(tmp_path, inside, 0) == ord("j")
+    assert followed(tmp_path, inside) == ord("j")
     assert told(tmp_path, inside, "h")[1] == "the batch of step 8 of the first pass comes again: 2 batches repeat"
     assert told(tmp_path, inside, "g")[1].endswith("3 batches repeat; the pass of the loader starts again")
     assert told(tmp_path, inside, "a")[1].endswith("9 batches repeat; the data start again from their beginning")
@@ -342,10 +346,10 @@ def test_a_resume_that_began_in_the_middle_of_a_pass_is_no_beginning_of_data(tmp
     recorded(tmp_path, "abcdefgh")
     recorded(tmp_path, "efgh abcd", parent=Position("one", 4), name="two")
     before = read_first_pass(tmp_path, Position("two", 2), 0)
-    assert before is not None and how_astray(before, ord("e")) == how_astray(before, ord("f")) == ASTRAY
+    assert before is not None and OtherBatch(before, ord("e")).astray == OtherBatch(before, ord("f")).astray == ASTRAY
     recorded(tmp_path, "abcd", parent=Position("one", 4), name="three")
     before = read_first_pass(tmp_path, Position("three", 2), 0)
-    assert before is not None and (how_astray(before, ord("a")), how_astray(before, ord("b"))) == ("", ASTRAY)
+    assert before is not None and (OtherBatch(before, ord("a")).astray, OtherBatch(before, ord("b")).astray) == ("", ASTRAY)
 
 
 def test_record_that_was_cut_by_a_crash_ends_with_its_last_whole_batch(tmp_path: Path) -> None:
@@ -354,7 +358,7 @@ def test_record_that_was_cut_by_a_crash_ends_with_its_last_whole_batch(tmp_path:
     path.write_bytes(path.read_bytes()[:-3])
     before = read_first_pass(tmp_path, Position("one", 1), 0)
     assert before is not None and len(before.entries) == 2
-    assert read_recorded_batch(tmp_path, Position("one", 2), 0) is None
+    assert followed(tmp_path, Position("one", 2)) is None
     assert ENTRY.size == 16
 
 
@@ -364,9 +368,8 @@ def test_old_batches_are_dropped_and_positions_stay(tmp_path: Path, monkeypatch:
     record.begin("one", 0, start_step=0, parent=None, launch=None)
     for number in range(450):
         record.add(number, number + 1, 0)
-    record.flush()
-    assert read_recorded_batch(tmp_path, Position("one", 440), 0) == 440
-    assert read_recorded_batch(tmp_path, Position("one", 3), 0) is None
+    assert followed(tmp_path, Position("one", 440)) == 440
+    assert followed(tmp_path, Position("one", 3)) is None
     assert (tmp_path / "one.0").stat().st_size < 300 * ENTRY.size
 
 

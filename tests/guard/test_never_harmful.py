@@ -253,7 +253,7 @@ def test_clipping_gets_its_parameters_though_the_guard_fails(run_dir: Path, monk
 
     model, optimizer, run = attached(run_dir)
     take_step(model, optimizer)
-    monkeypatch.setattr("chronicle.resume.envelope.motion.Promises.clipped", fail)
+    monkeypatch.setattr("chronicle.resume.envelope.promises.Promises.clipped", fail)
     model(torch.ones(4, 8)).sum().backward()
     assert torch.nn.utils.clip_grad_norm_((p for p in model.parameters()), 1e-3) > 1e-3
     assert torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm() < 2e-3

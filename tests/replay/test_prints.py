@@ -279,8 +279,8 @@ def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
     assert moved.steps()[1].weights != plain.steps()[1].weights
 
 
-def _flip(tensor: torch.Tensor, place: int = 1) -> None:
-    """One bit of one element, in its exponent; one that is sampled in odd steps."""
+def _flip(tensor: torch.Tensor, place: int = 10) -> None:
+    """One bit of one element, in its exponent; one that is sampled in the fifth step."""
     flat = tensor.detach().view(-1).view(torch.int32)
     flat[place] ^= 1 << 25
 
@@ -525,7 +525,7 @@ def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def write(path: Path, steps: range, capacity: int = 8) -> None:
     writer = RingWriter(path, {"rank": 0}, capacity=capacity)
     for step in steps:
-        writer.add(step, int(SeenParts.BATCH), 1, step, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        writer.add(Print(step=step, seen=SeenParts.BATCH, batches=1, batch=step))
     writer.close()
 
 
@@ -547,7 +547,7 @@ def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
     assert [one.step for one in read_ring(path).prints] == [1, 2]
     assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
     normed = Print.unpack(Print(step=3, weights=1 << 32 | 7, size=0.75, loss=1.5).pack())
-    assert normed is not None and (normed.weights, normed.size, normed.seen) == (7, 0.75, SeenParts.NORM)
+    assert normed is not None and (normed.weights, normed.size, normed.seen) == (7, 0.75, SeenParts.WEIGHTS | SeenParts.NORM)
 
 
 def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> None:

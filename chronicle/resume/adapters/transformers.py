@@ -18,9 +18,10 @@ from chronicle.journal.events import Incident
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.batch_reader import TrainerSays, has_decoder, heads_of, revisions_of
-from chronicle.resume.batches import digest_of, sample_batch
+from chronicle.resume.batches import samples_of
 from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
+from chronicle.resume.envelope.samples import digest_of
 from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.honours import keeps_place
@@ -189,7 +190,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         """What is kept of a micro-batch: small samples on its device. `loss` is added when it is known."""
         if self.session.frames.written is not None:
             return {}
-        samples = [(shape, sample.clone()) for shape, sample in sample_batch((), inputs)]
+        samples = samples_of(inputs)
         heads = inputs["input_ids"][:3, :48].clone() if getattr(inputs.get("input_ids"), "ndim", 0) == 2 else None
         step, first_batch = self._parts["state"].global_step + 1, self.session.first_batch
         frame: dict[str, Any] = {"step": step}
@@ -197,7 +198,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         def read() -> dict[str, Any]:
             loss = float(frame["loss"]) if "loss" in frame else None
             text = heads_of(heads, first_batch)
-            return {"step": step, "digest": digest_of(samples), "loss": loss, **({"heads": text} if text else {})}
+            return {"step": step, "digest": f"{digest_of(samples):016x}", "loss": loss, **({"heads": text} if text else {})}
 
         self.session.frames.add(read)
         return frame

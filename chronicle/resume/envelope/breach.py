@@ -77,7 +77,7 @@ class Breach:
 class BreachLog:
     """Tells each kind of breach once. `way_out(breach)` gives the line to type, "" for none."""
 
-    def __init__(self, journal: GuardJournal, way_out: Callable[[Breach], str] = lambda breach: "") -> None:
+    def __init__(self, journal: GuardJournal, way_out: Callable[[Breach], str]) -> None:
         self._journal, self._way_out = journal, way_out
         self.told: dict[BreachKind, Breach] = {}
 

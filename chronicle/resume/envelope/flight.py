@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
-from chronicle.resume.envelope.motion import FULL_LOOKS, EngineClipping, Motion, Promises, find_orphans
+from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, find_orphans
+from chronicle.resume.envelope.promises import EngineClipping, Promises
 from chronicle.resume.envelope.samples import (
     DelayedReads,
     Replicas,
@@ -54,6 +55,41 @@ class _Pace:
             self.wait = MOST_STEPS if per_step <= 0 else min(MOST_STEPS, int((ended - begun) / (share * per_step)))
 
 
+class _Pulse:
+    """One element of one weight on the CPU, and of its gradient, which are read before every step of its optimizer."""
+
+    def __init__(self, optimizer: Any, weight: Any, part: Any) -> None:
+        self._optimizer, self._weight, self.part = weakref.ref(optimizer), weakref.ref(weight), part
+        self._value, self._unmoved = 0.0, 0  # what it was, and for how many steps
+        self._is_bad = False  # its gradient was not finite at the last step
+
+    def is_of(self, optimizer: Any, weight: Any) -> bool:
+        """Whether it is an element of this weight."""
+        return self._optimizer() is optimizer and self._weight() is weight
+
+    def beats(self) -> bool:
+        """Whether it is a number: NaN spreads to all weights in a step."""
+        return not math.isnan(self.part.item())
+
+    def stands_still(self, optimizer: Any) -> bool:
+        """Whether it has not moved for some steps of its optimizer: asked for two looks, and then no more."""
+        if self._optimizer() is not optimizer:
+            return False
+        value = self.part.item()
+        self._unmoved = self._unmoved + 1 if value == self._value else 0
+        self._value = value
+        return self._unmoved in STILL_LOOKS
+
+    def is_bad(self, optimizer: Any) -> tuple[bool, bool]:
+        """Whether its gradient at this step is not finite, and whether that is new."""
+        weight = self._weight()
+        if weight is None or weight.grad is None or self._optimizer() is not optimizer:
+            return False, False
+        part = part_of(weight.grad, 1)
+        was, self._is_bad = self._is_bad, part is not None and not math.isfinite(part.item())
+        return self._is_bad, self._is_bad and not was
+
+
 class Envelope:
     """The flight envelope of one process. `observe` gives the objects in use, `step` the number of the step that begins.
 
@@ -70,19 +106,18 @@ class Envelope:
         *,
         share: Share,
         contained: Callable[[str], AbstractContextManager[None]],
-        lr_is_ours: Callable[[], bool] = lambda: False,
-        way_out: Callable[[Breach], str] = lambda breach: "",
-        resumed: Callable[[], bool] = lambda: False,
-        first_batches: Callable[[], Sequence[str]] = tuple,
+        lr_is_ours: Callable[[], bool],
+        way_out: Callable[[Breach], str],
+        resumed: Callable[[], bool],
+        first_batches: Callable[[], Sequence[str]],
     ) -> None:
-        self._observe, self._journal, self._step, self._ranks = observe, journal, step, ranks
+        self._observe, self._step, self._ranks = observe, step, ranks
         self._share, self._contained, self._lr_is_ours, self._resumed = share, contained, lr_is_ours, resumed
         self._first_batches = first_batches
         self.log = BreachLog(journal, way_out)
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
-        self._promises = Promises(self.log.tell, self._later, self._owned)
-        self._promises.scaled, self._promises.lost = self._is_scaled, self._failed
+        self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self._failed)
         self._clipping = EngineClipping(self.log.tell, self._later)
         self._plan = PlannedLr()
         self._structure: Structure | None = None
@@ -90,13 +125,9 @@ class Envelope:
         self._live: LiveState | None = None
         self._paces: weakref.WeakKeyDictionary[Any, _Pace] = weakref.WeakKeyDictionary()
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
-        self._pulse: Any = None  # one element of a weight on the CPU, read before every step
-        self._pulse_of: weakref.ref[Any] | None = None  # its optimizer
-        self._pulse_param: weakref.ref[Any] | None = None  # the weight that it is an element of
-        self._is_bad = False  # its gradient was not finite at the last step
-        self._pulse_value, self._unmoved = 0.0, 0  # what it was, and for how many steps
+        self._pulse: _Pulse | None = None
         self._sound: int | None = None  # the last step after which the weights were seen to be finite
-        self._probes: list[ForwardProbe] = []
+        self._probe: ForwardProbe | None = None
         self._rearm: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have had no window since the last save
         self._replicas: Replicas | None = None
         self._equal_at: int | None = None  # the last step after which the ranks were equal
@@ -108,36 +139,18 @@ class Envelope:
 
     def watch(self, model: Any) -> None:
         """A model is about to be trained: watch its first passes."""
-        if not self.off and not self._probes and can_be_hooked(model):
+        if not self.off and self._probe is None and can_be_hooked(model):
             with self._flying():
-                self._probes.append(ForwardProbe(model, self._tell_now, self._resumed, self._batch_size, self._failed))
+                self._probe = ForwardProbe(model, self._tell, self._resumed, self._batch_size, self._failed)
 
     def before_step(self, optimizer: Any, engine: Any = None) -> None:
         """An optimizer is about to step; with an `engine` its step as a whole."""
         if self.off:
             return
-        key = optimizer if engine is None else engine
-        if engine is not None:
-            with self._flying():
-                self._clipping.engine_step(engine, self._step())
-        pace = self._paces.get(key)
-        compare = self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due()
-        if self._structure is not None and self._structure.has_turned():
-            with self._flying():
-                self._look_at_structure(self._begin(), self._step())
-        waits = pace is not None and pace.steps < pace.wait and key not in self._rearm and not self._doubts(key)
-        strays = waits and engine is None and self._plan.strays(key)
-        if pace is not None and waits and not self._promises.armed and not compare and not strays and self._beats():
-            if not self._stands_still(key):
-                pace.steps += 1
-                return
-            pace.wait = pace.steps  # look now: nothing may be moving any more
-        with self._flying():
-            if compare:
-                self._compare_now()
-            if strays and not self._lr_is_ours():
-                self._look_at_lr(key, self._begin(), self._step())
-            self._before_step(key, pace, engine is not None)
+        try:
+            self._before_step(optimizer if engine is None else engine, engine is not None)
+        except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
+            self._failed(problem)
 
     def inner_step(self, optimizer: Any) -> None:
         """The optimizer inside an engine steps: its gradients are those that are used."""
@@ -187,20 +200,25 @@ class Envelope:
             self._equal_at = step
             return ""
         words = say_difference(ranks, len(digests))
-        low = self._equal_at if step is not None and self._equal_at is not None and self._equal_at < step else None
-        self.log.tell(Breach(kind=BreachKind.REPLICAS, step=step, words=words, seen=step, low=low))
+        self._tell(BreachKind.REPLICAS, words, step, self._equal_at)
         return f"{BreachKind.REPLICAS.value} {self.log.told[BreachKind.REPLICAS].since}: {words}"
 
     def end(self) -> None:
         """Remove every hook."""
         self._promises.end()
-        for probe in self._probes:
-            probe.remove()
+        if self._probe is not None:
+            self._probe.remove()
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def _before_step(self, key: Any, pace: _Pace | None, is_engine: bool) -> None:
-        begun = time.perf_counter()
+    def _before_step(self, key: Any, is_engine: bool) -> None:
+        """Few questions at every step; a look where one of them, or the time, asks for it."""
+        if is_engine:
+            self._clipping.engine_step(key, self._step())
+        self._look_at_structure()
+        if self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due():
+            self._compare_now()
+        pace = self._paces.get(key)
         if pace is None:
             self._stepping.add(key)
             if not self._is_ours(key, is_engine):
@@ -208,31 +226,40 @@ class Envelope:
             pace = self._paces[key] = _Pace()
             self._begin_counting(key)
         self._later.run()
-        step, live = self._step(), self._begin()
-        if not self._beats() and BreachKind.POISONED not in self.log.told:
-            self._look_at_weights(live, None if step is None else step - 1)
+        if self._pulse is not None and not self._pulse.beats() and BreachKind.POISONED not in self.log.told:
+            step = self._step()
+            self._look_at_weights(self._begin(), None if step is None else step - 1)
             self._pulse = None
-        groups = self._groups(key, is_engine)
-        if not is_engine:
-            self._promises.before_step(key, step, self._declared(live))
+        if self._promises.armed and not is_engine:
+            self._promises.before_step(key, self._step(), self._declared(self._begin()))
+        if not is_engine and not self._lr_is_ours():
+            self._look_at_lr(key)
         is_due = pace.steps >= pace.wait or key in self._rearm or self._doubts(key)
-        if not is_due:  # a window of promises is open
-            pace.steps += 1
+        if is_due or (self._pulse is not None and self._pulse.stands_still(key)):
+            self._look(key, pace, is_engine)
             return
+        pace.steps += 1
+
+    def _look(self, key: Any, pace: _Pace, is_engine: bool) -> None:
+        begun = time.perf_counter()
+        step, live = self._step(), self._begin()
+        params = [p for model in live.models for p in model.parameters()]
+        groups: list[Mapping[str, Any]] = [{"params": params}]
+        if not is_engine:
+            groups = list(key.param_groups)
+            params = [p for group in groups for p in group["params"]]
         self._motion.close(key, step)
         if pace.looks == 0 and not is_engine:
-            self._look_for_orphans(key, live, step)
+            self._look_for_orphans(key, live)
         self._motion.open(key, groups, self._names, step)
-        self._feel_pulse(key, groups)
-        if not is_engine and (pace.looks == 0 or key in self._rearm):
-            self._rearm.discard(key)
-            self._promises.arm(key, [p for group in groups for p in group["params"]])
-        self._look_at_structure(live, step)
-        if not is_engine and self._structure is not None and self._structure.has_new_parameters():
-            self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
-            self._look_for_orphans(key, live, step)
-        if not is_engine and not self._lr_is_ours():
-            self._look_at_lr(key, live, step)
+        self._feel_pulse(key, params)
+        if not is_engine:
+            if pace.looks == 0 or key in self._rearm:
+                self._promises.arm(key, params)
+            if self._structure is not None and self._structure.has_new_parameters():
+                self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
+                self._look_for_orphans(key, live)
+        self._rearm.discard(key)
         if pace.looks == FULL_LOOKS - 1:
             self._look_at_batches(live)
         pace.looked(begun, time.perf_counter(), self.share_of_time)
@@ -245,7 +272,7 @@ class Envelope:
         self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
         self._structure = Structure(live.models)
         for kind, words in broken_promises(live.models):
-            self._tell_now(kind, words)
+            self._tell(kind, words)
         return live
 
     def _is_ours(self, key: Any, is_engine: bool) -> bool:
@@ -254,12 +281,6 @@ class Envelope:
         if is_engine or any(key is known for known in live.optimizers):
             return True
         return any(id(p) in self._names for group in key.param_groups for p in group["params"])
-
-    def _groups(self, key: Any, is_engine: bool) -> Sequence[Mapping[str, Any]]:
-        if not is_engine:
-            return list(key.param_groups)
-        models = self._live.models if self._live else ()
-        return [{"params": [p for model in models for p in model.parameters()]}]
 
     def _owned(self) -> set[int]:
         """Ids of the parameters of every optimizer that is known or has stepped."""
@@ -290,59 +311,41 @@ class Envelope:
 
     # ---- looks -----------------------------------------------------------------------------------------------------
 
-    def _look_for_orphans(self, optimizer: Any, live: LiveState, step: int | None) -> None:
+    def _look_for_orphans(self, optimizer: Any, live: LiveState) -> None:
         words = find_orphans(optimizer.param_groups, self._owned(), self._names, live.models)
         if words:
-            self.log.tell(Breach(kind=BreachKind.ORPHANS, step=step, words=words, seen=step))
+            self._tell(BreachKind.ORPHANS, words)
 
     def _doubts(self, key: Any) -> bool:
         """Whether the gradient at this step may not be finite: by one element of it, or by the last look."""
         if BreachKind.GRADIENTS in self.log.told:
             return False
-        held = self._pulse_param() if self._pulse_param is not None else None
-        if held is None or held.grad is None or self._pulse_of is None or self._pulse_of() is not key:
-            return self._motion.doubts(key)
-        part = part_of(held.grad, 1)
-        value = 0.0 if part is None else part.item()
-        if math.isfinite(value):
-            self._is_bad = False
-            return self._motion.doubts(key)
-        if not self._is_bad and (step := self._step()) is not None:
+        is_bad, is_new = (False, False) if self._pulse is None else self._pulse.is_bad(key)
+        if is_new and (step := self._step()) is not None:
             self._motion.was_fine(key, step - 1)
-        self._is_bad = True
-        return True
+        return is_bad or self._motion.doubts(key)
 
-    def _feel_pulse(self, key: Any, groups: Sequence[Mapping[str, Any]]) -> None:
-        held = [p for group in groups for p in group["params"] if p.requires_grad and p.grad is not None and p.numel()]
+    def _feel_pulse(self, key: Any, params: Sequence[Any]) -> None:
+        held = [p for p in params if p.requires_grad and p.grad is not None and p.numel()]
         if not held and self._pulse is not None:
             return  # a step without any gradient: the element is that of before
-        self._pulse_of = weakref.ref(key)
-        last = held[-1] if held else None
-        part = part_of(last, 1) if last is not None and last.device.type == "cpu" else None
-        self._pulse = part if part is not None and BreachKind.POISONED not in self.log.told else None
-        self._pulse_param = weakref.ref(last) if last is not None and self._pulse is not None else None
+        part = part_of(held[-1], 1) if held and held[-1].device.type == "cpu" else None
+        if part is None or BreachKind.POISONED in self.log.told:
+            self._pulse = None
+        elif self._pulse is not None and self._pulse.is_of(key, held[-1]):
+            self._pulse.part = part
+        else:
+            self._pulse = _Pulse(key, held[-1], part)
 
-    def _look_at_structure(self, live: LiveState, step: int | None) -> None:
+    def _look_at_structure(self) -> None:
         for kind, words in self._structure.changes() if self._structure else ():
-            self.log.tell(Breach(kind=kind, step=step, words=words, seen=step))
+            self._tell(kind, words)
 
-    def _look_at_lr(self, optimizer: Any, live: LiveState, step: int | None) -> None:
-        found = self._plan.look(optimizer, [bound.scheduler for bound in live.schedulers], step)
+    def _look_at_lr(self, optimizer: Any) -> None:
+        step = self._step()
+        found = self._plan.look(optimizer, [bound.scheduler for bound in self._begin().schedulers], step)
         if found is not None:
             self.log.tell(Breach(kind=BreachKind.LR, step=found[0], words=found[1], seen=step))
-
-    def _stands_still(self, key: Any) -> bool:
-        """Whether the one element has not moved for some steps of its optimizer: asked for two looks, and then no more."""
-        if self._pulse is None or self._pulse_of is None or self._pulse_of() is not key:
-            return False
-        value = self._pulse.item()
-        self._unmoved = self._unmoved + 1 if value == self._pulse_value else 0
-        self._pulse_value = value
-        return self._unmoved in STILL_LOOKS
-
-    def _beats(self) -> bool:
-        """Whether the one element that is read before every step is a number: NaN spreads to all weights in a step."""
-        return self._pulse is None or (value := self._pulse.item()) == value
 
     def _look_at_weights(self, live: LiveState, step: int | None) -> None:
         """NaN in any weight that is trained, after `step`."""
@@ -354,8 +357,7 @@ class Envelope:
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             words = f"`{bad[0]}`{more} holds NaN"
-            low = self._sound if step is not None and self._sound is not None and self._sound < step else None
-            self.log.tell(Breach(kind=BreachKind.POISONED, step=step, words=words, seen=step, low=low))
+            self._tell(BreachKind.POISONED, words, step, self._sound)
         else:
             self._sound = step
 
@@ -364,7 +366,7 @@ class Envelope:
         digests = tuple(self._first_batches())
         if getattr(live.reading, "num_workers", 0) > 1 and len(set(digests)) < len(digests) and not self._resumed():
             words = f"{live.reading.num_workers} loader workers return equal batches: they draw the same random numbers"
-            self._tell_now(BreachKind.DATA_REPEATED, words)
+            self._tell(BreachKind.DATA_REPEATED, words)
 
     def _batch_size(self) -> int | None:
         size = getattr(self._observe().reading, "batch_size", None)
@@ -383,18 +385,19 @@ class Envelope:
         if self._replicas is not None:
             live, step = self._begin(), self._step()
             before = None if step is None else step - 1  # the weights are those after the step before
-            self._replicas.send(live.models, live.topology, before, self._ranks.world_size)
+            self._replicas.send(live.models, live.topology, before)
 
-    def _tell_replicas(self, ranks: Sequence[int], num_ranks: int, step: int | None, name: str) -> None:
+    def _tell_replicas(self, ranks: Sequence[int], step: int | None, name: str) -> None:
         if not ranks:
             self._equal_at = step
             return
-        words = f"{say_difference(ranks, num_ranks)} (`{name}`)"
-        self.log.tell(Breach(kind=BreachKind.REPLICAS, step=step, words=words, seen=step, low=self._equal_at))
+        self._tell(BreachKind.REPLICAS, f"{say_difference(ranks, self._ranks.world_size)} (`{name}`)", step, self._equal_at)
 
-    def _tell_now(self, kind: BreachKind, words: str) -> None:
-        step = self._step()
-        self.log.tell(Breach(kind=kind, step=step, words=words, seen=step))
+    def _tell(self, kind: BreachKind, words: str, step: int | None = None, low: int | None = None) -> None:
+        """Something is no longer so at `step`, or now; at `low` it still was, if that is earlier."""
+        step = self._step() if step is None else step
+        low = low if step is not None and low is not None and low < step else None
+        self.log.tell(Breach(kind=kind, step=step, words=words, seen=step, low=low))
 
     def _failed(self, problem: Exception) -> None:
         """One of the hooks failed."""

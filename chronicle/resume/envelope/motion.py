@@ -3,28 +3,16 @@
 A look takes samples before a step, and again before a later step of the same optimizer; both are judged when they are on the
 host. A parameter must move only where an update of this LR and gradient is larger than the spacing of its numbers: low
 precision, LR 0 and zero gradients are healthy. No torch call waits for the device.
-
-What a training loop promises between two optimizer steps: gradients are zeroed, accumulated as declared, and clipped, and the
-loss keeps its factor.
-
-For a few steps after the start and after every save, hooks on one parameter per optimizer count the backward passes and see
-whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted, and the last operations of each loss
-that `backward` gets. Outside these windows nothing is hooked.
 """
 
-import contextlib
-import functools
 import math
-import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.resume.compiled import is_compiling_here, outside_graphs, skip_in_graphs
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
-from chronicle.resume.faults import last_resort, raised_by_script, shield
 
 FULL_LOOKS, FULL_TENSORS = 3, 512  # the first looks of an optimizer see every tensor, up to so many
 TENSORS = 32  # per later look, in turn
@@ -78,8 +66,6 @@ class _Look:
     params: Sequence[Any]
     names: Sequence[str]
     lrs: Sequence[float]  # 0.0: not known
-    spacing: Sequence[float]
-    graded: Sequence[bool]
     scaled: bool  # a loss scaler works inside the step and may skip it
     idle: bool  # none of the optimizer's parameters has a gradient
     before: Snapshot
@@ -116,19 +102,16 @@ class Motion:
         if not chosen:
             return
         params = [p for p, _ in chosen]
-        gradients = [p.grad for p in params]
         known.looks += 1
         known.open = _Look(
             step=step,
             params=params,
             names=[names.get(id(p), f"parameter of shape {tuple(p.shape)}") for p in params],
             lrs=[lr or 0.0 for _, lr in chosen],
-            spacing=[_spacing(p) for p in params],
-            graded=[_is_alike(p, g) for p, g in zip(params, gradients, strict=True)],
             scaled=getattr(key, "grad_scale", None) is not None or getattr(key, "found_inf", None) is not None,
             idle=all(p.grad is None for group in groups for p in group["params"]),
             before=Snapshot(params),
-            gradients=Snapshot([g if _is_alike(p, g) else None for p, g in zip(params, gradients, strict=True)]),
+            gradients=Snapshot([p.grad if _is_alike(p, p.grad) else None for p in params]),
         )
 
     def doubts(self, key: Any) -> bool:
@@ -158,29 +141,29 @@ class Motion:
     def _judge(self, known: _Watched, look: _Look, after: Snapshot, now: int | None) -> None:
         import numpy as np
 
-        old, gradients, new = look.before.rows(), look.gradients.rows(), after.rows()
         moved = should_move = any_alive = False
         poisoned, bad, zero = [], [], []
-        for index, name in enumerate(look.names):
-            was, g, is_ = old[index], gradients[index], new[index]
-            if was is None or is_ is None or len(was) != len(is_):
+        rows = zip(look.names, look.params, look.lrs, look.before.rows(), look.gradients.rows(), after.rows(), strict=True)
+        for name, param, lr, old, gradient, new in rows:
+            if old is None or new is None or len(old) != len(new):
                 moved = True  # resized, or moved to another storage: not comparable
                 continue
-            if not np.isfinite(is_).all() and (np.isnan(is_).any() or np.isfinite(was).all()):
-                poisoned.append((name, bool(np.isfinite(was).all())))
-            changed = bool((was != is_).any())
+            was_finite = bool(np.isfinite(old).all())
+            if np.isnan(new).any() or (was_finite and not np.isfinite(new).all()):
+                poisoned.append((name, was_finite))
+            changed = bool((old != new).any())
             moved = moved or changed
-            if g is None or not look.graded[index] or len(g) != len(was):
+            if gradient is None or len(gradient) != len(old):
                 continue
-            size = np.abs(g)
+            size = np.abs(gradient)
             if not np.isfinite(size).all():
                 bad.append(name)
             elif not size.any():
                 zero.append(name)
                 continue
-            elif look.lrs[index] and not changed and len(size) == len(was):
-                update = look.lrs[index] * np.minimum(size, 1.0) * SAFETY
-                should_move = should_move or bool((update > np.abs(was) * look.spacing[index] + 1e-30).any())
+            elif lr and not changed:
+                update = lr * np.minimum(size, 1.0) * SAFETY
+                should_move = should_move or bool((update > np.abs(old) * _spacing(param) + 1e-30).any())
             any_alive = True
             known.lives.setdefault(name, _Life()).see(False, look.step)
         self._judge_values(known, look, poisoned, bad, now)
@@ -238,47 +221,6 @@ class Motion:
             self._tell(Breach(kind=BreachKind.STUCK, step=known.still_since, words=words, seen=now))
 
 
-class EngineClipping:
-    """Whether the gradients that an engine's inner optimizer steps with are as small as its configuration promises."""
-
-    def __init__(self, tell: Callable[[Breach], object], later: DelayedReads) -> None:
-        self._tell, self._later = tell, later
-        self._limit, self._left = 0.0, WINDOW
-        self._step: int | None = None
-
-    def arm(self) -> None:
-        """Look at the next steps."""
-        self._left = WINDOW
-
-    def engine_step(self, engine: Any, step: int | None) -> None:
-        """A whole step of the engine begins."""
-        limit = getattr(engine, "gradient_clipping", None)
-        self._limit = float(limit() or 0.0) if self._left > 0 and callable(limit) else 0.0
-        self._left, self._step = max(0, self._left - 1), step
-
-    def inner_step(self, optimizer: Any) -> None:
-        """Its own optimizer steps a part of the parameters, on one rank: no part may be larger than the whole."""
-        import torch
-
-        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        found = [own for own in (getattr(g, "_local_tensor", g) for g in found) if own.numel() and not own.is_sparse]
-        limit, step = self._limit, self._step
-        if limit <= 0.0 or not found or len({own.device for own in found}) > 1:
-            return
-        with torch.no_grad():
-            norm = torch.stack([own.detach().float().norm() for own in found]).norm()
-        snapshot = Snapshot([norm])
-        self._later.add((snapshot,), lambda: self._judge(float(snapshot.rows()[0][0]), limit, step))
-
-    def _judge(self, norm: float, limit: float, step: int | None) -> None:
-        if math.isfinite(norm) and norm > limit * CLIP_SLACK:
-            words = f"gradients are to be clipped to a norm of {limit:g}, and the optimizer steps with one of {norm:.4g}"
-            self._tell(Breach(kind=BreachKind.CLIPPING, step=step, words=words, seen=step))
-
-
-CLIP_SLACK = 1.05  # sums in half precision
-
-
 def lr_of(group: Mapping[str, Any]) -> float | None:
     """The LR of a group; None where it is no number, or a tensor that would have to be fetched from a device."""
     lr: Any = group.get("lr")
@@ -329,372 +271,3 @@ def find_orphans(groups: Sequence[Mapping[str, Any]], owned: set[int], names: Ma
     what = "no longer belong to the model" if strange else "have no gradient"
     count = len(strange) or len(idle)
     return f"{count} of its {len(held)} parameters {what}, and no optimizer holds `{loose[0]}`{more}, which has a gradient"
-
-
-# ---- gradients zeroed, accumulated, clipped ----------------------------------------------------------------------------
-
-
-WINDOW = 3  # intervals between optimizer steps
-REPEATED = 2  # clippings that are wrong, until it is told
-
-
-class Probe:
-    """Hooks on one parameter: backward passes since the last step, and whether one of them began from no gradient."""
-
-    def __init__(self, param: Any, later: DelayedReads, lost: Callable[[Exception], None]) -> None:
-        self._param, self._later = weakref.ref(param), later
-        self.passes, self.clean = 0, False
-        self._candidate: bool | None = None  # whether this pass began from no gradient; None: nobody saw its beginning
-        self._old: list[Snapshot] = []
-        before = outside_graphs(shield(self._before, lost))
-        before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
-        self._handles = [
-            param.register_hook(before),
-            param.register_post_accumulate_grad_hook(outside_graphs(shield(self._after, lost))),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _before(self, gradient: Any) -> None:
-        param = self._param()
-        old = None if param is None else param.grad
-        self._candidate = old is None
-        if old is not None and not self.clean and len(self._old) < 64:
-            self._old.append(Snapshot([old]))
-
-    def _after(self, param: Any) -> None:
-        self.passes += 1
-        self.clean = self.clean or self._candidate is not False  # FSDP brings a gradient to its shard without a beginning
-        self._candidate = None
-
-    def take(self, judge: Callable[[int, bool], None]) -> None:
-        """End of an interval: `judge(passes, clean)`, at once or when the samples are there."""
-        passes, clean, old = self.passes, self.clean, tuple(self._old)
-        self.passes, self.clean, self._old = 0, False, []
-        self._later.add(old, lambda: judge(passes, clean or any(_is_zero(snapshot) for snapshot in old)))
-
-
-def _is_zero(snapshot: Snapshot) -> bool:
-    row = snapshot.rows()[0]
-    return row is None or not row.any()  # what cannot be sampled counts as zero: unknown accuses nobody
-
-
-class _Window:
-    """One optimizer under probe."""
-
-    def __init__(self, probe: Probe) -> None:
-        self.probe, self.intervals = probe, 0
-        self.single = 0  # intervals with one backward pass
-        self.factors: list[LossFactor | None] = []  # of each interval
-
-
-class Promises:
-    """The windows of one launch. `owned()` gives the ids of the parameters that any optimizer steps."""
-
-    def __init__(
-        self, tell: Callable[[Breach], object], later: DelayedReads, owned: Callable[[], Collection[int]]
-    ) -> None:
-        self._tell, self._later, self._owned = tell, later, owned
-        self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
-        self._worked = False  # a probe has seen a backward pass
-        self._clips: list[tuple[str, int]] = []  # what was wrong with a clipping, and how many parameters it had
-        self._wrong: dict[str, int] = {}
-        self._losses: list[Sequence[tuple[str, Any]]] = []  # the last operations of each loss since the last step
-        self._factor: LossFactor | None = None  # of the last window that had one
-        self._twice = 0  # losses that were scaled twice
-
-    @property
-    def habit(self) -> str:
-        """How the loss is divided, for a checkpoint; "" where it is not known."""
-        return "" if self._factor is None else self._factor.to_habit()
-
-    def expects(self, habits: Iterable[str]) -> None:
-        """A state was loaded: its training divided the loss like this."""
-        self._factor = next((one for one in map(LossFactor.of_habit, habits) if one is not None), None)
-
-    @property
-    def armed(self) -> bool:
-        """Whether any window is open."""
-        return bool(self._windows)
-
-    def arm(self, optimizer: Any, params: Iterable[Any]) -> None:
-        """Open a window for this optimizer, at one of its steps."""
-        if optimizer in self._windows:
-            return
-        chosen = [p for p in params if p.requires_grad and p.is_leaf and p.grad is not None and not p.grad.is_sparse]
-        if not chosen:
-            return
-        self._windows[optimizer] = _Window(Probe(chosen[-1], self._later, lambda problem: self.lost(problem)))
-        self._losses = []
-        _watch_clipping(self)
-        _watch_backward()
-
-    def before_step(self, optimizer: Any, step: int | None, declared: int | None) -> None:
-        """An interval of this optimizer ends. `declared`: backward passes per step that the trainer announced."""
-        self._judge_clips(step)
-        if self._twice >= REPEATED:
-            self._tell(Breach(kind=BreachKind.FACTOR, step=step, words=SCALED_TWICE, seen=step))
-        window = self._windows.get(optimizer)
-        if window is None:
-            return
-        window.intervals += 1
-        last = window.intervals >= WINDOW
-        losses, self._losses = self._losses, []
-        window.factors.append(LossFactor.of(losses) if len(self._windows) == 1 else None)
-        if last:
-            self._judge_factor(window.factors, step)
-        window.probe.take(lambda passes, clean: self._judge(window, passes, clean, step, declared))
-        if last:
-            self._disarm(optimizer, window)
-
-    def end(self) -> None:
-        """Remove every hook."""
-        for optimizer, window in list(self._windows.items()):
-            self._disarm(optimizer, window)
-
-    def _disarm(self, optimizer: Any, window: _Window) -> None:
-        window.probe.remove()
-        self._windows.pop(optimizer, None)
-        if not self._windows:
-            _leave_clipping(self)
-
-    def _judge(self, window: _Window, passes: int, clean: bool, step: int | None, declared: int | None) -> None:
-        if passes == 0:
-            return  # unused in this interval, or a framework that brings the gradient itself
-        self._worked = True
-        if not clean:
-            words = "no gradient was zeroed since the last step: gradients add up over steps"
-            self._tell(Breach(kind=BreachKind.NOT_ZEROED, step=step, words=words, seen=step))
-        window.single = window.single + 1 if passes == 1 else -WINDOW
-        if declared is not None and declared > 1 and window.single >= WINDOW:
-            began = None if step is None else max(1, step - WINDOW)
-            words = f"{declared} micro-batches a step are declared, but the optimizer steps after every one"
-            self._tell(Breach(kind=BreachKind.ACCUMULATION, step=began, words=words, seen=step))
-
-    # ---- the factor of the loss ------------------------------------------------------------------------------------
-
-    def backward(self, losses: Any) -> None:
-        """`torch.autograd.backward` was called with these."""
-        if len(self._windows) != 1 or len(self._losses) >= MOST_PASSES:
-            return
-        root = losses if hasattr(losses, "grad_fn") else losses[0] if len(losses) == 1 else None
-        operations = last_operations(root)
-        self._losses.append(operations)
-        scales = [id_ for name, id_ in operations if name == "scale"]
-        if len(set(scales)) < len(scales):
-            self._twice += 1
-
-    def _judge_factor(self, factors: Sequence["LossFactor | None"], step: int | None) -> None:
-        """A window is over. Only where all of its steps were alike is anything known."""
-        now = factors[0]
-        if now is None or any(one != now for one in factors):
-            return
-        was, self._factor = self._factor, now
-        if was is not None and (words := was.lost(now)):
-            began = None if step is None else max(1, step - WINDOW)
-            self._tell(Breach(kind=BreachKind.FACTOR, step=began, words=words, seen=step))
-
-    # ---- clipping --------------------------------------------------------------------------------------------------
-
-    def clipped(self, params: Sequence[Any], max_norm: float) -> None:
-        """`clip_grad_norm_` was called with these parameters."""
-        if not math.isfinite(max_norm):
-            return  # a way to measure the norm
-        fresh = any(window.probe.passes for window in self._windows.values())
-        if not params:
-            self._clips.append(("it got no parameters: an empty list, or a generator that was used up", REPEATED))
-        elif self._worked and not fresh:
-            self._clips.append(("it is called after the step, when the gradients were used already", 1))
-        elif not {id(p) for p in params} & set(self._owned()):
-            self._clips.append(("it got parameters that no optimizer steps", 1))
-        elif self.scaled(params):
-            self._clips.append(("it is called before the gradients are unscaled", REPEATED))
-        else:
-            self._wrong.clear()
-
-    scaled: Callable[[Sequence[Any]], bool] = staticmethod(lambda params: False)  # set where a loss scaler is known
-    lost: Callable[[Exception], None] = staticmethod(lambda problem: None)  # told of an error of a hook
-
-    def _judge_clips(self, step: int | None) -> None:
-        clips, self._clips = self._clips, []
-        for words, weight in clips:
-            self._wrong[words] = self._wrong.get(words, 0) + weight
-            if self._wrong[words] >= REPEATED:
-                told = f"`clip_grad_norm_` clips nothing: {words}"
-                self._tell(Breach(kind=BreachKind.CLIPPING, step=step, words=told, seen=step))
-
-
-MOST_OPERATIONS, MOST_PASSES = 8, 256
-SCALED_TWICE = "the loss is multiplied twice by the scale of its loss scaler"
-HABIT = "loss-factor"
-
-
-@dataclass(frozen=True, slots=True)
-class LossFactor:
-    """How the losses of one optimizer step were made: `times` divided by their number `passes`, as one of `operations`.
-
-    A factor that is lost can not be told by the size of the gradient, which moves as much by itself. It is told by what the
-    loss was made of, exactly: the last operations on it are known to autograd.
-    """
-
-    passes: int
-    times: int
-    operations: int
-
-    @classmethod
-    def of(cls, losses: Sequence[Sequence[tuple[str, Any]]]) -> "LossFactor | None":
-        """That of one step; None where its losses were not made alike, or where there was a single one."""
-        passes = len(losses)
-        found = {(sum(_divides(one, passes) for one in loss), sum(value != 1 for _, value in loss)) for loss in losses}
-        return cls(passes, *found.pop()) if 2 <= passes < MOST_PASSES and len(found) == 1 else None
-
-    def lost(self, now: "LossFactor") -> str:
-        """What became of the factor, "" for nothing. A batch of another size also changes numbers, but no operations."""
-        if now.times == self.times or now.operations - self.operations != now.times - self.times:
-            return ""
-        times = ("is not divided", "is divided once", "is divided twice")
-        say = [times[count] if count < len(times) else f"is divided {count} times" for count in (now.times, self.times)]
-        return f"the loss {say[0]} by the number of micro-batches ({now.passes}); before, it {say[1].replace('is', 'was')}"
-
-    def to_habit(self) -> str:
-        """The stored form."""
-        return f"{HABIT} {self.passes} {self.times} {self.operations}"
-
-    @classmethod
-    def of_habit(cls, text: str) -> "LossFactor | None":
-        """Parse the stored form; None for another habit."""
-        name, *numbers = text.split()
-        return cls(*map(int, numbers)) if name == HABIT and len(numbers) == 3 and all(map(str.isdigit, numbers)) else None
-
-
-def _divides(operation: tuple[str, Any], passes: int) -> bool:
-    name, value = operation
-    if not isinstance(value, (int, float)):
-        return False
-    return value == passes if name == "DivBackward0" else abs(value * passes - 1) < 1e-6
-
-
-def last_operations(loss: Any) -> list[tuple[str, Any]]:
-    """The numbers by which a loss was multiplied and divided last, newest first.
-
-    Numbers on an accelerator are not read. ("scale", id) is a tensor that looks like the scale of a loss scaler.
-    """
-    found: list[tuple[str, Any]] = []
-    node = getattr(loss, "grad_fn", None)
-    while node is not None and len(found) < MOST_OPERATIONS:
-        name = type(node).__name__
-        if name == "ToCopyBackward0":  # to another precision
-            node = node.next_functions[0][0]
-            continue
-        if name not in ("DivBackward0", "MulBackward0"):
-            break
-        inputs = [following for following, _ in node.next_functions if following is not None]
-        if len(inputs) != 1:
-            break
-        other: Any = None
-        with contextlib.suppress(RuntimeError, AttributeError):  # changed in place, or a graph that was used up
-            other = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
-        if hasattr(other, "numel") and other.numel() == 1:
-            value = other.item() if other.device.type == "cpu" else None
-            is_scale = name == "MulBackward0" and value is not None and _is_scale(other, value)
-            found.append(("scale", other.data_ptr()) if is_scale else (name, value))
-        else:
-            found.append((name, other if isinstance(other, (int, float)) else None))
-        node = inputs[0]
-    return found
-
-
-def _is_scale(tensor: Any, value: float) -> bool:
-    """As of a GradScaler: one number in float32, a power of two."""
-    return str(tensor.dtype) == "torch.float32" and value >= 2 and math.frexp(value)[0] == 0.5
-
-
-_original_backward: list[Any] = []
-
-
-def _watch_backward() -> None:
-    """Listen to `torch.autograd.backward`, which every `loss.backward()` ends in, as long as a window is open.
-
-    Not where anything is compiled: the listener would be one frame more.
-    """
-    import torch
-
-    if _original_backward or is_compiling_here(None):
-        return
-    inner = torch.autograd.backward
-    _original_backward.append(inner)
-    report = outside_graphs(shield(_report_backward, _lose_clipping))
-
-    @functools.wraps(inner)
-    def listening(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if _listeners:
-            report(tensors)
-        return inner(tensors, *args, **kwargs)
-
-    torch.autograd.backward = skip_in_graphs(listening)
-
-
-def _report_backward(tensors: Any) -> None:
-    for listener in tuple(_listeners):
-        try:
-            listener.backward(tensors)
-        except Exception as problem:
-            if raised_by_script(problem):
-                raise
-            _listeners.discard(listener)
-            last_resort(listener.lost, problem)
-
-
-_listeners: "weakref.WeakSet[Promises]" = weakref.WeakSet()
-_original: list[Any] = []
-
-
-def _watch_clipping(listener: Promises) -> None:
-    """Listen to `torch.nn.utils.clip_grad`, by the inner function that every way of calling it ends in."""
-    _listeners.add(listener)
-    module = sys.modules.get("torch.nn.utils.clip_grad")
-    inner = getattr(module, "_clip_grads_with_norm_", None)
-    if inner is None or _original:
-        return
-    _original.append(inner)
-    report = outside_graphs(shield(_report_clipping, _lose_clipping))
-
-    def listening(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _listeners:  # the last one was collected with its session
-            return inner(parameters, max_norm, *args, **kwargs)
-        listed = parameters if hasattr(parameters, "grad") else list(parameters)  # a generator can be read once
-        report(listed, max_norm)
-        return inner(listed, max_norm, *args, **kwargs)
-
-    module._clip_grads_with_norm_ = listening  # type: ignore[union-attr]
-
-
-def _report_clipping(parameters: Any, max_norm: Any) -> None:
-    listed = [parameters] if hasattr(parameters, "grad") else parameters
-    for listener in tuple(_listeners):
-        try:
-            listener.clipped(listed, float(max_norm))
-        except Exception as problem:
-            if raised_by_script(problem):
-                raise
-            _listeners.discard(listener)  # clipping goes on, whatever the listener thinks of it
-            last_resort(listener.lost, problem)
-
-
-def _lose_clipping(problem: Exception) -> None:
-    for listener in tuple(_listeners):
-        _listeners.discard(listener)
-        listener.lost(problem)
-
-
-def _leave_clipping(listener: Promises) -> None:
-    _listeners.discard(listener)
-    module = sys.modules.get("torch.nn.utils.clip_grad")
-    if not _listeners and _original and module is not None:
-        module._clip_grads_with_norm_ = _original.pop()  # type: ignore[attr-defined]
-    if not _listeners and _original_backward:
-        sys.modules["torch"].autograd.backward = _original_backward.pop()

@@ -1,17 +1,17 @@
-"""Small samples of many tensors, read without waiting for the device: a few elements of each at a fixed stride.
+"""Small samples of many tensors, read without waiting for the device: a few elements of each at a fixed distance.
 
 On an accelerator the sample is copied to pinned memory asynchronously and read at a later step. No element is read by
 `.item()`, and no tensor is copied as a whole.
 
-Replicas: ranks that hold the same weights must hold the same bits, at every save and every few dozen steps.
-
-The digests travel through the process group's key-value store, as at a save; no collective is added and no rank waits.
+Replicas: ranks that hold the same weights must hold the same bits, at every save and every few dozen steps. The digests travel
+through the process group's key-value store, as at a save; no collective is added and no rank waits.
 """
 
+import functools
+import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 from chronicle.resume.fingerprint import own_shard
@@ -20,8 +20,11 @@ from chronicle.resume.memory import RankDigest
 ELEMENTS = 16  # per tensor
 
 
-def part_of(tensor: Any, elements: int = ELEMENTS) -> Any:
-    """A view of at most `elements` elements, spread over the tensor; None where it has none (empty, sparse, meta)."""
+def part_of(tensor: Any, elements: int = ELEMENTS, turn: int = 0) -> Any:
+    """A view of at most `elements` elements, spread over the tensor; None where it has none (empty, sparse, meta).
+
+    In each `turn` other ones, so that in many turns all are seen; those of a strided tensor are always the same.
+    """
     own = own_shard(tensor)
     if own is None or own.is_sparse or own.is_meta or str(own.layout) != "torch.strided":
         return None
@@ -30,9 +33,20 @@ def part_of(tensor: Any, elements: int = ELEMENTS) -> Any:
         return None
     if size <= elements:
         return own.reshape(-1)
-    if own.is_contiguous():
-        return own.as_strided((elements,), (size // elements,), own.storage_offset())
-    return _thinned(own, elements)
+    if not own.is_contiguous():
+        return _thinned(own, elements)
+    distance = _distance(size, own.shape[-1], elements)
+    begin = turn % (size - (elements - 1) * distance)
+    return own.as_strided((elements,), (distance,), own.storage_offset() + begin)
+
+
+@functools.lru_cache(maxsize=1024)
+def _distance(size: int, width: int, elements: int) -> int:
+    """The distance of the samples. It has no common factor with the rows: else only one column would be seen (`[CLS]`)."""
+    distance = size // elements
+    while math.gcd(distance, width) != 1:
+        distance -= 1
+    return distance
 
 
 def _thinned(tensor: Any, elements: int) -> Any:
@@ -47,30 +61,24 @@ def _thinned(tensor: Any, elements: int) -> Any:
 
 
 class Snapshot:
-    """Samples of some tensors as they are now: copies, one per device, in the order given. An absent tensor has length 0."""
+    """Samples of some tensors as they are now: copies, one per device, in the order given. An absent tensor has none."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Iterable[Any], elements: int = ELEMENTS, turn: int = 0) -> None:
         import torch
 
-        self.lengths: list[int] = []
-        self._slots: list[tuple[Any, int]] = []  # device and place in its copy
-        self._copies: dict[Any, Any] = {}
-        parts: dict[Any, list[Any]] = {}
-        places: dict[Any, int] = {}
+        self._slots: list[tuple[Any, int, int]] = []  # device, place in its copy, length
+        parts: dict[Any, list[Any]] = defaultdict(list)
+        ends: Counter[Any] = Counter()
         with torch.no_grad():
             for tensor in tensors:
-                part = None if tensor is None else part_of(tensor)
+                part = None if tensor is None else part_of(tensor, elements, turn)
                 if part is None:
-                    self.lengths.append(0)
-                    self._slots.append((None, 0))
+                    self._slots.append((None, 0, 0))
                     continue
-                device = part.device
-                self.lengths.append(len(part))
-                self._slots.append((device, places.get(device, 0)))
-                places[device] = places.get(device, 0) + len(part)
-                parts.setdefault(device, []).append(part)
-            for device, some in parts.items():
-                self._copies[device] = SampleCopy(torch.cat(some))
+                self._slots.append((part.device, ends[part.device], len(part)))
+                ends[part.device] += len(part)
+                parts[part.device].append(part)
+            self._copies = {device: SampleCopy(torch.cat(some)) for device, some in parts.items()}
 
     @property
     def ready(self) -> bool:
@@ -80,14 +88,11 @@ class Snapshot:
     def rows(self) -> list[Any]:
         """One numpy array of float64 per tensor; waits for what has not arrived."""
         arrays = {device: reading.array() for device, reading in self._copies.items()}
-        return [
-            arrays[device][place : place + length] if length else None
-            for (device, place), length in zip(self._slots, self.lengths, strict=True)
-        ]
+        return [arrays[device][place : place + length] if length else None for device, place, length in self._slots]
 
     def bytes(self) -> bytes:
         """All samples as bytes, for a digest; waits for what has not arrived."""
-        return b"".join(reading.array().tobytes() for _, reading in sorted(self._copies.items(), key=lambda one: str(one[0])))
+        return b"".join(self._copies[device].bytes() for device in sorted(self._copies, key=str))
 
 
 class SampleCopy:
@@ -115,10 +120,36 @@ class SampleCopy:
 
     def array(self) -> Any:
         """The values as float64."""
+        return self._arrived().double().numpy()
+
+    def bytes(self) -> bytes:
+        """The values bit for bit."""
+        return raw_bytes(self._arrived())
+
+    def _arrived(self) -> Any:
         if self._event is not None:
             self._event.synchronize()
             self._event = None
-        return self._host.double().numpy()
+        return self._host
+
+
+def raw_bytes(tensor: Any) -> bytes:
+    """The bytes of a small tensor on the host."""
+    import torch
+
+    tensor = tensor.resolve_conj().resolve_neg()
+    try:
+        return bytes(tensor.numpy().tobytes())
+    except TypeError:  # numpy has no bfloat16
+        return bytes(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def digest_of(parts: Iterable[Any]) -> int:
+    """64 bits of bytes and samples in their order; waits for those that are on their way."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else part.bytes())
+    return int.from_bytes(digest.digest(), "little")
 
 
 class DelayedReads:
@@ -185,8 +216,8 @@ def is_whole(param: Any) -> bool:
 
 
 class Replicas:
-    """Compares ranks at the first steps of a launch and every `STEPS`. `tell(ranks, num_ranks, step, name)` on rank 0,
-    with no ranks where all are equal.
+    """Compares ranks at the first steps of a launch and every `STEPS`. `tell(ranks, step, name)` on rank 0, with no ranks where
+    all are equal.
 
     `share(topic, value, write)` brings one value of every rank to the main process without waiting.
     """
@@ -195,7 +226,7 @@ class Replicas:
         self,
         share: Callable[[str, str, Callable[[Sequence[RankDigest]], None]], None],
         later: DelayedReads,
-        tell: Callable[[Sequence[int], int, int | None, str], None],
+        tell: Callable[[Sequence[int], int | None, str], None],
     ) -> None:
         self._share, self._later, self._tell = share, later, tell
         self._steps = self._rounds = self._equal = 0
@@ -206,7 +237,7 @@ class Replicas:
         self._steps += 1
         return self._steps >= self._next
 
-    def send(self, models: Sequence[Any], topology: Mapping[str, Any], step: int | None, num_ranks: int) -> None:
+    def send(self, models: Sequence[Any], topology: Mapping[str, Any], step: int | None) -> None:
         """Send digests of this rank's whole parameters; the main process compares them when they are there."""
         self._rounds += 1
         self._next = self._steps + (1 if self._steps < FIRST else STEPS)
@@ -215,33 +246,27 @@ class Replicas:
         chosen = (named[begin:] + named[:begin])[:TENSORS]
         if not chosen or topology.get("sharding") == "fsdp":
             return
-        names, topic = [name for name, _ in chosen], f"replicas {self._rounds}"
+        topic, names = f"replicas {self._rounds}", [name for name, _ in chosen]
         promised = topology.get("sharding") in REPLICATED or are_replicas(models, topology)
         snapshot = Snapshot([p for _, p in chosen])
-        self._later.add((snapshot,), lambda: self._send(snapshot, names, topic, promised, step, num_ranks))
 
-    def _send(
-        self, snapshot: Snapshot, names: Sequence[str], topic: str, promised: bool, step: int | None, num_ranks: int
-    ) -> None:
-        words = [b"" if row is None else row.tobytes() for row in snapshot.rows()]
-        value = "".join(sha256(word).hexdigest()[:SPARSE_WORDS] for word in words)
-        self._share(topic, value, lambda digests: self._compare(digests, names, promised, step, num_ranks))
+        def send() -> None:
+            words = [b"" if row is None else row.tobytes() for row in snapshot.rows()]
+            value = "".join(hashlib.sha256(word).hexdigest()[:SPARSE_WORDS] for word in words)
+            self._share(topic, value, lambda digests: self._compare(digests, names, promised, step))
 
-    def _compare(
-        self, digests: Sequence[RankDigest], names: Sequence[str], promised: bool, step: int | None, num_ranks: int
-    ) -> None:
+        self._later.add((snapshot,), send)
+
+    def _compare(self, digests: Sequence[RankDigest], names: Sequence[str], promised: bool, step: int | None) -> None:
         weights = [RankDigest(rank=digest.rank, weights=digest.data) for digest in digests]
         if len({len(digest.weights) for digest in weights}) > 1:
             return  # other tensors on other ranks: a pipeline, nothing that could be equal
         ranks = differing_ranks(weights)
         if not ranks:
             self._equal += 1
-            self._tell((), num_ranks, step, "")
-            return
-        if not promised and self._equal < EQUAL_ROUNDS:
-            return
-        usual = next(digest.weights for digest in weights if digest.rank not in ranks)
-        odd = next(digest.weights for digest in weights if digest.rank in ranks)
-        width = SPARSE_WORDS
-        place = next(i for i in range(len(names)) if usual[i * width : (i + 1) * width] != odd[i * width : (i + 1) * width])
-        self._tell(ranks, num_ranks, step, names[place])
+            self._tell((), step, "")
+        elif promised or self._equal >= EQUAL_ROUNDS:
+            usual = next(digest.weights for digest in weights if digest.rank not in ranks)
+            odd = next(digest.weights for digest in weights if digest.rank in ranks)
+            place = next(place for place, (one, other) in enumerate(zip(usual, odd, strict=True)) if one != other)
+            self._tell(ranks, step, names[place // SPARSE_WORDS])

@@ -1,6 +1,6 @@
 """What a launch begins with and keeps: tied weights, training modes, dtypes, frozen layers, and an LR that is the scheduler's.
 
-Recorded right before the first step, compared at every look by identity and flags: no tensor is read.
+Recorded right before the first step, compared before every other by identity and flags: no tensor is read.
 
 The first forward passes of a launch: one in training and one in evaluation mode, watched once each and then left alone.
 
@@ -8,10 +8,14 @@ In training: matrix products under autocast give its dtype. In evaluation: no dr
 estimate. The hooks do not keep the model from being copied and pickled; a compiled model is not hooked.
 """
 
+import functools
+import math
 import re
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from chronicle.resume.compiled import ModelHook, is_compiling_here, when_compiled
@@ -35,31 +39,10 @@ class Structure:
         self._ids = [id(p) for p in self._params]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
-        self._quick = self._now()  # when it was last asked
 
     def has_new_parameters(self) -> bool:
         """Whether the models hold other parameters than at the beginning: a layer was replaced or added."""
         return [id(p) for model in self._models for p in model.parameters()] != self._ids
-
-    def has_turned(self) -> bool:
-        """Whether a whole model changed its mode, tied weights came apart or the dtype changed, since this was last asked.
-
-        Cheap enough for every step.
-        """
-        now = self._now()
-        if now == self._quick:
-            return False
-        self._quick = now
-        return True
-
-    def _now(self) -> tuple[Any, ...]:
-        tied = [id(module._parameters.get(attribute)) for group in self._ties for module, attribute, _ in group]
-        return [model.training for model in self._models], tied, self._params[-1].dtype if self._params else None
-
-    @property
-    def tied(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters that are one tensor."""
-        return tuple(tuple(name for _, _, name in group) for group in self._ties)
 
     def changes(self) -> Iterator[StructureBreach]:
         """What differs from the beginning."""
@@ -83,13 +66,13 @@ class Structure:
             for (name, module), was, now in zip(self._modules, self._modes, modes, strict=True)
             if was and not now and not _is_norm(module)
         ]
-        for model in self._models:
-            if any(module is model for _, module in turned):
-                yield BreachKind.MODE, "the model trains in evaluation mode: `train()` was not called again after an evaluation"
-                return
+        if any(module is model for _, module in turned for model in self._models):
+            yield BreachKind.MODE, "the model trains in evaluation mode: `train()` was not called again after an evaluation"
+            return
         for name, module in turned:
             params = list(module.parameters())
-            if (not params or any(p.requires_grad for p in params)) and _feels_mode(module):
+            is_trained = not params or any(p.requires_grad for p in params)
+            if is_trained and _feels_mode(module):
                 yield BreachKind.MODE, f"`{name}` trains in evaluation mode; it was in training mode at the first step"
                 return
 
@@ -159,58 +142,44 @@ def _unfrozen(model: Any) -> Iterator[StructureBreach]:
 
 # ---- the LR in use ---------------------------------------------------------------------------------------------------
 
-MATCHED, DIFFERENT = 3, 2  # looks
+MATCHED, DIFFERENT = 3, 2  # steps
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is known of the LR of one optimizer."""
+
+    matched: int = 0  # steps at which it was its scheduler's
+    different: int = 0  # steps since then at which it was not
+    since: int | None = None  # the first of these
+    by_hand: bool = False  # a script that sets LRs by hand as well is not accused
 
 
 class PlannedLr:
-    """The LR of every group against what its only scheduler set last, over the whole launch.
-
-    A script that sets LRs by hand as well never matches and is not accused.
-    """
+    """The LR of every group against what its only scheduler set last, at every step of a launch."""
 
     def __init__(self) -> None:
-        self._matched: dict[int, int] = {}
-        self._different: dict[int, tuple[int, int | None]] = {}
-        self._planner: dict[int, Any] = {}  # optimizer -> its only scheduler, whose LR it has used so far
-
-    def strays(self, optimizer: Any) -> bool:
-        """Whether the LR of an optimizer that used its scheduler's is another one now. Cheap enough for every step."""
-        scheduler = self._planner.get(id(optimizer))
-        planned = getattr(scheduler, "_last_lr", None)
-        if planned is None:
-            return False
-        return id(optimizer) in self._different or [group.get("lr") for group in optimizer.param_groups] != planned
+        self._plans: dict[int, _Plan] = defaultdict(_Plan)
 
     def look(self, optimizer: Any, schedulers: Sequence[Any], step: int | None) -> tuple[int | None, str] | None:
         """Since which step this optimizer's LR is not its scheduler's, and how it differs."""
         own = [s for s in schedulers if getattr(s, "optimizer", None) is optimizer]
-        planned = getattr(own[0], "_last_lr", None) if len(own) == 1 else None
+        planned = list(getattr(own[0], "_last_lr", None) or ()) if len(own) == 1 else []
         used = [lr_of(group) for group in optimizer.param_groups]
-        if not isinstance(planned, (list, tuple)) or len(planned) != len(used) or None in used:
+        if len(planned) != len(used) or None in used or not all(isinstance(lr, int | float) for lr in planned):
             return None
-        pairs = [(used_lr, float(lr)) for used_lr, lr in zip(used, planned, strict=True) if _is_number(lr)]
-        if len(pairs) != len(used):
+        plan = self._plans[id(optimizer)]
+        pairs = zip(used, planned, strict=True)
+        wrong = [(a, b) for a, b in pairs if a != b and not math.isclose(a or 0.0, b, rel_tol=1e-6, abs_tol=1e-18)]
+        if not wrong:
+            plan.matched, plan.different = plan.matched + 1, 0
             return None
-        key = id(optimizer)
-        wrong = next((pair for pair in pairs if abs((pair[0] or 0.0) - pair[1]) > 1e-6 * max(abs(pair[1]), 1e-12)), None)
-        if wrong is None:
-            self._matched[key], _ = self._matched.get(key, 0) + 1, self._different.pop(key, None)
-            exact = self._matched[key] >= MATCHED and used == planned  # numbers, and no tensor
-            self._planner.update({key: own[0]} if exact else {})
+        plan.by_hand = plan.by_hand or plan.matched < MATCHED
+        plan.since = step if plan.different == 0 else plan.since
+        plan.different += 1
+        if plan.by_hand or plan.different < DIFFERENT:
             return None
-        if self._matched.get(key, 0) < MATCHED:
-            self._matched[key] = -(10**9)  # never the scheduler's alone
-            return None
-        count, since = self._different.get(key, (0, step))
-        self._different[key] = (count + 1, since)
-        if count + 1 < DIFFERENT:
-            return None
-        self._planner.pop(key, None)
-        return since, f"LR {wrong[0]:.6g} is used, its scheduler set {wrong[1]:.6g}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return plan.since, f"LR {wrong[0][0]:.6g} is used, its scheduler set {wrong[0][1]:.6g}"
 
 
 # ---- the first forward passes ------------------------------------------------------------------------------------------
@@ -237,18 +206,23 @@ class ForwardProbe:
         self._leaves: list[Any] = []  # handles on the layers, during one pass
         self._mode: Any = None
         _probes[model] = self
-        before, after = _hooks()
         self._handles = [
-            model.register_forward_pre_hook(before, with_kwargs=True),
-            model.register_forward_hook(after, always_call=True),
+            model.register_forward_pre_hook(_hook(_before), with_kwargs=True),
+            model.register_forward_hook(_hook(_after), always_call=True),
         ]
         when_compiled(model, self.remove)  # dynamo would trace what the probe does to a pass
 
     def remove(self) -> None:
         """Take every hook away."""
-        for handle in (*self._handles, *self._leaves):
+        self._leave_layers()
+        for handle in self._handles:
             handle.remove()
-        self._handles, self._leaves = [], []
+        self._handles = []
+
+    def _leave_layers(self) -> None:
+        for handle in self._leaves:
+            handle.remove()
+        self._leaves = []
 
     def begin(self, model: Any, inputs: Mapping[str, Any]) -> None:
         """A pass begins."""
@@ -278,9 +252,8 @@ class ForwardProbe:
             self._mode.__exit__(None, None, None)
             self._mode, self._evaluated = None, True
         elif self._leaves:
-            for handle in self._leaves:
-                handle.remove()
-            self._leaves, self._trained = [], True
+            self._leave_layers()
+            self._trained = True
         if self._trained and self._evaluated and not self._stays:
             self.remove()
 
@@ -296,10 +269,8 @@ class ForwardProbe:
             return
         promised = torch.get_autocast_dtype(device.type)
         if output.dtype != promised and output.dtype.is_floating_point and output.dtype != torch.float64:
-            shape = " × ".join(map(str, module.weight.shape))
-            found, wanted = str(output.dtype).removeprefix("torch."), str(promised).removeprefix("torch.")
-            layer = f"a {type(module).__name__} of {shape}"
-            self._tell(BreachKind.AUTOCAST, f"{layer} computes in {found} under autocast to {wanted}")
+            layer = f"a {type(module).__name__} of {' × '.join(map(str, module.weight.shape))}"
+            self._tell(BreachKind.AUTOCAST, f"{layer} computes in {_plain(output.dtype)} under autocast to {_plain(promised)}")
 
     def _look_at_rows(self, inputs: Mapping[str, Any]) -> None:
         """One row of tokens beside a whole batch of something else: a processor joined the rows."""
@@ -344,14 +315,10 @@ def _failed(problem: Exception) -> None:
         probe.lost(problem)
 
 
-def _hooks() -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two hooks, which no graph contains and no pickle of the model keeps."""
-    if not _made:
-        _made.extend((ModelHook(shield(_before, _failed)), ModelHook(shield(_after, _failed))))
-    return _made[0], _made[1]
-
-
-_made: list[ModelHook] = []
+@functools.cache
+def _hook(work: Callable[..., None]) -> ModelHook:
+    """A hook that no graph contains and no pickle of the model keeps."""
+    return ModelHook(shield(work, _failed))
 
 
 def _dropout_mode(tell: Callable[[str], None]) -> Any:
