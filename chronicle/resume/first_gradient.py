@@ -327,7 +327,7 @@ class FirstGradient:
 
     def settle_sizes(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
         """The checks of a first step; a batch that is as large as those after the save were is the run's own plan."""
-        state = "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
+        state = "" if expected is None or expected.memory is None else expected.memory.state_id
         known = self._sizes(state) if state and self._kept_in is not None else {}
         cause = "so were the batches after this save in the first pass"
         return [
@@ -341,7 +341,7 @@ class FirstGradient:
         """The gradient of the first step after a load against the one that was kept; nothing where it may differ."""
         if not self._wanted or expected is None or expected.memory is None or self._directory is None:
             return
-        state = str(expected.memory.identity.get("id") or "")
+        state = expected.memory.state_id
         kept = _read(self._directory / f"{state}.{self._rank}") if state else None
         own = None if kept is None else self._describe(place, optimizer, still=False)
         if kept is None:

@@ -320,7 +320,7 @@ class Loads:
             self._calibration.evaluated(now)
             memory = self.start.expectation.memory if self.start.expectation else None
             saved = memory.of_rank(live.rank) if memory else None
-            state_id = str(memory.identity.get("id") or "") if memory else ""
+            state_id = memory.state_id if memory else ""
             own, fixed = ((), "") if saved is None else self.own_buffers.of(state_id, saved)
             buffers = LoadedBuffers(
                 now=buffers_digest(live),

@@ -147,7 +147,7 @@ class Sealer:
         self._compare_names(root, made)
         event = CheckpointSaved(
             path=str(root),
-            identity=str(memory.identity.get("id") or ""),
+            identity=memory.state_id,
             step=memory.step,
             honours=list(memory.honours) or None,
             save_seconds=None if save_seconds is None else round(save_seconds, 3),

@@ -307,7 +307,7 @@ class AttachedRun:
         self._unseen -= 1
         saved = StateSaved(
             step=memory.step,
-            identity=str(memory.identity.get("id") or ""),
+            identity=memory.state_id,
             run_id=str(memory.identity.get("run_id") or ""),
             honours=list(memory.honours) or None,
             spoilt=memory.spoilt,
