@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chronicle.resume.checks.check import Check, equal, not_compared, noted
+from chronicle.resume.checks.check import Check, compared, not_compared, noted
 from chronicle.resume.fingerprint import SAMPLES, own_shard, saved_buffers
 
 if TYPE_CHECKING:
@@ -226,17 +226,16 @@ class LoadedBuffers:
 
 def check_buffers(saved: str, loaded: LoadedBuffers, where: str) -> Check:
     """Buffers as they were saved, but for those that the script itself changes before its first batch."""
-    cause, calibration = "running statistics (batch norm) or other buffers were not restored", loaded.calibration
-    if saved == loaded.now:
-        return equal("buffers", "M1", saved, loaded.now, where, cause)
-    if loaded.own and loaded.fixed_saved == loaded.fixed_now:
+    words = {"expected": saved, "found": loaded.now, "where": where}
+    calibration = loaded.calibration
+    if saved != loaded.now and loaded.own and loaded.fixed_saved == loaded.fixed_now:
         some = ", ".join(f"`{name}`" for name in loaded.own[:3]) + (" and others" if len(loaded.own) > 3 else "")
         return not_compared("buffers", "M1", OWN.format(some) + "; the others are as saved", where=where)
-    if calibration is not None and (calibration.passes or calibration.moved):
+    if saved != loaded.now and calibration is not None and (calibration.passes or calibration.moved):
         if saved in calibration.before:
-            moved = f"as saved after the load; {calibration.words} and moved them"
-            return noted("buffers", "M1", expected=saved, found=loaded.now, where=where, cause=moved)
+            return noted("buffers", "M1", **words, cause=f"as saved after the load; {calibration.words} and moved them")
         if calibration.passes and calibration.left <= CALIBRATED:
             why = f"running statistics were computed anew: {calibration.words}"
             return not_compared("buffers", "M1", why, where=where)
-    return equal("buffers", "M1", saved, loaded.now, where, cause)
+    cause = "running statistics (batch norm) or other buffers were not restored"
+    return compared("buffers", "M1", saved == loaded.now, cause=cause, **words)

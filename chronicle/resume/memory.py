@@ -39,9 +39,9 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """One LR scheduler. `unit` is how often it is stepped per optimizer step (num_processes when prepared, 0: once an epoch)."""
+    """One LR scheduler. `unit` is how often it is stepped per optimizer step (prepared: num_processes; 0: once an epoch)."""
 
-    name: str = field(default="?", metadata={"key": "class"})  # of the class
+    name: str = field(default="?", metadata={"key": "class"})
     last_epoch: int | None = None
     step_count: int | None = None
     last_lr: tuple[float, ...] = ()

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chronicle.resume.checks.check import Check, Outcome, attempt, equal
+from chronicle.resume.checks.check import Check, Outcome, attempt
 from chronicle.resume.checks.memory import check_memory, check_mode
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Memory, RankDigest
+from chronicle.resume.rules import judge
 from chronicle.resume.trained import check_trained
 
 VERSION = 1
@@ -187,5 +188,5 @@ def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:
     )
     for name, code, work in parts:
         yield from attempt(name, code, work)
-    if memory.frozen and found.frozen and not expected.accepts("frozen_parameters"):
-        yield equal("frozen parameters", "M3", memory.frozen, found.frozen, "requires_grad", "")
+    if memory.frozen and found.frozen:
+        yield judge(expected, "frozen parameters", memory.frozen, found.frozen)

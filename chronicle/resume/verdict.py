@@ -9,7 +9,6 @@ gathers at most a kilobyte from every other.
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.faults import Faults
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Carried, RankDigest
+from chronicle.resume.rules import RULES
 from rollback.errors import RollbackError
 
 MAX_REPORT_BYTES = 1024
@@ -251,32 +251,14 @@ def _remedy(bad: Sequence[Check]) -> str:
         return "load a checkpoint before training; to start from scratch set CHRONICLE_FRESH_START=1 or use another run name"
     if "open transaction" in names:
         return "`chronicle recover` finishes or reverts it"
-    accepted = [_accepted_as(check) for check in bad]
+    rows = [RULES.get(check.name) for check in bad]
+    accepted = [check.accepted or (row.accepted if row else "") for check, row in zip(bad, rows, strict=True)]
     listed = "; ".join(f"{name}: why" for name in dict.fromkeys(accepted) if name)
     intended = f'if it is intended, CHRONICLE_ACCEPT_CHANGE="{listed}" accepts exactly this; ' if all(accepted) and bad else ""
     return (
         "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
         f"{intended}CHRONICLE_GUARD=warn continues anyway and records it"
     )
-
-
-ACCEPTED_AS = {
-    "learning rate per group": "lr",
-    "learning rates of the next steps": "lr",
-    "schedule further on": "schedule",
-    "frozen parameters": "frozen_parameters",
-    "random generators": "rng",
-}
-_NAMED = re.compile(r'accept "(\w+): why"')
-
-
-def _accepted_as(check: Check) -> str:
-    """The name by which a person accepts this difference; "" for state that was saved, which cannot be accepted."""
-    if named := _NAMED.search(check.cause):
-        return named[1]
-    if check.where == "topology" or check.cause.startswith(f"the optimizer's `{check.name}`"):
-        return check.name.replace(" ", "_")
-    return ACCEPTED_AS.get(check.name, "")
 
 
 # ---- exchange between ranks ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume import first_gradient, records, sequel
-from chronicle.resume.checks.check import Outcome, equal
+from chronicle.resume.checks.check import Outcome, failed
 from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Memory
@@ -91,7 +91,7 @@ def test_a_rank_that_kept_nothing_itself_reads_what_rank_0_kept(tmp_path: Path, 
         sequel.saved(saved)
         sequel.stepping(lambda: replace(saved, frozen="0 of 6 (bb)"))
     found = replace(saved, frozen="0 of 6 (bb)" if name else "1 of 6 (cc)")
-    wrong = equal("frozen parameters", "M3", saved.frozen, found.frozen, "requires_grad", "")
+    wrong = failed("frozen parameters", "M3", expected=saved.frozen, found=found.frozen, where="requires_grad")
     for rank in (3, 12):
         (check, *_) = Sequel(tmp_path, rank).settle([wrong], Expectation(basis="manifest", memory=saved), found)
         assert check.outcome is (Outcome.NOTED if name else Outcome.DIFFERENT)

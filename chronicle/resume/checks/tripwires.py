@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from chronicle.resume.checks.check import Check, accepted_world, failed, noted, show_row
+from chronicle.resume.checks.check import Check, failed, noted
+from chronicle.resume.checks.memory import accepted_world
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import LrRow, Memory
+from chronicle.resume.rules import show_row
 from rollback.channels import Role, canonical_of, value_of
 
 NUM_TRIPWIRE_STEPS = 50
