@@ -142,21 +142,9 @@ def _weights_now(live: LiveState, parts: Parts) -> str:
     return parts.take("weights", lambda: tensor_digest(_weights(live.models)), "")
 
 
-def weights_digests(live: LiveState) -> tuple[str, str]:
-    """Digests of all weights of the models, and of those that are trained."""
-    trained = (own_shard(p) for model in live.models for p in model.parameters() if p.requires_grad)
-    return tensor_digest(_weights(live.models)), tensor_digest(trained)
-
-
-def digest_of_each(live: LiveState) -> dict[int, str]:
-    """Digests of single weights, by the `id` of their parameter."""
-    return {id(p): tensor_digest([own_shard(p)]) for model in live.models for p in model.parameters()}
-
-
-def trained_weights_moved(before: Mapping[int, str], live: LiveState) -> bool:
-    """Whether any weight that is trained now is another one than in these `digest_of_each`, or was not there then."""
-    trained = (p for model in live.models for p in model.parameters() if p.requires_grad)
-    return any(before.get(id(p)) != tensor_digest([own_shard(p)]) for p in trained)
+def weights_and_each(live: LiveState) -> tuple[str, str]:
+    """Digest of all weights of the models, and 16 bits of each."""
+    return digest_and_each(_weights(live.models))
 
 
 def epsilon_of(tensor: Any) -> float:
@@ -177,7 +165,7 @@ def rounded_weights(live: LiveState) -> str:
     held = [tensor for tensor in held if tensor.numel() and not tensor.is_meta]
     if not held or any(tensor.dtype is not torch.float32 for tensor in held):
         return ""
-    sample = torch.cat([tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLES)].cpu() for tensor in held])
+    sample = torch.cat([sample_of(tensor).cpu() for tensor in held])
     for kind in (torch.bfloat16, torch.float16):
         if bool(torch.equal(sample.to(kind).to(torch.float32), sample)) and bool((sample != sample.round()).any()):
             return str(kind).removeprefix("torch.")
@@ -483,6 +471,11 @@ def norm(tensors: Sequence[Any]) -> float | None:
     return float(total**0.5)
 
 
+def sample_of(tensor: Any, count: int = SAMPLES) -> Any:
+    """Some elements of a tensor at a fixed stride, flat, where they lie."""
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // count)][:count]
+
+
 def tensor_digest(tensors: Iterable[Any], types: Iterable[Any] = ()) -> str:
     """Hash of a strided sample of every tensor, bit for bit, with shapes and dtypes; "" for no tensors.
 
@@ -499,12 +492,10 @@ def digest_and_each(tensors: Iterable[Any], types: Iterable[Any] = ()) -> tuple[
     samples: dict[tuple[Any, Any], tuple[list[int], list[Any]]] = {}
     for tensor, given in zip_longest(tensors, types):
         dtype = given or tensor.dtype
-        size = tensor.numel()
-        if size:
-            flat = tensor.detach().reshape(-1)[:: max(1, size // SAMPLES)][:SAMPLES]
+        if tensor.numel():
             places, parts = samples.setdefault((tensor.device, dtype), ([], []))
             places.append(len(shapes))
-            parts.append(flat.to(dtype))
+            parts.append(sample_of(tensor).to(dtype))
         shapes.append(f"{tuple(tensor.shape)}{dtype}")
     if not shapes:
         return "", ""
@@ -521,13 +512,13 @@ def digest_and_each(tensors: Iterable[Any], types: Iterable[Any] = ()) -> tuple[
     return total.hexdigest()[:16], "".join(each)
 
 
-def weights_apart(saved: str, live: LiveState) -> list[str]:
-    """The names of the weights whose samples are not those of a save; [] where the models have other tensors."""
-    names = [name for model in live.models for name, _ in model.named_parameters()]
-    own = digest_and_each(_weights(live.models))[1]
-    if len(own) != len(saved):
+def weights_apart(each: str, live: LiveState) -> list[tuple[str, Any]]:
+    """The weights whose 16 bits (`weights_and_each`) are others now, by name; [] where the models have other tensors."""
+    named = [one for model in live.models for one in model.named_parameters()]
+    own = weights_and_each(live)[1] if each else ""
+    if len(own) != len(each):
         return []
-    return [name for at, name in enumerate(names) if own[4 * at : 4 * at + 4] != saved[4 * at : 4 * at + 4]]
+    return [one for at, one in enumerate(named) if own[4 * at : 4 * at + 4] != each[4 * at : 4 * at + 4]]
 
 
 def plain_bytes(thing: Any) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.launch.pulse import PulseWriter
+from chronicle.resume.allowed import AS_FIRST_PASS, SPLIT, leave_open
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.buffers import OwnBuffers
@@ -38,7 +39,7 @@ from chronicle.resume.faults import Containment, Faults, Handing, last_resort, r
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
-from chronicle.resume.first_step import check_first_step, leave_open, settle_checks
+from chronicle.resume.first_step import check_first_step
 from chronicle.resume.honours import Honours, has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
@@ -48,9 +49,9 @@ from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.records import Records
+from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
-from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -123,8 +124,7 @@ class GuardSession:
         self.first_gradient.moved_otherwise = self._moved_otherwise
         self.first_gradient.went_wrong = self._went_wrong
         self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
-        self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
-        self.sequel.failed = self.faults.record_text
+        self.reference = Reference(None if paths is None else paths.sequels_dir, self.ranks.rank, self.faults.record_text)
         self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
@@ -141,10 +141,18 @@ class GuardSession:
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
         self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
-        self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
-        self.loads.own_buffers = self.own_buffers
-        self.loads.records = self.records
-        self.loads.entered_alike = self.first_gradient.entered_alike
+        self.loads = Loads(
+            self.options,
+            self.journal,
+            self.ranks,
+            self.start,
+            self.data,
+            self.honours,
+            self.reference,
+            self.own_buffers,
+            self.records,
+            self.first_gradient.entered_alike,
+        )
         self.envelope = Envelope(
             observe,
             self.journal,
@@ -287,7 +295,7 @@ class GuardSession:
             self.batches.settle()
             saved = self._described[1]
             self.first_gradient.saved(self.identity, saved.ranks[0].rng)
-            self.sequel.saved(saved)
+            self.reference.saved(saved)
             with self.contained("buffers"):
                 self.own_buffers.saved(self.identity, self._observe().models)
 
@@ -318,16 +326,16 @@ class GuardSession:
                 fixed = self.own_buffers.fixed(live.models)
                 own = tuple(replace(digest, own_buffers=names, fixed_buffers=fixed) for digest in own)
         with self.contained("options of the parameter groups"):
-            self.loads.options_set.see(live.optimizers)
+            self.reference.options.see(live.optimizers)
         found = replace(memory, step=step, training=self._modes, identity=self._identity)
-        found = replace(found, used=self.loads.options_set.record())
+        found = replace(found, used=self.reference.options.record())
         found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
         revisions = dict(self.first_batch.says.revisions)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
-        found = replace(found, lr_moved=self._witness.moved, habits=self.sequel.habits)
+        found = replace(found, lr_moved=self._witness.moved, habits=self.reference.habits)
         if habit := self.envelope.habit:
             found = replace(found, habits=(*found.habits, habit))
-        found = self.honours.add_to(replace(found, seen_frozen=self.sequel.frozen_now(memory.frozen)), live)
+        found = self.honours.add_to(replace(found, seen_frozen=self.reference.frozen_now(memory.frozen)), live)
         self._described = (self._steps_here, found)
         return found
 
@@ -445,7 +453,7 @@ class GuardSession:
             self._identity = {}
             self.begins()
             self.first_gradient.loaded()
-            self.sequel.loaded()
+            self.reference.loaded()
             self.own_buffers.loaded()
             with self._printing:
                 self.prints.loaded()
@@ -516,7 +524,7 @@ class GuardSession:
         self._stepped, self._steps_here, self._tripwire, self._counted = False, 0, None, None
         self._described = None
         self.first_gradient.loaded()
-        self.sequel.loaded()
+        self.reference.loaded()
         self.own_buffers.loaded()
         with self._printing:
             self.prints.loaded()
@@ -591,9 +599,9 @@ class GuardSession:
             return
         with self.contained("what is trained"):
             self.trained.stepping(self._models)
-        if self.sequel.is_awaited:
+        if self.reference.is_awaited:
             with self.contained("what follows a save"):
-                self.sequel.stepping(self._before_next_step)
+                self.reference.stepping(self._before_next_step)
         self._steps_here += 1
         if not (self.gradients_later or has_closure):  # else the passes of this step are still to come
             self._look_at_buffers()
@@ -607,7 +615,7 @@ class GuardSession:
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:
-            self.loads.options_set.see_lrs(lrs)
+            self.reference.options.add(LR, lrs)
         self._recent.append(lrs)
         self._witness = self._witness.see(lrs)
         if self._tripwire is not None:
@@ -738,6 +746,7 @@ class GuardSession:
             equal = sum(check.outcome is Outcome.EQUAL for _, check in first_batches)
             self._goes_on_everywhere = self.ranks.world_size == 1 or equal == self.ranks.world_size
         # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
+        self.verdicts.recall(self.loads.pending)
         checks = run_checks(
             "memory", lambda: self._check_first_step(optimizer, first_batches), at_stake=self.start.resumed
         )
@@ -784,12 +793,12 @@ class GuardSession:
         )
         found_checks, settled = list(checks), None
         with self.contained("first step"):
-            settled = settle_checks(self.loads, self.sequel, found_checks, live, found)
+            settled = self.loads.settle(found_checks, live, found)
             settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
-            self.sequel.resumes(expected)
+            self.reference.resumes(expected)
             self.own_buffers.resumes(self._own_buffers(expected))
             self.envelope.expects(expected.habits if expected else ())
-            self.sequel.frozen_now(found.frozen)
+            self.reference.frozen_now(found.frozen)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
         if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
@@ -797,8 +806,7 @@ class GuardSession:
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)
         with self.contained("first step"):
-            self.loads.options_set.resumes(expected)
-            self.loads.options_set.see(live.optimizers)
+            self.reference.options.see(live.optimizers)
             self.loads.trained(live.models)
         if self.start.expectation is None:
             for part, why in found.unknown.items():

@@ -146,6 +146,12 @@ class Verdicts:
         """Record that the guard is off in this launch."""
         self._record("off", (), moment, f"guard: off {moment}")
 
+    def recall(self, checks: Sequence[Check]) -> None:
+        """What a load could not compare; a check that the first step makes of it says so."""
+        for check in checks:
+            if check.outcome is Outcome.NOT_COMPARED:
+                self._remarks.setdefault(check.name, check)
+
     def _remember(self, checks: Sequence[Check], moment: str) -> None:
         for check in checks:
             if check.error:

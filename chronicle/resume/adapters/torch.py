@@ -332,10 +332,10 @@ class AttachedRun:
         return given
 
     def _before_load(self, optimizer: Any, state: dict[str, Any]) -> None:
-        self.session.loads.options_set.before_load((optimizer,))
+        self.session.reference.options.before_load((optimizer,))
 
     def _after_load(self, optimizer: Any) -> None:
-        self.session.loads.options_set.after_load((optimizer,))
+        self.session.reference.options.after_load((optimizer,))
 
     def _load_failed(self, problem: Exception) -> None:
         self.session.faults.record("load", problem)
