@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from chronicle.resume.faults import shield
+
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _SEES_OUTPUT: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
@@ -61,11 +63,13 @@ def _without_transforms(hook: Callable[..., None], *args: Any, **kwargs: Any) ->
 class ModelHook:
     """A hook on a model. A pickle of the model, or a copy, holds a function in its place that does nothing.
 
-    So a model that is saved whole can be loaded where chronicle is not installed, and its copy is not watched.
+    So a model that is saved whole can be loaded where chronicle is not installed, and its copy is not watched. `failed` hears
+    of an error in it.
     """
 
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = outside_graphs(functools.partial(_without_transforms, hook))
+    def __init__(self, hook: Callable[..., None], failed: Callable[[Exception], Any] | None = None) -> None:
+        whole: Callable[..., None] = functools.partial(_without_transforms, hook)
+        self._hook = outside_graphs(whole if failed is None else shield(whole, failed))
         _skip(ModelHook.__call__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

@@ -264,7 +264,7 @@ class Loads:
         wrong = next((check for check in checks if not check.ok and check.name == "weights"), None)
         if wrong is None:
             return list(checks)
-        memory = self.start.expectation.memory if self.start.expectation else None
+        memory = self.start.memory
         saved = memory.of_rank(live.rank) if memory else None
         apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
         named = wrong
@@ -332,7 +332,7 @@ class Loads:
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=self._objects_now(live))
             now = sample_buffers(live.models)
             self._calibration.evaluated(now)
-            memory = self.start.expectation.memory if self.start.expectation else None
+            memory = self.start.memory
             saved = memory.of_rank(live.rank) if memory else None
             state_id = memory.state_id if memory else ""
             own, fixed = ((), "") if saved is None else self._own_buffers.of(state_id, saved)

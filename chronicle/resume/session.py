@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from chronicle.resume.contract import (
 from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE, BreachKind
-from chronicle.resume.faults import Containment, Faults, Handing, last_resort, reason_of
+from chronicle.resume.faults import Containment, Faults, last_resort, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
@@ -79,68 +80,54 @@ class GuardSession:
         if run_dir is None:
             self.journal.say("run", f"no run directory ({origin}): verdicts are not recorded")
         self.faults = Faults(self.journal, lambda: self.step)
-        self.sealer = Sealer(self.ranks, self.journal)
+        self.sealer = Sealer(self.ranks, self.journal, self.faults.record)
         if self.journal.launch is not None and not self.off and environ.get("RANK", "0") == "0":
             self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
         self.start = StartingPoint()
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
-        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
-        self.prints = StepPrints(
-            Path(launch_dir) if launch_dir and not self.off else None,
-            lambda: self.ranks.rank,
-            lambda: self.ranks.world_size,
-            environ=environ,
-        )
-        self.prints.failed = self._prints_failed
-        self._printing = Handing(self._prints_failed)
-        self.data = DataWatch(
-            self.options,
-            self.journal,
-            self.ranks,
-            self.start,
-            lambda: self.step,
-            self._before_first_batch,
-            self.contained,
-        )
-        self.batches = self.data.batches
-        self.batches.lost = lambda problem: self.faults.record("batch", problem)
-        self.sealer.failed = self.faults.record
-        self.data.failed = self.faults.record_text
-        self.data.look_for_steps = self._look_for_steps
-        self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
-        self.batches.look = self._look_at
-        if launch_dir and SHOW_VARIABLE in environ and self.prints.on:
-            self.prints.batch = StepBatch(Path(launch_dir), environ, self.first_batch.decoder)
-        self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
+        named = environ.get("CHRONICLE_LAUNCH_DIR")
+        launch_dir = Path(named) if named and not self.off else None
         paths = None if self.off else self.journal.paths
-        gradients = None if paths is None else paths.gradients_dir
+        rank, record = self.ranks.rank, self.faults.record
+        step, world_size = (lambda: self.step), (lambda: self.ranks.world_size)
+
+        self.prints = StepPrints(launch_dir, lambda: self.ranks.rank, world_size, environ=environ)
+        self._printing = Containment(self._prints_failed)
+        self.prints.failed, self.prints.lost_outputs = self._prints_failed, partial(record, "model's output")
+        self.prints.trained = lambda: (self.step, self._observe().optimizers)
+        self.prints.models = lambda: self._observe().models
+        self.numbered: Callable[[], int | None] = step  # the step that is taken, as the framework counts
+        self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
+        if launch_dir is not None and SHOW_VARIABLE in environ and self.prints.on:
+            self.prints.batch = StepBatch(launch_dir, environ, self.first_batch.decoder)
+        self.frames = LastFrames(launch_dir, rank)
+
         self.first_gradient = FirstGradient(
-            gradients,
-            self.ranks.rank,
-            lambda: self.ranks.world_size,
+            None if paths is None else paths.gradients_dir,
+            rank,
+            world_size,
             lambda: self._observe().models,
             lambda: self._observe().averages,
         )
-        self.first_gradient.moved_otherwise = self._moved_otherwise
-        self.first_gradient.went_wrong = self._went_wrong
-        self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
-        self.reference = Reference(None if paths is None else paths.sequels_dir, self.ranks.rank, self.faults.record_text)
-        self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
-        self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
-        self._goes_on_everywhere = False  # every rank began with the batch that followed the save
-        self.batches.enters_part = self._enters_part
-        self.batches.leaves = self.prints.leaves
-        self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
-        self.prints.trained = lambda: (self.step, self._observe().optimizers)
-        self.numbered: Callable[[], int | None] = lambda: self.step  # the step that is taken, as the framework counts
-        self.prints.models = lambda: self._observe().models
-        self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
-        self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
+        self.first_gradient.moved_otherwise, self.first_gradient.went_wrong = self._moved_otherwise, self._went_wrong
+        self.first_gradient.lost = partial(record, "gradient")
+
+        self.data = DataWatch(
+            self.options, self.journal, self.ranks, self.start, step, self._before_first_batch, self.contained
+        )
+        self.data.failed, self.data.look_for_steps, self.data.told = record, self._look_for_steps, self.first_gradient.batch
+        self.trained = TrainedWatch()
+        self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
+        self.batches = self.data.batches
+        self.batches.lost, self.batches.shapes, self.batches.look = partial(record, "batch"), self.trained.shapes, self._look_at
+        self.batches.enters, self.batches.enters_part = self._enters, self._enters_part
+        self.batches.leaves, self.batches.works, self.batches.calibrates = self.prints.leaves, self._works, self._calibrates
+
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
-        self.trained = TrainedWatch()
-        self.batches.shapes = self.trained.shapes
-        self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
+        self.reference = Reference(None if paths is None else paths.sequels_dir, rank, record)
+        self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, rank)
+        self.records = Records(None if paths is None else paths.states_dir, rank)
         self.loads = Loads(
             self.options,
             self.journal,
@@ -156,23 +143,23 @@ class GuardSession:
         self.envelope = Envelope(
             observe,
             self.journal,
-            lambda: self.step,
+            step,
             self.ranks,
             share=lambda topic, value, write: self.sealer.share(topic, value, write, at_most=NUM_RANKS_COMPARED),
             contained=self.contained,
             lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self._way_out,
             first_batches=lambda: self.data.first,
-            resumed=lambda: self.start.loaded_from is not None or self.start.state_loaded,
+            resumed=lambda: self.start.resumed,
         )
         self.envelope.off = self.off
         self.sealer.compare = self.envelope.compare_replicas
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
+        self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._environ = environ
-        self.batches.works, self.batches.calibrates = self._works, self._calibrates
         self._saved_steps: list[int] = []  # of this launch, newest last
         self._stepped = False  # since the latest load
         self._ever_stepped = False  # ever
@@ -184,6 +171,7 @@ class GuardSession:
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
+        self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
         self._others: set[str] = set()  # classes of optimizers that are not guarded and step the same parameters
         self._counted: Any = None  # the optimizer whose steps are counted
@@ -196,7 +184,7 @@ class GuardSession:
     def step(self) -> int | None:
         """Optimizer steps completed, as far as the guard knows without a transfer from the device."""
         if self.start.start_step is None:  # nothing was trained since the load
-            loaded = self.start.expectation.memory if self.start.expectation and self.start.resumed else None
+            loaded = self.start.memory if self.start.resumed else None
             return None if loaded is None else loaded.step
         return self.start.start_step + self._steps_here
 
@@ -215,8 +203,8 @@ class GuardSession:
         """Whether the optimizers' counters are beyond what was loaded, or beyond the one step that allocates their state."""
         if self._stepped:
             return False
-        expectation, taken = self.start.expectation, optimizer_steps(self._observe().optimizers)
-        loaded = 1 if not self.start.resumed else getattr(expectation and expectation.memory, "step", None)
+        taken, memory = optimizer_steps(self._observe().optimizers), self.start.memory
+        loaded = 1 if not self.start.resumed else memory.step if memory else None
         return loaded is not None and taken is not None and taken[1] > loaded
 
     @property
@@ -316,40 +304,45 @@ class GuardSession:
         if not self._identity or self._identity["step"] != step:
             shared = self.data.record_id if self.ranks.world_size > 1 else ""
             self._identity = self.journal.new_identity(step, shared)
-        topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         spoilt = self.envelope.at_save() or _spoilt_moments(memory)
         if not spoilt and step is not None:
             self._saved_steps = [*self._saved_steps[-63:], step]
-        own = tuple(replace(digest, batches=self.data.position if seen is None else seen) for digest in memory.ranks)
+        own = replace(memory.ranks[0], batches=self.data.position if seen is None else seen)
         with self.contained("buffers"):
             if names := self.own_buffers.names:
-                fixed = self.own_buffers.fixed(live.models)
-                own = tuple(replace(digest, own_buffers=names, fixed_buffers=fixed) for digest in own)
+                own = replace(own, own_buffers=names, fixed_buffers=self.own_buffers.fixed(live.models))
         with self.contained("options of the parameter groups"):
             self.reference.options.see(live.optimizers)
-        found = replace(memory, step=step, training=self._modes, identity=self._identity)
-        found = replace(found, used=self.reference.options.record())
-        found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
-        revisions = dict(self.first_batch.says.revisions)
-        found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
-        found = replace(found, lr_moved=self._witness.moved, habits=self.reference.habits)
-        if habit := self.envelope.habit:
-            found = replace(found, habits=(*found.habits, habit))
-        found = self.honours.add_to(replace(found, seen_frozen=self.reference.frozen_now(memory.frozen)), live)
+        found = replace(
+            self._with_habits(memory, live),
+            step=step,
+            training=self._modes,
+            identity=self._identity,
+            used=self.reference.options.record(),
+            spoilt=spoilt,
+            ranks=(own,),
+            revisions=dict(self.first_batch.says.revisions),
+            lr_moved=self._witness.moved,
+            habits=(*self.reference.habits, *filter(None, [self.envelope.habit])),
+            seen_frozen=self.reference.frozen_now(memory.frozen),
+        )
+        found = self.honours.add_to(found, live)
         self._described = (self._steps_here, found)
         return found
+
+    def _with_habits(self, memory: Memory, live: LiveState) -> Memory:
+        """With what is trained, and with which optimizers beside the guarded ones."""
+        others = {OTHERS: sorted(self._others)} if self._others else {}
+        trained: Mapping[str, Any] = {}
+        with self.contained("record of what is trained"):
+            trained = self.trained.record(live)
+        return replace(memory, topology={**memory.topology, **others}, trained=trained)
 
     def _foresee(self, live: LiveState) -> None:
         """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
         schedulers = tuple(id(bound.scheduler) for bound in live.schedulers)
         if schedulers and not self._foreseen:
             self._foreseen, self._witness = schedulers, LrWitness()
-
-    def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The record of what is trained; nothing when it fails, which is recorded."""
-        with self.contained("record of what is trained"):
-            return work()
-        return {}
 
     @property
     def identity(self) -> str:
@@ -432,7 +425,7 @@ class GuardSession:
         else:
             for check in found:
                 if check.error:
-                    self.faults.record_text(f"check of {check.name} after load", check.error)
+                    self.faults.record(f"check of {check.name} after load", check.error)
             self.loads.defer(found)
 
     def load_failed(self, problem: BaseException) -> None:
@@ -612,7 +605,7 @@ class GuardSession:
         with self._printing:
             comes = Gradient.TOLD if self.gradients_later else Gradient.AT_END if has_closure else Gradient.READY
             self.prints.stepping(self.numbered(), optimizer, self._models, self._known, gradient=comes)
-        self._modes = tuple(bool(model.training) for model in self._models) or None
+        self._modes = _modes_of(self._models)
         lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:
             self.reference.options.add(LR, lrs)
@@ -653,12 +646,8 @@ class GuardSession:
     def _before_next_step(self) -> Memory:
         """Memory right before the first step after a save; of the digests of its tensors that of the weights."""
         live = self._live()
-        found = fingerprint_memory(live, digests=False)
-        modes = tuple(bool(model.training) for model in self._models) or None
-        topology = {**found.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
-        step = self.step if found.step is None else found.step
-        trained = self._trained(lambda: self.trained.record(live))
-        return replace(found, step=step, training=modes, topology=topology, trained=trained)
+        found = self._with_habits(fingerprint_memory(live, digests=False), live)
+        return replace(found, step=self.step if found.step is None else found.step, training=_modes_of(self._models))
 
     def _see_lr_inside(self, lrs: LrRow) -> None:
         """The step has begun with the LR of its schedule, as all steps so far; a hook inside the step may set another one."""
@@ -773,33 +762,33 @@ class GuardSession:
             self._others.add(type(optimizer).__name__)
         self._ever_stepped = True
         self._foresee(live)
-        found = fingerprint_memory(live)
-        expected = self.start.expectation.memory if self.start.expectation else None
-        saved = expected.trained if expected else None
-        found = replace(found, trained=self._trained(lambda: self.trained.begin(live, saved)))
+        found, expected, trained = fingerprint_memory(live), self.start.memory, dict[str, Any]()
+        with self.contained("record of what is trained"):
+            trained = self.trained.begin(live, expected.trained if expected else None)
+        found = replace(found, trained=trained)
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
-        checks = check_first_step(
-            self.loads,
-            live,
-            found,
-            optimizer=optimizer,
-            requested=self._requested,
-            world_size=self.ranks.world_size,
-            first_batches=first_batches,
-            same_data=self.options.same_data,
+        checks = list(
+            check_first_step(
+                self.loads,
+                live,
+                found,
+                optimizer=optimizer,
+                requested=self._requested,
+                world_size=self.ranks.world_size,
+                first_batches=first_batches,
+                same_data=self.options.same_data,
+            )
         )
-        found_checks, settled = list(checks), None
+        settled = leave_open(checks)
         with self.contained("first step"):
-            settled = self.loads.settle(found_checks, live, found)
-            settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
+            settled = self.first_gradient.settle_sizes(self.loads.settle(checks, live, found), self.start.expectation)
             self.reference.resumes(expected)
             self.own_buffers.resumes(self._own_buffers(expected))
             self.envelope.expects(expected.habits if expected else ())
             self.reference.frozen_now(found.frozen)
-        settled = leave_open(found_checks) if settled is None else settled
         yield from settled
         if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
             yield from self._compare_gradient(optimizer)
@@ -814,15 +803,15 @@ class GuardSession:
                 yield noted(PARTS.get(part, part), "M1", cause=cause)
         else:
             # when the guard could not compare the LRs, it does not know that the promised ones still hold
-            unsure = (check.name in ABOUT_LRS and check.outcome is Outcome.NOT_COMPARED for check in settled)
-            by_script = any(check.name in ABOUT_LRS and check.cause.endswith(AS_FIRST_PASS) for check in settled)
-            longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure) or by_script
+            of_lrs = [check for check in settled if check.name in ABOUT_LRS]
+            is_open = any(check.outcome is Outcome.NOT_COMPARED or check.cause.endswith(AS_FIRST_PASS) for check in of_lrs)
+            longer = is_open or any(check.name == SCHEDULE or check.error for check in settled)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _own_buffers(self, expected: Memory | None) -> Sequence[str]:
         """Buffers that the training which is resumed changes itself."""
         saved = expected.of_rank(self.ranks.rank) if expected else None
-        return self.own_buffers.of(str((expected.identity if expected else {}).get("id") or ""), saved)[0] if saved else ()
+        return self.own_buffers.of(expected.state_id, saved)[0] if expected and saved else ()
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:
         assert self.start.expectation is not None
@@ -896,6 +885,10 @@ class GuardSession:
             live.data = said.take("data", self.options.data_state, None)
         live.unknown = {**live.unknown, **said.unknown}
         return live
+
+
+def _modes_of(models: Sequence[Any]) -> tuple[bool, ...] | None:
+    return tuple(bool(model.training) for model in models) or None
 
 
 def _spoilt_moments(memory: Memory) -> str:

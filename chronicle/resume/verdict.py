@@ -23,7 +23,7 @@ from chronicle.resume.checks.check import Check, Outcome, ResumeRefused, attempt
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.faults import Faults
 from chronicle.resume.journal import GuardJournal
-from chronicle.resume.memory import Carried, RankDigest
+from chronicle.resume.memory import Carried, Memory, RankDigest
 from chronicle.resume.rules import RULES
 from rollback.errors import RollbackError
 
@@ -55,6 +55,11 @@ class StartingPoint:
     def resumed(self) -> bool:
         """Whether anything was loaded, as far as the guard saw."""
         return self.loaded_from is not None or self.state_loaded
+
+    @property
+    def memory(self) -> Memory | None:
+        """Memory of the save that was loaded, where it is known."""
+        return self.expectation.memory if self.expectation else None
 
     @property
     def place(self) -> str:
@@ -155,7 +160,7 @@ class Verdicts:
     def _remember(self, checks: Sequence[Check], moment: str) -> None:
         for check in checks:
             if check.error:
-                self._faults.record_text(f"check of {check.name} {moment}", check.error)
+                self._faults.record(f"check of {check.name} {moment}", check.error)
             if check.outcome in (Outcome.NOTED, Outcome.NOT_COMPARED):
                 self._remarks[check.name] = check
             elif (earlier := self._remarks.pop(check.name, None)) and earlier.outcome is Outcome.NOT_COMPARED:

@@ -195,8 +195,8 @@ def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[...
         place = args[0] if args else kwargs.get("output_dir")
         return {} if place is None or session.off else files_in(checkpoint_root(Path(place)))
 
-    seals = shield(seal, lambda problem: session.faults.record("save", problem))
-    looks = shield(look, lambda problem: session.faults.record("save", problem))
+    seals = session.faults.shield("save", seal)
+    looks = session.faults.shield("save", look)
 
     @functools.wraps(original)
     def save_state(*args: Any, **kwargs: Any) -> Any:
@@ -248,7 +248,7 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
                 hook_engine_steps(session, model)
         session.prepared()
 
-    looks = shield(look, lambda problem: session.faults.record("preparation", problem))
+    looks = session.faults.shield("preparation", look)
 
     @functools.wraps(original)
     def prepare(*args: Any, **kwargs: Any) -> Any:

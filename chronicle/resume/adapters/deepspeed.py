@@ -68,7 +68,7 @@ def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) ->
         root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
         session.after_save(root, save_seconds=seconds)
 
-    seals = shield(seal, lambda problem: session.faults.record("save", problem))
+    seals = session.faults.shield("save", seal)
 
     @functools.wraps(original)
     def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:

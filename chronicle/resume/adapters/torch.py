@@ -159,7 +159,7 @@ class AttachedRun:
         hear_saves(self)
         self.session.before_change = self._memory_changes
         for model in self._live.models:
-            model.register_load_state_dict_post_hook(ModelHook(shield(self._weights_loaded, self._load_failed)))
+            model.register_load_state_dict_post_hook(ModelHook(self._weights_loaded, self._load_failed))
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
             self.session.batches.watch_outputs(self._live.models[1:])
