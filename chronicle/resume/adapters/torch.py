@@ -18,7 +18,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
-from chronicle.resume.adapters.hooks import StepLog, hear_saves, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, dtype_of, hear_saves, hook_optimizer_steps, split_of
 from chronicle.resume.compiled import ModelHook
 from chronicle.resume.contract import Options, parse_mode
 from chronicle.resume.faults import (
@@ -341,18 +341,13 @@ class AttachedRun:
         self.session.faults.record("load", problem)
 
     def _observe(self) -> LiveState:
-        topology: dict[str, Any] = {
-            "world_size": self.session.ranks.world_size,
-        }
-        dtype = next((str(p.dtype) for model in self._live.models[:1] for p in model.parameters()), "")
+        ranks, dtype = self.session.ranks.world_size, dtype_of(self._live.models[:1])
+        size = getattr(self._live.feed, "batch_size", None)
+        topology: dict[str, Any] = {"world_size": ranks, **split_of(size, self._accumulation or 1, ranks)}
         if dtype:
-            topology["dtype"] = dtype.removeprefix("torch.")
+            topology["dtype"] = dtype
         if self._accumulation is not None:
             topology["accumulation"] = self._accumulation
-        size = getattr(self._live.feed, "batch_size", None)
-        if isinstance(size, int):
-            topology["batch_size"] = size
-            topology["global_batch"] = size * (self._accumulation or 1) * topology["world_size"]
         return replace(self._live, topology=topology)
 
 
