@@ -6,7 +6,7 @@ the two together.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,10 +137,14 @@ def judge(
     key: str = "",
     where: str = "",
     cause: str = "",
+    show: Callable[[Any], str] | None = None,
 ) -> Check:
-    """One value against the saved one, by the row `rule` (default: its own name). `key`: the option's own name, for `{}`."""
+    """One value against the saved one, by the row `rule` (default: its own name). `key`: the option's own name, for `{}`.
+
+    `show`: a value as text, where it is not plain.
+    """
     row = RULES[rule or name]
-    before, after = text_of(saved), text_of(found)
+    before, after = map(show or text_of, (saved, found))
     words = {"name": name, "code": row.code, "expected": before, "found": after, "where": where or row.where}
     accepted = row.accepted.format(key)
     if is_near(saved, found, row.tolerance):

@@ -802,10 +802,10 @@ class GuardSession:
                 cause = f"it cannot be described, so a resume will not compare it: {why}"
                 yield noted(PARTS.get(part, part), "M1", cause=cause)
         else:
-            # when the guard could not compare the LRs, it does not know that the promised ones still hold
-            of_lrs = [check for check in settled if check.name in ABOUT_LRS]
-            is_open = any(check.outcome is Outcome.NOT_COMPARED or check.cause.endswith(AS_FIRST_PASS) for check in of_lrs)
-            longer = is_open or any(check.name == SCHEDULE or check.error for check in settled)
+            # where the LRs are others and may be, or could not be compared, the promised ones do not hold any more
+            excused = (Outcome.NOTED, Outcome.NOT_COMPARED)
+            changed = any(check.outcome in excused for check in settled if check.name in (*ABOUT_LRS, SCHEDULE))
+            longer = changed or any(check.error for check in settled)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _own_buffers(self, expected: Memory | None) -> Sequence[str]:

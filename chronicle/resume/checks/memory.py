@@ -29,6 +29,7 @@ PARTS = {  # of a description, as a person knows them
     "rng": "random generators",
     "moments": "optimizer moments",
 }
+NUMBERS = ("weight_decay", "initial_lr", "max_lr", "min_lr")  # options with a field of their own, None where a group has none
 SIX_DIGITS = 2e-5  # relative: precision in which the far end of a schedule is recorded
 SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
 RANKS = ("world_size", "num_processes", "sharding")
@@ -170,15 +171,15 @@ def _group_checks(
     yield judge(expected, "parameters with state", saved.num_states, own.num_states, where=where)
     before, after = options_of(saved), options_of(own)
     moved = ("initial_lr", "max_lr", "min_lr") if expected.contract else ()
-    for name in before.keys() & after.keys():  # a newer torch may know more of them
-        if before[name] is not None and name not in moved:
+    for name in sorted(before.keys() & after.keys()):  # a newer torch may know more of them
+        is_absent = name in NUMBERS and before[name] is None
+        if not is_absent and name not in moved:
             yield judge(expected, name, before[name], after[name], rule="option", key=name, where=where)
 
 
 def options_of(group: ParamGroup) -> dict[str, Any]:
     """The options of a group but its LR, by name."""
-    names = ("weight_decay", "initial_lr", "max_lr", "min_lr")
-    return {**group.settings, **{name: getattr(group, name) for name in names}}
+    return {**group.settings, **{name: getattr(group, name) for name in NUMBERS}}
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
@@ -279,8 +280,8 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
         allowed = SMALL_JUMP if expected.contract is None else expected.allowed_jump()
         ok = close_rows((lrs,), (own,), allowed - 1 if by_hand else tolerance)
         cause = "" if ok else _lr_cause(expected, found, lrs, own)
-        check = judge(expected, "learning rate per group", lrs, lrs if ok else own, cause=cause)
-        yield replace(check, expected=show_row(lrs), found=show_row(own) or "no optimizer")
+        check = judge(expected, "learning rate per group", lrs, lrs if ok else own, cause=cause, show=show_row)
+        yield replace(check, found=show_row(own) or "no optimizer")
     rows, ahead = expected.next_lrs(), found.next_lrs
     if rows is None or ahead is None or by_hand or accepted_world(expected, found):
         return
@@ -288,9 +289,10 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
     name = "learning rates of the next steps"
     for index in range(count):
         if not close_rows((rows[index],), (ahead[index],), tolerance):
-            check = judge(expected, name, rows[index], ahead[index], cause=_forecast_cause(expected, found))
-            then, now = show_row(rows[index]), show_row(ahead[index])
-            yield replace(check, expected=f"step +{index + 1}: {then}", found=f"step +{index + 1}: {now}")
+            cause = _forecast_cause(expected, found)
+            check = judge(expected, name, rows[index], ahead[index], cause=cause, show=show_row)
+            at = f"step +{index + 1}: "
+            yield replace(check, expected=at + check.expected, found=at + check.found)
             return
     yield Check(name=name, code="M2", expected=f"{count} steps", found="equal", where=RULES[name].where)
 
@@ -316,8 +318,8 @@ def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
         if saved.name != own.name or len(saved.further) != len(own.further):
             continue
         for points, own_points in zip(saved.further, own.further, strict=True):
-            pairs = enumerate(zip(far_points(), points, own_points, strict=False))
-            apart = [(step, a, b) for _, (step, a, b) in pairs if abs(a - b) > SIX_DIGITS * max(abs(a), abs(b))]
+            rows = zip(far_points(), points, own_points, strict=False)
+            apart = [(step, a, b) for step, a, b in rows if abs(a - b) > SIX_DIGITS * max(abs(a), abs(b))]
             if apart:
                 step, a, b = apart[0]
                 where = f"function of scheduler {index} ({own.name})"
