@@ -287,6 +287,27 @@ def test_scheduler_that_is_stepped_once_in_some_steps_does_not_trip(tmp_path: Pa
     assert loop.verdict()["verdict"] != "refused"
 
 
+def test_schedule_that_a_person_accepted_is_not_refused_a_step_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the LR from here on, by the scheduler's own base: refused, and with its name accepted for good."""
+
+    def halved(loop: Loop, step: int) -> None:
+        if step == 5:
+            loop.scheduler.base_lrs = [0.05]
+            loop.optimizer.param_groups[0]["lr"] *= 0.5
+
+    loop = Loop(tmp_path, lambda loop, step: None)
+    loop.plan = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    loop.launch(range(6), save=5)
+    with pytest.raises(ResumeRefused, match="learning rate"):
+        loop.launch(range(5, 9), before=halved)
+    monkeypatch.setenv("CHRONICLE_ACCEPT_CHANGE", "lr: halved; scheduler_state: halved")
+    loop.launch(range(5, 12), before=halved)
+    assert loop.verdict()["verdict"] != "refused"
+    assert "accepted as `lr`" in loop.noted()["learning rate per group"]
+
+
 def test_second_schedule_that_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
     wire = LrTripwire(rows=((0.1,),) * 20, source="scheduler")
     noted = [wire.feed((lr,)) for lr in (0.1, 0.0999, 0.0995, 0.099)]
