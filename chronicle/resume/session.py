@@ -6,7 +6,6 @@ recorded and said once (`contained`), and the run is unverified from then on.
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from chronicle.resume.buffers import OwnBuffers
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
-from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
+from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWatch
 from chronicle.resume.contract import (
     Mode,
     Options,
@@ -44,7 +43,7 @@ from chronicle.resume.first_step import check_first_step
 from chronicle.resume.honours import Honours, has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
+from chronicle.resume.learning_rate import forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
@@ -175,10 +174,7 @@ class GuardSession:
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
         self._others: set[str] = set()  # classes of optimizers that are not guarded and step the same parameters
         self._counted: Any = None  # the optimizer whose steps are counted
-        self._recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)
-        self._witness = LrWitness()
-        self._foreseen: tuple[int, ...] = ()  # ids of the schedulers by which the LRs were forecast
-        self._tripwire: LrTripwire | None = None
+        self._lr_watch = LrWatch()
 
     @property
     def step(self) -> int | None:
@@ -296,10 +292,10 @@ class GuardSession:
             self._look_for_steps()
         self.honours.restore_lrs()
         live = self._live()
-        self._foresee(live)
-        memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
-        if memory.next_lrs is not None:
-            self._witness = self._witness.predict(memory.next_lrs)
+        self._lr_watch.knows(live.schedulers)
+        witness = self._lr_watch.witness
+        memory = fingerprint_memory(live, lr_source=witness.source, recent_lrs=tuple(self._lr_watch.recent))
+        self._lr_watch.foretell(memory.next_lrs)
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
             shared = self.data.record_id if self.ranks.world_size > 1 else ""
@@ -322,7 +318,7 @@ class GuardSession:
             spoilt=spoilt,
             ranks=(own,),
             revisions=dict(self.first_batch.says.revisions),
-            lr_moved=self._witness.moved,
+            lr_moved=witness.moved,
             habits=(*self.reference.habits, *filter(None, [self.envelope.habit])),
             seen_frozen=self.reference.frozen_now(memory.frozen),
         )
@@ -337,12 +333,6 @@ class GuardSession:
         with self.contained("record of what is trained"):
             trained = self.trained.record(live)
         return replace(memory, topology={**memory.topology, **others}, trained=trained)
-
-    def _foresee(self, live: LiveState) -> None:
-        """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
-        schedulers = tuple(id(bound.scheduler) for bound in live.schedulers)
-        if schedulers and not self._foreseen:
-            self._foreseen, self._witness = schedulers, LrWitness()
 
     @property
     def identity(self) -> str:
@@ -471,7 +461,7 @@ class GuardSession:
 
     def _forget(self, where: str, why: str) -> None:
         """Drop every expectation: what is pending is not judged, and the launch is unverified."""
-        self._loading, self._tripwire = False, None
+        self._loading, self._lr_watch.tripwire = False, None
         self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
         self.loads.pending = []
         if where == "step" and not self._stepped and not self.off:
@@ -514,15 +504,14 @@ class GuardSession:
 
     def _reopen(self) -> None:
         """The next optimizer step is a first one: tripwires and counts of the state before it no longer hold."""
-        self._stepped, self._steps_here, self._tripwire, self._counted = False, 0, None, None
+        self._stepped, self._steps_here, self._counted = False, 0, None
         self._described = None
         self.first_gradient.loaded()
         self.reference.loaded()
         self.own_buffers.loaded()
         with self._printing:
             self.prints.loaded()
-        self._recent.clear()
-        self._witness = self._witness.predict(())
+        self._lr_watch.begins()
         if self._ever_stepped:
             self.data.restart()
 
@@ -585,7 +574,7 @@ class GuardSession:
             self._watch(optimizer, has_closure=has_closure)
             is_watched = True
         if not is_watched:  # what was counted until now may be wrong: nothing is refused because of it
-            self._tripwire, self.watch_step = None, None
+            self._lr_watch.tripwire, self.watch_step = None, None
 
     def _watch(self, optimizer: Any, *, has_closure: bool) -> None:
         if not self._counts(optimizer):
@@ -607,12 +596,10 @@ class GuardSession:
             self.prints.stepping(self.numbered(), optimizer, self._models, self._known, gradient=comes)
         self._modes = _modes_of(self._models)
         lrs = self._lrs()
-        if not self._recent or lrs != self._recent[-1]:
+        if lrs != self._lr_watch.last:
             self.reference.options.add(LR, lrs)
-        self._recent.append(lrs)
-        self._witness = self._witness.see(lrs)
-        if self._tripwire is not None:
-            self._trip(lrs)
+        if (check := self._lr_watch.see(lrs)) is not None:
+            self._trip(check, lrs)
         if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
 
@@ -651,8 +638,8 @@ class GuardSession:
 
     def _see_lr_inside(self, lrs: LrRow) -> None:
         """The step has begun with the LR of its schedule, as all steps so far; a hook inside the step may set another one."""
-        begun = self._recent[-1] if self._recent else lrs
-        if lrs != begun and self._witness.source == "scheduler" and self.honours.used_lr is None:
+        begun = self._lr_watch.last or lrs
+        if lrs != begun and self._lr_watch.witness.source == "scheduler" and self.honours.used_lr is None:
             differ = next((a, b) for a, b in zip(begun, lrs, strict=True) if a != b)
             words = f"the step began with {differ[0]}, as scheduled, and a hook inside it set {differ[1]}"
             self.envelope.log.tell(Breach(kind=BreachKind.LR, step=self.step, words=words, seen=self.step))
@@ -761,15 +748,14 @@ class GuardSession:
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
             self._others.add(type(optimizer).__name__)
         self._ever_stepped = True
-        self._foresee(live)
+        self._lr_watch.knows(live.schedulers)
         found, expected, trained = fingerprint_memory(live), self.start.memory, dict[str, Any]()
         with self.contained("record of what is trained"):
             trained = self.trained.begin(live, expected.trained if expected else None)
         found = replace(found, trained=trained)
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
-        if found.next_lrs is not None:
-            self._witness = self._witness.predict(found.next_lrs)
+        self._lr_watch.foretell(found.next_lrs)
         checks = list(
             check_first_step(
                 self.loads,
@@ -818,7 +804,7 @@ class GuardSession:
         own = None
         if found.next_lrs is not None:
             own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._tripwire = LrTripwire.after(self.start.expectation, found, own, longer=longer)
+        self._lr_watch.tripwire = LrTripwire.after(self.start.expectation, found, own, longer=longer)
         yield from ()
 
     def _say_what_is_not_applied(self) -> None:
@@ -850,17 +836,13 @@ class GuardSession:
             return f"no sound checkpoint of this launch is known; type: chronicle spikes --run {run}"
         return f"to roll back, type: chronicle rollback --to {sound} --run {run}"
 
-    def _trip(self, lrs: LrRow) -> None:
-        assert self._tripwire is not None
-        check = self._tripwire.feed(lrs)
-        if self._tripwire.done:
-            self._tripwire = None
-        if check is not None and not check.ok and self.first_gradient.used_lrs(self._steps_here) == list(lrs):
+    def _trip(self, check: Check, lrs: LrRow) -> None:
+        if not check.ok and self.first_gradient.used_lrs(self._steps_here) == list(lrs):
             check = replace(check, outcome=Outcome.NOTED, cause=f"{check.found} in use: {AS_FIRST_PASS}")
-            self._tripwire = None  # the forecast is not what the first pass did
-        if check is not None and check.outcome is Outcome.NOTED:
+            self._lr_watch.tripwire = None  # the forecast is not what the first pass did
+        if check.outcome is Outcome.NOTED:
             self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
-        elif check is not None:
+        else:
             self._refuse_here(check)
 
     def _refuse_here(self, check: Check) -> None:
