@@ -72,6 +72,8 @@ WEIGHTS_ALONE = (
     "weights were loaded, and the optimizer begins without state, in a run that was trained before: momentum and schedule were "
     "not restored; a start from scratch on purpose says fresh_start=True"
 )
+SAVED_NOTHING = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
+STILL_FURTHER = {**FURTHER, "why": SAVED_NOTHING}
 ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
 NUM_NAMED = 3  # weights that differ
 
@@ -397,8 +399,7 @@ class Loads:
         if self.start.no_basis == BEGINS_ANEW:
             return []  # which is said
         if any(model in _trained for model in live.models):
-            words = TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED
-            return [noted(words["name"], "L2", found="nothing was loaded", cause=words["why"])]
+            return _begins_anew(TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED)
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -423,10 +424,9 @@ class Loads:
         whole = all(group.num_states or not group.num_params for group in found.groups)
         if loads_nothing and pending is None and not step and any(saved for saved, _ in history.checkpoints):
             if self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
-                return [noted(FURTHER["name"], "L2", found="nothing was loaded", cause=FURTHER["why"])]
+                return _begins_anew(FURTHER)
             if history.further:
-                cause = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
-                return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
+                return _begins_anew(STILL_FURTHER)
         if loads_nothing and pending is None and not step and (why := _left_behind(found, history)):
             self._loaded_unseen(why, None)
             return []
@@ -511,6 +511,11 @@ def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
         return read_memory(root), []
     except OtherVersion as problem:
         return None, [not_compared("memory", "F1", problem.message, where=str(root))]
+
+
+def _begins_anew(words: Mapping[str, str]) -> list[Check]:
+    """Noted: a launch that loaded nothing, and may. `words`: the name of the check, and why."""
+    return [noted(words["name"], "L2", found="nothing was loaded", cause=words["why"])]
 
 
 def _are_same_weights(found: Memory, saved: Memory) -> bool:

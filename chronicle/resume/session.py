@@ -127,18 +127,9 @@ class GuardSession:
         self.reference = Reference(None if paths is None else paths.sequels_dir, rank, record)
         self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, rank)
         self.records = Records(None if paths is None else paths.states_dir, rank)
-        self.loads = Loads(
-            self.options,
-            self.journal,
-            self.ranks,
-            self.start,
-            self.data,
-            self.honours,
-            self.reference,
-            self.own_buffers,
-            self.records,
-            self.first_gradient.entered_alike,
-        )
+        kept = (self.reference, self.own_buffers, self.records)
+        parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
+        self.loads = Loads(*parts, *kept, self.first_gradient.entered_alike)
         self.envelope = Envelope(
             observe,
             self.journal,
