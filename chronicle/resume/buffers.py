@@ -13,16 +13,14 @@ Buffers of one name count together: `blocks.*.noise` are all of them. torch is i
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from chronicle.resume.checks.check import Check, equal, not_compared, noted
-from chronicle.resume.fingerprint import SAMPLES, own_shard, saved_buffers
-
-if TYPE_CHECKING:
-    from chronicle.resume.memory import RankDigest
+from chronicle.resume.checks.check import Check, compared, not_compared, noted
+from chronicle.resume.fingerprint import own_shard, sample_of, saved_buffers
+from chronicle.resume.memory import RankDigest
 
 _NUMBER = re.compile(r"[0-9]+")
 NUM_NAMES = 64
@@ -32,58 +30,42 @@ CALIBRATED = 0.05  # so little of the old running statistics is left that their 
 OWN = "this training changes {} between a step and the next batch"
 
 
-@dataclass(frozen=True, slots=True)
-class BufferSample:
-    """A sample of every saved buffer at one moment, still on its device. `places`: (name, key, begin, end) in `flats[key]`."""
-
-    places: tuple[tuple[str, Any, int, int], ...]
-    flats: Mapping[Any, Any]
-
-    def digest(self, without: Collection[str] = ()) -> str:
-        """64 bits of the buffers whose name is not in `without`; "" where none is left."""
-        import torch
-
-        held = {key: flat.cpu().view(torch.uint8).numpy() for key, flat in self.flats.items()}
-        total, any_left = hashlib.sha256(), False
-        for name, key, begin, end in self.places:
-            if name not in without:
-                size, any_left = self.flats[key].element_size(), True
-                total.update(f"{name}:{end - begin}:{key[1]}".encode())
-                total.update(held[key][begin * size : end * size].tobytes())
-        return total.hexdigest()[:16] if any_left else ""
-
-    def moved(self, later: "BufferSample") -> tuple[str, ...]:
-        """Names of the buffers that are others later on; what only one of the two has did not move."""
-        import torch
-
-        if self.places == later.places and all(torch.equal(self.flats[key], later.flats[key]) for key in self.flats):
-            return ()
-        found = {}
-        for before, after in zip(self.places, later.places, strict=False):
-            (name, key, begin, end), (other, place, first, last) = before, after
-            alike = name == other and key == place and end - begin == last - first
-            if alike and not torch.equal(self.flats[key][begin:end], later.flats[key][first:last]):
-                found[name] = True
-        return tuple(found)
+BufferSample = list[tuple[str, Any]]  # (name, sample) of every saved buffer at one moment, still on its device
 
 
 def sample_buffers(models: Sequence[Any]) -> BufferSample:
     """A sample of the saved buffers of these models as they are now."""
-    import torch
-
-    parts: dict[Any, list[Any]] = {}
-    lengths: dict[Any, int] = {}
-    places = []
+    samples = []
     for index, model in enumerate(models):
         for name, buffer in saved_buffers(model):
-            flat = own_shard(buffer).detach().reshape(-1)
-            flat = flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]
-            key = (str(flat.device), str(flat.dtype))
-            begin = lengths.get(key, 0)
-            lengths[key] = begin + flat.numel()
-            parts.setdefault(key, []).append(flat)
-            places.append((_NUMBER.sub("*", f"{index}.{name}" if len(models) > 1 else name), key, begin, lengths[key]))
-    return BufferSample(tuple(places), {key: torch.cat(flats) for key, flats in parts.items()})
+            place = f"{index}.{name}" if len(models) > 1 else name
+            samples.append((_NUMBER.sub("*", place), sample_of(own_shard(buffer)).clone()))
+    return samples
+
+
+def digest_of(samples: BufferSample, without: Collection[str] = ()) -> str:
+    """64 bits of the buffers whose name is not in `without`; "" where none is left."""
+    import torch
+
+    total, any_left = hashlib.sha256(), False
+    for name, sample in samples:
+        if name not in without:
+            any_left = True
+            total.update(f"{name}:{sample.numel()}:{sample.dtype}".encode())
+            total.update(sample.cpu().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16] if any_left else ""
+
+
+def moved_between(before: BufferSample, after: BufferSample) -> tuple[str, ...]:
+    """Names of the buffers that are others later on; what only one of the two has did not move."""
+    import torch
+
+    found = []
+    for (name, sample), (name_now, sample_now) in zip(before, after, strict=False):
+        is_same = name == name_now and (sample.shape, sample.dtype) == (sample_now.shape, sample_now.dtype)
+        if is_same and sample.device == sample_now.device and not torch.equal(sample, sample_now):
+            found.append(name)
+    return tuple(dict.fromkeys(found))
 
 
 def running_shares(models: Iterable[Any]) -> list[float]:
@@ -130,37 +112,37 @@ class OwnBuffers:
     @property
     def awaits_batch(self) -> bool:
         """Whether `enters` is to be told of the next batch."""
-        return self._looked is not None or self._saved is not None
+        return bool(self._looked) or self._saved is not None
 
     def stepping(self, models: Sequence[Any]) -> None:
         """A step is about to be taken; all forward passes that it uses are done."""
         self._steps += 1
-        self._looked = _or_none(models)
+        self._looked = sample_buffers(models)
 
     def saved(self, state: str, models: Sequence[Any]) -> None:
         """A checkpoint with this identity was written."""
-        sample = _or_none(models)
-        self._saved = (state, sample, self.names) if sample is not None else None
+        sample = sample_buffers(models)
+        self._saved = (state, sample, self.names) if sample else None
 
     def enters(self, models: Sequence[Any]) -> None:
         """A batch of the training is about to enter the model."""
         now = sample_buffers(models)
         for before in (self._looked, self._saved[1] if self._saved else None):
-            found = () if before is None else before.moved(now)
+            found = moved_between(before, now) if before else ()
             self.names = tuple(dict.fromkeys((*self.names, *found)))[:NUM_NAMES]
         if self._saved is not None and self._directory is not None:
             state, sample, known = self._saved
             if state and self.names != known:  # the checkpoint itself cannot say so any more
                 self._directory.mkdir(parents=True, exist_ok=True)
-                record = {"names": list(self.names), "fixed": sample.digest(self.names)}
+                record = {"names": list(self.names), "fixed": digest_of(sample, self.names)}
                 self._path(state).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._looked = self._saved = None
 
     def fixed(self, models: Sequence[Any]) -> str:
         """Digest of the buffers that stand still; "" where none is known to move."""
-        return sample_buffers(models).digest(self.names) if self.names else ""
+        return digest_of(sample_buffers(models), self.names) if self.names else ""
 
-    def of(self, state: str, saved: "RankDigest") -> tuple[tuple[str, ...], str]:
+    def of(self, state: str, saved: RankDigest) -> tuple[tuple[str, ...], str]:
         """What is known to move of a saved state, and the digest of its other buffers."""
         try:
             record = json.loads(self._path(state).read_text(encoding="utf-8")) if self._directory and state else None
@@ -173,11 +155,6 @@ class OwnBuffers:
     def _path(self, state: str) -> Path:
         assert self._directory is not None
         return self._directory / f"{state}.{self._rank}.buffers"
-
-
-def _or_none(models: Sequence[Any]) -> BufferSample | None:
-    sample = sample_buffers(models)
-    return sample if sample.places else None
 
 
 # ---- the buffers of a resume -----------------------------------------------------------------------------------------
@@ -202,7 +179,7 @@ class Calibration:
     def evaluated(self, now: BufferSample) -> None:
         """The first batch comes: what evaluations before it moved."""
         if self.at_evaluation is not None:
-            moved = self.at_evaluation.moved(now)
+            moved = moved_between(self.at_evaluation, now)
             self.moved = () if any(name.endswith(RUNNING) for name in moved) else moved
 
     @property
@@ -226,17 +203,16 @@ class LoadedBuffers:
 
 def check_buffers(saved: str, loaded: LoadedBuffers, where: str) -> Check:
     """Buffers as they were saved, but for those that the script itself changes before its first batch."""
-    cause, calibration = "running statistics (batch norm) or other buffers were not restored", loaded.calibration
-    if saved == loaded.now:
-        return equal("buffers", "M1", saved, loaded.now, where, cause)
-    if loaded.own and loaded.fixed_saved == loaded.fixed_now:
+    words = {"expected": saved, "found": loaded.now, "where": where}
+    calibration = loaded.calibration
+    if saved != loaded.now and loaded.own and loaded.fixed_saved == loaded.fixed_now:
         some = ", ".join(f"`{name}`" for name in loaded.own[:3]) + (" and others" if len(loaded.own) > 3 else "")
         return not_compared("buffers", "M1", OWN.format(some) + "; the others are as saved", where=where)
-    if calibration is not None and (calibration.passes or calibration.moved):
+    if saved != loaded.now and calibration is not None and (calibration.passes or calibration.moved):
         if saved in calibration.before:
-            moved = f"as saved after the load; {calibration.words} and moved them"
-            return noted("buffers", "M1", expected=saved, found=loaded.now, where=where, cause=moved)
+            return noted("buffers", "M1", **words, cause=f"as saved after the load; {calibration.words} and moved them")
         if calibration.passes and calibration.left <= CALIBRATED:
             why = f"running statistics were computed anew: {calibration.words}"
             return not_compared("buffers", "M1", why, where=where)
-    return equal("buffers", "M1", saved, loaded.now, where, cause)
+    cause = "running statistics (batch norm) or other buffers were not restored"
+    return compared("buffers", "M1", saved == loaded.now, cause=cause, **words)

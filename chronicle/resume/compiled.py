@@ -21,6 +21,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from chronicle.resume.faults import shield
+
 See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
 _SEES: "weakref.WeakKeyDictionary[Any, tuple[See, See]]" = weakref.WeakKeyDictionary()  # by inner model: before, and after
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
@@ -55,11 +57,13 @@ def _without_transforms(hook: Callable[..., None], *args: Any, **kwargs: Any) ->
 class ModelHook:
     """A hook on a model. A pickle of the model, or a copy, holds a function in its place that does nothing.
 
-    So a model that is saved whole can be loaded where chronicle is not installed, and its copy is not watched.
+    So a model that is saved whole can be loaded where chronicle is not installed, and its copy is not watched. `failed` hears
+    of an error in it.
     """
 
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = outside_graphs(functools.partial(_without_transforms, hook))
+    def __init__(self, hook: Callable[..., None], failed: Callable[[Exception], Any] | None = None) -> None:
+        whole: Callable[..., None] = functools.partial(_without_transforms, hook)
+        self._hook = outside_graphs(whole if failed is None else shield(whole, failed))
         skip_in_graphs(ModelHook.__call__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,6 @@ paths, tensors, and switches of the implementation are left out.
 
 import enum
 import functools
-import hashlib
 import inspect
 import json
 import math
@@ -26,6 +25,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from chronicle.resume.fingerprint import digest, sample_of
 from rollback.channels import Role, role_of
 
 MAX_TEXT = 200  # characters of one value
@@ -105,8 +105,7 @@ def _values(tensor: Any) -> list[Any]:
     """[] for what has no values that could be read."""
     if not _is_plain_tensor(tensor) or tensor.is_meta or tensor.numel() == 0 or str(tensor.layout) != "torch.strided":
         return []
-    stride = max(1, tensor.numel() // 8)
-    values = tensor.detach().reshape(-1)[::stride][:8].double().tolist() if not tensor.is_complex() else []
+    values = [] if tensor.is_complex() else sample_of(tensor, 8).double().tolist()
     return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), [plain_value(float(f"{one:.6g}")) for one in values]]
 
 
@@ -418,4 +417,4 @@ def _mapping(things: Mapping[Any, Any], depth: int) -> Any:
 
 def short_digest(thing: Any) -> str:
     """The first 64 bits of the SHA-256 of a plain value, in hex."""
-    return hashlib.sha256(json.dumps(thing, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return digest(json.dumps(thing, sort_keys=True, default=str).encode())

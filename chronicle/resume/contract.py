@@ -198,7 +198,7 @@ def close_rows(a: Sequence[Sequence[float | None]], b: Sequence[Sequence[float |
 
 def same_checkpoint(contract: Contract, root: Path, memory: Memory | None) -> bool:
     """Whether a loaded checkpoint is the contract's: by the identity that it carries, else by its place."""
-    carried = "" if memory is None else str(memory.identity.get("id") or "")
+    carried = "" if memory is None else memory.state_id
     if is_url(contract.checkpoint) and PurePath(contract.checkpoint).name in (root.name, root.parent.name):
         return True  # a copy of what lies in the store; the name holds the id of the rollback
     return bool(carried and carried == contract.identity) or is_same_directory(contract.checkpoint, root)

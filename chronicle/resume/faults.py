@@ -6,6 +6,7 @@ is unverified. A verdict is a `SystemExit` and passes. So does an exception that
 the guard was running: it is the script's.
 """
 
+import contextlib
 import functools
 import os
 import signal
@@ -37,43 +38,61 @@ class Faults:
 
     def contained(self, where: str) -> "Containment":
         """A context in which an error is recorded instead of raised. `where`: what the guard is doing."""
-        return Containment(self, where)
+        return Containment(functools.partial(self.record, where))
+
+    def shield(self, where: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """`work`, as a framework may call it: an error is recorded."""
+        return shield(work, functools.partial(self.record, where))
 
     def gave_up(self, where: str) -> bool:
         """Whether the guard failed so often at this place that it stays out of the way there."""
         return self._counts.get(where, 0) >= NUM_FAULTS
 
-    def record(self, where: str, problem: BaseException) -> None:
-        """Record one error; never raises. An error that repeats at the same place is recorded once."""
+    def record(self, where: str, problem: BaseException | str) -> None:
+        """Record one error, or its text; never raises. An error that repeats at the same place is recorded once."""
         try:
-            self._record(where, reason_of(problem), problem.__traceback__)
+            self._record(where, problem)
         except Exception as worse:  # noqa: BLE001 the last line of defence: what is left is to say it
-            _print(f"an error of the guard could not be recorded ({reason_of(worse)}): {reason_of(problem)}")
+            _say_unrecorded(worse, problem)
 
-    def record_text(self, where: str, error: str) -> None:
-        """Record an error that is known by its text only."""
-        try:
-            self._record(where, error, None)
-        except Exception as worse:  # noqa: BLE001 as above
-            _print(f"an error of the guard could not be recorded ({reason_of(worse)}): {error}")
-
-    def _record(self, where: str, error: str, trace: TracebackType | None) -> None:
+    def _record(self, where: str, problem: BaseException | str) -> None:
+        error = problem if isinstance(problem, str) else reason_of(problem)
         self._counts[where] = self._counts.get(where, 0) + 1
         if (where, error) in self.found:
             return
         self.found.append((where, error))
-        step = self._step_or_none()
+        step = None
+        with contextlib.suppress(Exception):  # an error is being recorded already
+            step = self._step()
         since = "" if step is None else f" from step {step}"
         words = f"this run is unverified{since}: the guard failed at its {where} ({error}); training goes on"
         self._journal.say("fault", words)
-        event = GuardFault(where=where, error=error, trace=tuple(_frames(trace)), rank=self._journal.rank)
+        trace = () if isinstance(problem, str) else tuple(_frames(problem.__traceback__))
+        event = GuardFault(where=where, error=error, trace=trace, rank=self._journal.rank)
         self._journal.write(event, step=step, title=f"unverified{since}: the guard failed at its {where}", from_any_rank=True)
 
-    def _step_or_none(self) -> int | None:
-        try:
-            return self._step()
-        except Exception:  # noqa: BLE001 an error is being recorded already
-            return None
+
+class Containment:
+    """A `with` block whose errors are handed to `failed` and not raised; it may be entered again and again.
+
+    Those of the kinds in `passes` are raised. A class: a generator would cost every step more.
+    """
+
+    __slots__ = ("_failed", "_passes")
+
+    def __init__(self, failed: Callable[[Exception], Any], passes: tuple[type[Exception], ...] = ()) -> None:
+        self._failed, self._passes = failed, passes
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(problem, Exception) or isinstance(problem, self._passes) or raised_by_script(problem):
+            return False
+        last_resort(self._failed, problem)
+        return True
 
 
 def shield(work: Callable[..., Any], failed: Callable[[Exception], Any]) -> Callable[..., Any]:
@@ -81,13 +100,8 @@ def shield(work: Callable[..., Any], failed: Callable[[Exception], Any]) -> Call
 
     @functools.wraps(work)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with Containment(failed):
             return work(*args, **kwargs)
-        except Exception as problem:
-            if raised_by_script(problem):
-                raise
-            last_resort(failed, problem)
-            return None
 
     return call
 
@@ -103,15 +117,9 @@ def shielded(where: str, *, wrong_use: tuple[type[Exception], ...] = ()) -> Call
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self, "gave_up", False):
                 return None
-            try:
+            with Containment(lambda problem: self.lost(where, problem), passes=wrong_use):
                 return method(self, *args, **kwargs)
-            except wrong_use:
-                raise
-            except Exception as problem:
-                if raised_by_script(problem):
-                    raise
-                last_resort(lambda problem: self.lost(where, problem), problem)
-                return None
+            return None
 
         return call  # type: ignore[return-value]
 
@@ -147,57 +155,18 @@ def last_resort(failed: Callable[[Exception], Any], problem: Exception) -> None:
     try:
         failed(problem)
     except Exception as worse:  # noqa: BLE001 nothing may reach training
-        _print(f"an error of the guard could not be recorded ({reason_of(worse)}): {reason_of(problem)}")
+        _say_unrecorded(worse, problem)
 
 
 def record_without_session(where: str, problem: Exception, run_dir: Any = None) -> None:
     """An error before there is a session: the launch goes on without a guard, which its journal and stderr say."""
-    try:
+
+    def record(problem: Exception) -> None:
         found, _ = find_run_dir(run_dir, os.environ, Path.cwd())
         journal = GuardJournal(found, launch=launch_number(os.environ), rank=lambda: int(os.environ.get("RANK", "0")))
-        Faults(journal, lambda: None).record(where, problem)
-    except Exception as worse:  # noqa: BLE001 nothing may reach training
-        _print(f"this run is unverified: the guard failed at its {where} ({reason_of(problem)}), and {reason_of(worse)}")
+        Faults(journal).record(where, problem)
 
-
-class Containment:
-    """A `with` block whose errors are recorded and not raised. A class: a generator would cost every step more."""
-
-    __slots__ = ("_faults", "_where")
-
-    def __init__(self, faults: Faults, where: str) -> None:
-        self._faults, self._where = faults, where
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(problem, Exception) or raised_by_script(problem):
-            return False
-        self._faults.record(self._where, problem)
-        return True
-
-
-class Handing:
-    """A `with` block whose errors are handed to `failed` and not raised; it may be entered again and again."""
-
-    __slots__ = ("_failed",)
-
-    def __init__(self, failed: Callable[[Exception], Any]) -> None:
-        self._failed = failed
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(problem, Exception) or raised_by_script(problem):
-            return False
-        last_resort(self._failed, problem)
-        return True
+    last_resort(record, problem)
 
 
 def reason_of(problem: BaseException) -> str:
@@ -241,8 +210,8 @@ def _handler_codes() -> Iterator[CodeType]:
                 yield code
 
 
-def _print(text: str) -> None:
-    try:
+def _say_unrecorded(worse: Exception, problem: BaseException | str) -> None:
+    error = problem if isinstance(problem, str) else reason_of(problem)
+    text = f"this run is unverified: an error of the guard could not be recorded ({reason_of(worse)}): {error}"
+    with contextlib.suppress(Exception):  # stderr is closed
         print(f"chronicle guard: {text}", file=sys.stderr, flush=True)
-    except Exception:  # noqa: BLE001 stderr is closed
-        return

@@ -71,28 +71,33 @@ def fingerprint_memory(
     import torch
 
     parts = Parts()
+
+    def take(name: str, work: Callable[[], Any], otherwise: Any = None) -> Any:
+        return parts.take(name, work, otherwise)
+
     with torch.no_grad():
-        steps = parts.take("optimizer_steps", lambda: optimizer_steps(live.optimizers), None)
-        counted = steps if len(live.optimizers) < 2 else parts.take("step", lambda: optimizer_steps(live.optimizers[:1]), None)
+        steps = take("optimizer_steps", lambda: optimizer_steps(live.optimizers))
+        # of the first optimizer: a critic may take several for each of its steps
+        counted = steps if len(live.optimizers) < 2 else take("step", lambda: optimizer_steps(live.optimizers[:1]))
+        own = rank_digest(live, parts, whole=digests)
         return Memory(
-            # of the first optimizer, whose steps are counted: a critic may take several for each
-            step=live.step if live.step is not None else (counted[1] if counted else None),
-            groups=parts.take("groups", lambda: _groups(live, parts, digests), ()),
+            step=live.step if live.step is not None or not counted else counted[1],
+            groups=take("groups", lambda: tuple(_groups(live.optimizers, parts, digests)), ()),
             optimizer_steps=steps,
             optimizers=tuple(type(optimizer).__name__ for optimizer in live.optimizers),
-            schedulers=parts.take("schedulers", lambda: tuple(_scheduler(bound) for bound in live.schedulers), ()),
-            next_lrs=parts.take("next_lrs", lambda: forecast_lrs(live.optimizers, live.schedulers), None),
+            schedulers=take("schedulers", lambda: tuple(map(_scheduler, live.schedulers)), ()),
+            next_lrs=take("next_lrs", lambda: forecast_lrs(live.optimizers, live.schedulers)),
             lr_source=lr_source,
             recent_lrs=tuple(recent_lrs),
             topology=dict(live.topology),
-            scaler=parts.take("scaler", lambda: _scaler(live.scaler), None),
+            scaler=take("scaler", lambda: _scaler(live.scaler)),
             averages=parts.each("averaged weights", live.averages if digests else {}, _average_digest),
             objects=parts.each("state of", live.objects if digests else {}, _object_digest),
-            order=parts.take("order", lambda: parameter_order(live.optimizers, live.models), ""),
-            frozen=parts.take("frozen", lambda: frozen_parameters(live), ""),
-            training=parts.take("training", lambda: tuple(bool(m.training) for m in live.models) or None, None),
+            order=take("order", lambda: parameter_order(live.optimizers, live.models), ""),
+            frozen=take("frozen", lambda: frozen_parameters(live), ""),
+            training=take("training", lambda: tuple(bool(model.training) for model in live.models) or None),
             data=live.data,
-            ranks=(rank_digest(live, parts) if digests else RankDigest(rank=live.rank, weights=_weights_now(live, parts)),),
+            ranks=(own,),
             unknown={**live.unknown, **parts.unknown},
         )
 
@@ -119,10 +124,11 @@ class Parts:
         return {key: value for key, value in found.items() if value}
 
 
-def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
-    """Digests of what this rank holds: generators, weights, moments, buffers and data position."""
-    parts = parts or Parts()
-    weights, each = parts.take("weights", lambda: digest_and_each(_weights(live.models)), ("", ""))
+def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDigest:
+    """Digests of what this rank holds: generators, weights, moments, buffers and data position. Not `whole`: weights alone."""
+    weights, each = parts.take("weights", lambda: weights_and_each(live), ("", ""))
+    if not whole:
+        return RankDigest(rank=live.rank, weights=weights)
     return RankDigest(
         rank=live.rank,
         rng=parts.take("rng", rng_digests, {}),
@@ -134,29 +140,9 @@ def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
     )
 
 
-def _groups(live: LiveState, parts: Parts, moments: bool) -> tuple[ParamGroup, ...]:
-    return tuple(describe_group(optimizer, group, parts, moments) for optimizer, group in groups_of(live.optimizers))
-
-
-def _weights_now(live: LiveState, parts: Parts) -> str:
-    return parts.take("weights", lambda: tensor_digest(_weights(live.models)), "")
-
-
-def weights_digests(live: LiveState) -> tuple[str, str]:
-    """Digests of all weights of the models, and of those that are trained."""
-    trained = (own_shard(p) for model in live.models for p in model.parameters() if p.requires_grad)
-    return tensor_digest(_weights(live.models)), tensor_digest(trained)
-
-
-def digest_of_each(live: LiveState) -> dict[int, str]:
-    """Digests of single weights, by the `id` of their parameter."""
-    return {id(p): tensor_digest([own_shard(p)]) for model in live.models for p in model.parameters()}
-
-
-def trained_weights_moved(before: Mapping[int, str], live: LiveState) -> bool:
-    """Whether any weight that is trained now is another one than in these `digest_of_each`, or was not there then."""
-    trained = (p for model in live.models for p in model.parameters() if p.requires_grad)
-    return any(before.get(id(p)) != tensor_digest([own_shard(p)]) for p in trained)
+def weights_and_each(live: LiveState) -> tuple[str, str]:
+    """Digest of all weights of the models, and 16 bits of each."""
+    return digest_and_each(_weights(live.models))
 
 
 def epsilon_of(tensor: Any) -> float:
@@ -177,7 +163,7 @@ def rounded_weights(live: LiveState) -> str:
     held = [tensor for tensor in held if tensor.numel() and not tensor.is_meta]
     if not held or any(tensor.dtype is not torch.float32 for tensor in held):
         return ""
-    sample = torch.cat([tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLES)].cpu() for tensor in held])
+    sample = torch.cat([sample_of(tensor).cpu() for tensor in held])
     for kind in (torch.bfloat16, torch.float16):
         if bool(torch.equal(sample.to(kind).to(torch.float32), sample)) and bool((sample != sample.round()).any()):
             return str(kind).removeprefix("torch.")
@@ -307,12 +293,8 @@ def _scaler(scaler: Any) -> Mapping[str, Any] | None:
 
 def optimizer_steps(optimizers: Iterable[Any]) -> tuple[int, int] | None:
     """Smallest and largest `step` any parameter's state holds; None without counts (SGD, or no step yet)."""
-    low: int | None = None
-    high: int | None = None
-    for optimizer in optimizers:
-        for value in _step_values(optimizer):
-            low, high = (value if low is None else min(low, value)), (value if high is None else max(high, value))
-    return None if low is None or high is None else (low, high)
+    found = [value for optimizer in optimizers for value in _step_values(optimizer)]
+    return (min(found), max(found)) if found else None
 
 
 def _step_values(optimizer: Any) -> Iterator[int]:
@@ -339,27 +321,26 @@ def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any
     return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
 
 
-def describe_group(
-    optimizer: Any, group: Mapping[str, Any], parts: Parts | None = None, moments: bool = True
-) -> ParamGroup:
-    """LR, sizes, options and moments of one parameter group. An LR of None is an optimizer that computes its own."""
-    parts = parts or Parts()
-    params = group["params"]
-    lr = number(group.get("lr"))
-    if lr is None and group.get("lr") is not None:
-        parts.unknown["lr"] = f"an LR is of type {type(group['lr']).__name__}"
-    return ParamGroup(
-        lr=lr,
-        initial_lr=number(group.get("initial_lr")),
-        max_lr=number(group.get("max_lr")),
-        min_lr=number(group.get("min_lr")),
-        weight_decay=number(group.get("weight_decay")),
-        num_params=len(params),
-        num_elements=sum(int(p.numel()) for p in params),
-        moment_norm=parts.take("moment_norm", lambda: norm(list(_group_moments(optimizer, group))), None) if moments else None,
-        num_states=sum(1 for p in params if optimizer.state.get(p)),
-        settings=_settings(group),
-    )
+def _groups(optimizers: Sequence[Any], parts: Parts, with_moments: bool) -> Iterator[ParamGroup]:
+    """LR, sizes, options and moments of the parameter groups. An LR of None is an optimizer that computes its own."""
+    for optimizer, group in groups_of(optimizers):
+        params, lr, moments = group["params"], number(group.get("lr")), None
+        if lr is None and group.get("lr") is not None:
+            parts.unknown["lr"] = f"an LR is of type {type(group['lr']).__name__}"
+        if with_moments:
+            moments = parts.take("moment_norm", partial(_moment_norm, optimizer, group), None)
+        yield ParamGroup(
+            lr=lr,
+            initial_lr=number(group.get("initial_lr")),
+            max_lr=number(group.get("max_lr")),
+            min_lr=number(group.get("min_lr")),
+            weight_decay=number(group.get("weight_decay")),
+            num_params=len(params),
+            num_elements=sum(int(p.numel()) for p in params),
+            moment_norm=moments,
+            num_states=sum(1 for p in params if optimizer.state.get(p)),
+            settings=_settings(group),
+        )
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,44 +363,33 @@ def parameter_order(optimizers: Sequence[Any], models: Sequence[Any]) -> str:
     return digest(repr(held).encode()) if any(place >= 0 for group in held for place in group) else ""
 
 
-def _group_moments(optimizer: Any, group: Mapping[str, Any]) -> Iterator[Any]:
+def _held(optimizer: Any, group: Mapping[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Every tensor that an optimizer keeps of a group but the step counts: its parameter, its name, and itself."""
     for param in group["params"]:
         state = optimizer.state.get(param)
-        if not isinstance(state, Mapping):
-            continue
-        for key in MOMENT_KEYS:
-            if hasattr(state.get(key), "numel"):
-                yield _as_loaded(own_shard(state[key]).detach(), param)
-                break
+        for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
+            if key != "step" and hasattr(state[key], "numel"):
+                yield param, str(key), state[key]
 
 
-def moments_of(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """Every tensor of the optimizers' states in parameter order, without the step counts."""
-    for optimizer, group in groups_of(optimizers):
-        for param in group["params"]:
-            state = optimizer.state.get(param)
-            for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
-                if key != "step" and hasattr(state[key], "numel"):
-                    yield own_shard(state[key])
+def _type_as_loaded(held: Any, param: Any) -> Any:
+    """The type in which torch's own `load_state_dict` puts part of a state back: that of its parameter."""
+    return param.dtype if param.is_floating_point() else held.dtype
 
 
-def _types_as_loaded(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """For every tensor of `moments_of` the type in which torch's own `load_state_dict` puts it back."""
-    for optimizer, group in groups_of(optimizers):
-        for param in group["params"]:
-            state = optimizer.state.get(param)
-            for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
-                if key != "step" and hasattr(state[key], "numel"):
-                    yield param.dtype if param.is_floating_point() else state[key].dtype
+def _moment_norm(optimizer: Any, group: Mapping[str, Any]) -> float | None:
+    """Norm of the first moments."""
+    first: dict[int, Any] = {}
+    for param, key, held in _held(optimizer, group):
+        if key in MOMENT_KEYS and id(param) not in first:
+            first[id(param)] = own_shard(held).detach().to(_type_as_loaded(held, param))
+    return norm(list(first.values()))
 
 
 def _moments_digest(optimizers: Sequence[Any]) -> str:
-    return tensor_digest(moments_of(optimizers), _types_as_loaded(optimizers))
-
-
-def _as_loaded(held: Any, param: Any) -> Any:
-    """Part of a state in the type in which torch's own `load_state_dict` puts it back: that of its parameter."""
-    return held.to(param.dtype) if param.is_floating_point() and held.dtype != param.dtype else held
+    held = [(param, thing) for optimizer, group in groups_of(optimizers) for param, _, thing in _held(optimizer, group)]
+    types = (_type_as_loaded(thing, param) for param, thing in held)
+    return tensor_digest((own_shard(thing) for _, thing in held), types)
 
 
 def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:
@@ -456,11 +426,8 @@ def own_shard(tensor: Any) -> Any:
 
 def is_packed_tensor(tensor: Any) -> bool:
     """Whether a tensor is of a class that keeps its values in others, and says how to unpack them."""
-    return hasattr(tensor, "__tensor_flatten__") and any("dequantize" in vars(kind) for kind in _above_torch(type(tensor)))
-
-
-def _above_torch(kind: type) -> Iterator[type]:
-    return (base for base in kind.__mro__ if base.__module__.partition(".")[0] != "torch" and base is not object)
+    kinds = [base for base in type(tensor).__mro__ if base.__module__.partition(".")[0] != "torch"]
+    return hasattr(tensor, "__tensor_flatten__") and any("dequantize" in vars(kind) for kind in kinds)
 
 
 def norm(tensors: Sequence[Any]) -> float | None:
@@ -483,6 +450,11 @@ def norm(tensors: Sequence[Any]) -> float | None:
     return float(total**0.5)
 
 
+def sample_of(tensor: Any, count: int = SAMPLES) -> Any:
+    """Some elements of a tensor at a fixed stride, flat, where they lie."""
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // count)][:count]
+
+
 def tensor_digest(tensors: Iterable[Any], types: Iterable[Any] = ()) -> str:
     """Hash of a strided sample of every tensor, bit for bit, with shapes and dtypes; "" for no tensors.
 
@@ -499,12 +471,10 @@ def digest_and_each(tensors: Iterable[Any], types: Iterable[Any] = ()) -> tuple[
     samples: dict[tuple[Any, Any], tuple[list[int], list[Any]]] = {}
     for tensor, given in zip_longest(tensors, types):
         dtype = given or tensor.dtype
-        size = tensor.numel()
-        if size:
-            flat = tensor.detach().reshape(-1)[:: max(1, size // SAMPLES)][:SAMPLES]
+        if tensor.numel():
             places, parts = samples.setdefault((tensor.device, dtype), ([], []))
             places.append(len(shapes))
-            parts.append(flat.to(dtype))
+            parts.append(sample_of(tensor).to(dtype))
         shapes.append(f"{tuple(tensor.shape)}{dtype}")
     if not shapes:
         return "", ""
@@ -521,13 +491,13 @@ def digest_and_each(tensors: Iterable[Any], types: Iterable[Any] = ()) -> tuple[
     return total.hexdigest()[:16], "".join(each)
 
 
-def weights_apart(saved: str, live: LiveState) -> list[str]:
-    """The names of the weights whose samples are not those of a save; [] where the models have other tensors."""
-    names = [name for model in live.models for name, _ in model.named_parameters()]
-    own = digest_and_each(_weights(live.models))[1]
-    if len(own) != len(saved):
+def weights_apart(each: str, live: LiveState) -> list[tuple[str, Any]]:
+    """The weights whose 16 bits (`weights_and_each`) are others now, by name; [] where the models have other tensors."""
+    named = [one for model in live.models for one in model.named_parameters()]
+    own = weights_and_each(live)[1] if each else ""
+    if len(own) != len(each):
         return []
-    return [name for at, name in enumerate(names) if own[4 * at : 4 * at + 4] != saved[4 * at : 4 * at + 4]]
+    return [one for at, one in enumerate(named) if own[4 * at : 4 * at + 4] != each[4 * at : 4 * at + 4]]
 
 
 def plain_bytes(thing: Any) -> bytes:

@@ -22,18 +22,15 @@ LR in use is compared with its forecast (`checks/tripwires.py`). A value that wa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chronicle.resume.checks.check import Check, Outcome, attempt, not_compared
+from chronicle.resume.checks.check import Check, attempt
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
 from chronicle.resume.checks.run import check_identity, check_ranks, check_unspoilt
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.horizon import ABOUT_LRS, note_longer_schedule
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
-from chronicle.resume.sequel import Sequel
 from chronicle.resume.trained import check_trained
 from chronicle.resume.verdict import StartingPoint
 
@@ -91,39 +88,3 @@ def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
     checks = loads.honours.begin(start.expectation, live, start.start_step or 0)
     start.carried = loads.honours.carried
     return checks
-
-
-GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
-
-
-def settle_checks(
-    loads: Loads, sequel: Sequel, checks: Sequence[Check], live: LiveState, found: Memory
-) -> list[Check]:
-    """The checks of a first step with what its load showed and was not compared again.
-
-    A longer schedule is noted, so is an option that the script set itself, and what the first pass had changed as well; a
-    reload lets some values go on.
-    """
-    every = [*loads.compared_late(checks), *loads.not_compared_again(checks)]
-    every = note_longer_schedule(every, loads.start.expectation, live.schedulers, found.unknown)
-    every = loads.moved_by_the_model(loads.judge_options(every, found, live), live)
-    every = loads.name_keys(sequel.settle(loads.saved_in_half(every, live), loads.start.expectation, found), live)
-    return [_goes_on(check) if loads.start.again else check for check in every]
-
-
-def leave_open(checks: Sequence[Check]) -> list[Check]:
-    """The checks when the guard failed to settle them: what might have been allowed is not compared, so nothing is refused."""
-    why = "the guard failed to find out whether this difference is allowed"
-    open_ones = (*ABOUT_LRS, *GOES_ON)
-    return [
-        not_compared(check.name, check.code, why, where=check.where) if not check.ok and check.name in open_ones else check
-        for check in checks
-    ]
-
-
-def _goes_on(check: Check) -> Check:
-    """In a process that trained before the load, the loop's counter and its data go on: no sample is repeated or left out."""
-    if check.ok or check.name not in GOES_ON:
-        return check
-    cause = "a reload in this process: the loop and its data go on from where they were"
-    return replace(check, outcome=Outcome.NOTED, cause=cause)

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
-from chronicle.resume.contract import Expectation
+from chronicle.resume.checks.check import Check, noted
 from chronicle.resume.first_batch import BatchFault
 from chronicle.resume.learning_rate import BoundScheduler, far_points, schedule_functions
-from chronicle.resume.memory import Scheduler
+from chronicle.resume.memory import Memory, Scheduler
 
 SCHEDULE = "schedule"
 ABOUT_THE_FUTURE = ("learning rates of the next steps", "schedule further on")
@@ -32,96 +31,69 @@ ABOUT_LRS = (*ABOUT_THE_FUTURE, "learning rate per group")
 MAX_NUMBERS = 32  # of one function
 CLOSE = 2e-5  # relative: far values are recorded to six digits
 
+Change = tuple[str, float, float]  # name of a number, its value before and after
+
 
 def bound_numbers(bound: BoundScheduler) -> tuple[Mapping[str, float], ...]:
     """The numbers bound in each function of a scheduler, by name, in the order of its functions."""
     return tuple(dict(list(numbers_used_by(function))[:MAX_NUMBERS]) for function, _ in schedule_functions(bound.scheduler))
 
 
-def note_longer_schedule(
-    checks: Sequence[Check],
-    expected: Expectation | None,
-    schedulers: Sequence[BoundScheduler],
-    unknown: Mapping[str, str],
-) -> list[Check]:
-    """The checks; when all that differs in the LRs ahead is a longer horizon, one note with both numbers replaces them.
-
-    `unknown`: parts that could not be described now. Without a description of the schedulers nobody can say what changed.
-    """
-    different = [check for check in checks if check.outcome is Outcome.DIFFERENT and check.name in ABOUT_THE_FUTURE]
-    memory = expected.memory if expected else None
-    why = {**(memory.unknown if memory else {}), **unknown}.get("schedulers")
-    if why is not None:
-        text = f"the schedulers could not be described ({why}): whether the schedule was only made longer is not known"
-        return [not_compared(check.name, check.code, text) if check in different else check for check in checks]
-    if not different or memory is None or (expected and expected.contract) or len(memory.schedulers) != len(schedulers):
-        return list(checks)
-    changes = [_change(saved, bound) for saved, bound in zip(memory.schedulers, schedulers, strict=True)]
-    if None in changes or not any(changes):
-        return list(checks)
-    names = {(change.name, change.before, change.after) for change in changes if change}
-    text = "; ".join(f"{before:,.10g} → {after:,.10g} steps (`{name}`)" for name, before, after in sorted(names))
-    note = noted(
+def longer_schedule(memory: Memory, schedulers: Sequence[BoundScheduler]) -> Check | None:
+    """The note, where all that can differ in the LRs ahead is a longer horizon; None for anything else."""
+    if len(memory.schedulers) != len(schedulers):
+        return None
+    changes: set[Change] = set()
+    for saved, bound in zip(memory.schedulers, schedulers, strict=True):
+        change = _change(saved, bound)
+        if change is None:
+            return None
+        changes |= change
+    if not changes:
+        return None
+    listed = sorted(changes)
+    text = "; ".join(f"{before:,.10g} → {after:,.10g} steps (`{name}`)" for name, before, after in listed)
+    return noted(
         SCHEDULE,
         "M2",
-        expected="; ".join(f"{before:,.10g} steps" for _, before, _ in sorted(names)),
-        found="; ".join(f"{after:,.10g} steps" for _, _, after in sorted(names)),
+        expected="; ".join(f"{before:,.10g} steps" for _, before, _ in listed),
+        found="; ".join(f"{after:,.10g} steps" for _, _, after in listed),
         where="function of the scheduler",
         cause=f"{text}: nothing else about it changed, and no LR ahead is lower",
     )
-    return [*(check for check in checks if check not in different), note]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HorizonChange:
-    """One number of a schedule: its name, and its value before and after. False when nothing changed."""
-
-    name: str = ""
-    before: float = 0
-    after: float = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.name)
-
-
-def _change(saved: Scheduler, bound: BoundScheduler) -> HorizonChange | None:
-    """What changed in one scheduler: nothing (false), a longer horizon, or None for anything else."""
+def _change(saved: Scheduler, bound: BoundScheduler) -> set[Change] | None:
+    """What changed in one scheduler: nothing, one number that is a longer horizon, or None for anything else."""
     functions = list(schedule_functions(bound.scheduler))
     own = bound_numbers(bound)
     if len(saved.bound) != len(own) or len(saved.further) != len(functions):
         return None
-    if not functions:
-        return HorizonChange()
-    changed = {
-        (name, before[name], after[name])
-        for before, after in zip(saved.bound, own, strict=True)
-        for name in before.keys() | after.keys()
-        if name in before and name in after and before[name] != after[name]
-    }
-    if any(before.keys() != after.keys() for before, after in zip(saved.bound, own, strict=True)) or len(changed) > 1:
-        return None
+    changed: set[Change] = set()
+    for before, after in zip(saved.bound, own, strict=True):
+        if before.keys() != after.keys():
+            return None
+        changed |= {(name, before[name], after[name]) for name in before if before[name] != after[name]}
     if not changed:
-        return HorizonChange()
-    ((name, before, after),) = changed
+        return changed
+    (name, old_number, new_number), *more = changed
     now = saved.last_epoch
-    if now is None or not after > before >= now:
+    if more or now is None or not new_number > old_number >= now:
         return None
     for (function, begin), numbers, recorded in zip(functions, own, saved.further, strict=True):
-        old = _rebuilt(function, name, before) if name in numbers else function
+        old = _rebuilt(function, name, old_number) if name in numbers else function
         if old is None or begin != now or not _is_longer(function, old, recorded, begin, bound.unit):
             return None
-    return HorizonChange(name=name, before=before, after=after)
+    return changed
 
 
 def _is_longer(
     function: Callable[[int], Any], old: Callable[[int], Any], recorded: Sequence[float], begin: int, unit: int
 ) -> bool:
     """Whether `old` is the schedule of the save, and `function` nowhere below it from here on."""
-    for index, point in enumerate(far_points()):
-        if index >= len(recorded):
-            break
+    for point, then in zip(far_points(), recorded, strict=False):
         value, before = float(function(begin + point * unit)), float(old(begin + point * unit))
-        if not math.isfinite(value) or abs(before - recorded[index]) > CLOSE * max(abs(before), abs(recorded[index])):
+        if not math.isfinite(value) or abs(before - then) > CLOSE * max(abs(before), abs(then)):
             return False
         if value < before - CLOSE * abs(before):
             return False

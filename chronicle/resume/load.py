@@ -11,16 +11,18 @@ trainer announces that it begins to train, or the first load of a process has an
 damaged files are refused before any state is replaced).
 """
 
+import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import Incident
-from chronicle.resume.buffers import Calibration, LoadedBuffers, OwnBuffers, running_shares, sample_buffers
-from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
+from chronicle.resume.allowed import OF_WEIGHTS, Allowance, Facts, Kind, allow
+from chronicle.resume.buffers import Calibration, LoadedBuffers, OwnBuffers, digest_of, running_shares, sample_buffers
+from chronicle.resume.checks.check import Check, not_compared, noted
 from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
@@ -36,27 +38,27 @@ from chronicle.resume.checks.run import (
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.samples import Snapshot
+from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,
-    digest_of_each,
     epsilon_of,
     fingerprint_memory,
     fresh_seed,
     frozen_parameters,
+    groups_of,
     object_digests,
     rng_digests,
     rounded_weights,
-    trained_weights_moved,
+    weights_and_each,
     weights_apart,
-    weights_digests,
 )
-from chronicle.resume.hand_set import HandSet
 from chronicle.resume.honours import Honours
-from chronicle.resume.horizon import note_longer_schedule
+from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
 from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory, GuardJournal
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.records import NOT_RECORDED, Records
+from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
 from chronicle.resume.writers import claim_run
@@ -66,18 +68,22 @@ from rollback.checkpoint.manifest import OtherVersion
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"
-AT_BATCH = "when the first batch came"
+AT_BATCH, AT_LOAD = "when the first batch came", "at the load"
 WEIGHTS_ALONE = (
     "weights were loaded, and the optimizer begins without state, in a run that was trained before: momentum and schedule were "
     "not restored; a start from scratch on purpose says fresh_start=True"
 )
+SAVED_NOTHING = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
+STILL_FURTHER = {**FURTHER, "why": SAVED_NOTHING}
 ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
 NUM_NAMED = 3  # weights that differ
-OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
 
 class Loads:
-    """The loads of one process. What they promise is in `start`, what the last one left in memory in `state`."""
+    """The loads of one process. What they promise is in `start`, what the last one left in memory in `state`.
+
+    `entered_alike`: whether the first batch met the generators of the first pass.
+    """
 
     def __init__(
         self,
@@ -87,27 +93,27 @@ class Loads:
         start: StartingPoint,
         data: DataWatch,
         honours: Honours,
+        reference: Reference,
+        own_buffers: OwnBuffers,
+        records: Records,
+        entered_alike: Callable[[Expectation | None], bool],
     ) -> None:
         self._options, self._journal, self._ranks = options, journal, ranks
         self.start, self.data, self.honours = start, data, honours
+        self._reference, self._own_buffers, self._records = reference, own_buffers, records
+        self._entered_alike = entered_alike
         self.state: LoadedState | None = None
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
-        self.options_set = HandSet()
-        self.own_buffers = OwnBuffers(None, 0)
-        self.records = Records(None, 0)
         self.weights_loaded = False  # into a guarded model, by its own `load_state_dict`
         self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
-        # whether the first batch met the generators of the first pass (`FirstGradient`)
-        self.entered_alike: Callable[[Expectation | None], bool] = lambda expected: False
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
-        self.objects_loaded: dict[str, str] = {}  # the script's own objects right after their own load
+        self._objects_loaded: dict[str, str] = {}  # the script's own objects right after their own load
         self._calibration = Calibration()
         self._away = False  # torch's generator was far from any seed at the load
         self._seeded: int | None = None  # with what torch was seeded between the load and its first batch
+        self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
         self._at_batch: tuple[list[Any], Snapshot] | None = None  # the trained weights when the first batch came
-        # where this training moves weights between a save and its next step: their digest at the load, and one for each
-        self._weights_loaded, self._each_loaded = "", dict[int, str]()
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -130,52 +136,59 @@ class Loads:
         text = f"{self.start.place} is not as it was saved: {listed}; said only, an optimizer step from here is refused"
         self._journal.say(f"pending {self.start.place} {listed}", text)
 
-    def not_compared_again(self, checks: Iterable[Check]) -> list[Check]:
-        """What the load showed and the first step did not compare once more."""
+    def settle(self, checks: Sequence[Check], live: LiveState, found: Memory) -> list[Check]:
+        """The checks of a first step with what its load showed and was not compared again; what is allowed is noted."""
         names = {check.name for check in checks}
-        return [check for check in self.pending if check.name not in names]
-
-    def compared_late(self, checks: Sequence[Check]) -> list[Check]:
-        """The checks; one that the load could not make says so in the journal."""
-        open_then = {check.name: check.cause for check in self.pending if check.outcome is Outcome.NOT_COMPARED}
-        said = {name: f"compared only now: {why}" for name, why in open_then.items()}
-        return [replace(c, cause=said[c.name]) if c.name in said and c.outcome is Outcome.EQUAL else c for c in checks]
-
-    def moved_by_the_model(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
-        """The checks; frozen weights that the first pass itself moved (a momentum encoder) were as saved when it began."""
-        memory = self.start.expectation.memory if self.start.expectation else None
-        saved = next((one.weights for one in memory.ranks if one.rank == live.rank), "") if memory else ""
+        every = [*checks, *(check for check in self.pending if check.name not in names)]
+        expected, again = self.start.expectation, self.start.again
+        memory = expected.memory if expected else None
         at_batch, self._at_batch = self._at_batch, None  # it would keep the model in memory
-        if not saved or not any(not c.ok and c.name == "weights" for c in checks):
-            return list(checks)
-        if self.state is not None and self.state.weights[0] == saved:
-            when, only_frozen = AT_BATCH, self.state.weights[1] == weights_digests(live)[1]
-        else:
-            when, only_frozen = "at the load", self._weights_loaded == saved
-            only_frozen = only_frozen and not trained_weights_moved(self._each_loaded, live)
-        if only_frozen:
-            cause = f"as saved {when}; since then the script itself moved weights that are not trained"
-        elif when == AT_BATCH and at_batch is not None and _is_rounding(*at_batch):
-            cause = f"as saved {when}; since then the script moved them and took it back, but for the last bits"
-        else:
-            return list(checks)
-        return [replace(c, outcome=Outcome.NOTED, cause=cause) if c.name == "weights" else c for c in checks]
+        if all(check.ok for check in every):
+            return every
+        if expected is None or memory is None:
+            return allow(every, Facts(expected=Expectation(basis="none"), memory=Memory(), found=found, is_reload=again))
+        differ = {check.name for check in every if not check.ok}
+        seen, as_first, more = self._reference.compare(expected, memory, found) if expected.contract is None else (True, (), ())
+        facts = replace(
+            self._about_schedule(expected, memory, found, live),
+            is_seen=seen,
+            as_first=frozenset(as_first),
+            is_reload=again,
+            half=rounded_weights(live) if "weights" in differ else "",
+            moved=self._moved_weights(memory, live, at_batch) if "weights" in differ else None,
+            own_modes=frozenset(own_modes(memory, found, live)),
+            options={name: self._reference.options.at_load(name, live.optimizers) for name in (LR, *differ)},
+            last_rollback=self.contract(),
+        )
+        known = {(check.name, check.where) for check in every}
+        more = [check for check in more if check.name not in (ROWS, LENGTH)]  # of a single step these prove nothing
+        every += [check for check in more if (check.name, check.where) not in known]
+        return self._name_weights(allow(every, facts), live)
 
-    def saved_in_half(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
-        """The checks; weights that the script keeps in half precision cannot be compared with those of memory at the save."""
-        if not any(not check.ok and check.name == "weights" for check in checks) or not (kind := rounded_weights(live)):
-            return list(checks)
-        why = f"they are rounded to {kind}, so the script saved them in it, and memory at the save was more exact"
-        return [
-            not_compared(c.name, c.code, why, where=c.where) if not c.ok and c.name in OF_WEIGHTS else c for c in checks
-        ]
+    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory, live: LiveState) -> Facts:
+        """What is known of a schedule that may have been made longer."""
+        unknown = {**memory.unknown, **found.unknown}.get("schedulers", "")
+        may_be = not unknown and expected.contract is None
+        longer = longer_schedule(memory, live.schedulers) if may_be else None
+        return Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
 
-    def judge_options(self, checks: Sequence[Check], found: Memory, live: LiveState) -> list[Check]:
-        """The checks, with options that the script set itself noted (`hand_set.py`)."""
-        if all(check.ok for check in checks):
-            return list(checks)
-        start = self.start
-        return self.options_set.judge(checks, start.expectation, found, live, self.contract(), again=start.again)
+    def _moved_weights(
+        self, memory: Memory, live: LiveState, at_batch: tuple[list[Any], Snapshot] | None
+    ) -> Allowance | None:
+        """Why weights that were as saved are not so any more: the script moved some that are not trained, or took it back."""
+        own = memory.of_rank(live.rank)
+        saved = own.weights if own else ""
+        for when, (weights, each) in self._held.items():
+            if not saved or weights != saved:
+                continue
+            moved = weights_apart(each, live)
+            if moved and not any(parameter.requires_grad for _, parameter in moved):
+                why = f"as saved {when}; since then the script itself moved weights that are not trained"
+                return Allowance(Kind.FIRST_PASS, why)
+            if when == AT_BATCH and at_batch is not None and _is_rounding(*at_batch):
+                why = f"as saved {when}; since then the script moved them and took it back, but for the last bits"
+                return Allowance(Kind.ROUNDED, why)
+        return None
 
     def trained(self, models: Sequence[Any]) -> None:
         """These models take a guarded step in this process."""
@@ -188,7 +201,7 @@ class Loads:
         """
         self._opening, self.pending, self._calibration = StartingPoint(again=again), [], Calibration()
         opening, self._objects_before = self._opening, object_digests(live)
-        self.options_set.before_load(live.optimizers)
+        self._reference.options.before_load(live.optimizers)
         contract, unknown = self.contract(), list[Check]()
         if memory is None:
             memory, unknown = _memory_of(root)
@@ -230,7 +243,7 @@ class Loads:
 
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
-        self.options_set.after_load(live.optimizers)
+        self._reference.options.after_load(live.optimizers)
         self._away = fresh_seed() is None
         found = fingerprint_memory(live)
         self.state = LoadedState(
@@ -242,29 +255,33 @@ class Loads:
         self._calibration.before.add(found.ranks[0].buffers)
         self.data.loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
-        checks = check_memory(self.start.expectation or Expectation(basis="none"), found, rank=live.rank)
-        return self.name_keys(note_longer_schedule(checks, self.start.expectation, live.schedulers, found.unknown), live)
+        expected = self.start.expectation or Expectation(basis="none")
+        checks = check_memory(expected, found, rank=live.rank)
+        if expected.memory is not None and any(not check.ok for check in checks):
+            about = self._about_schedule(expected, expected.memory, found, live)
+            ahead = [check for check in checks if check.name in ABOUT_THE_FUTURE]
+            checks = [*(check for check in checks if check not in ahead), *allow(ahead, about)]
+        return self._name_weights(checks, live)
 
-    def name_keys(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
+    def _name_weights(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
         """The checks; weights that differ are named, and where files and model know them by other names, that is said."""
-        if all(check.ok or check.name != "weights" for check in checks):
+        wrong = next((check for check in checks if not check.ok and check.name == "weights"), None)
+        if wrong is None:
             return list(checks)
-        memory = self.start.expectation.memory if self.start.expectation else None
+        memory = self.start.memory
         saved = memory.of_rank(live.rank) if memory else None
-        apart = weights_apart(saved.each, live) if saved is not None and saved.each else []
+        apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
+        named = wrong
         if apart:
             more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
             total = sum(1 for model in live.models for _ in model.parameters())
-            found = f"{len(apart)} of {total} weights differ: {', '.join(apart[:NUM_NAMED])}{more}"
-            checks = [replace(c, found=found) if not c.ok and c.name == "weights" else c for c in checks]
-        root = self.start.loaded_from
-        if root is None:
-            return list(checks)
-        try:
-            names = keys_apart(root, live.models)
-        except (OSError, ValueError, TypeError, RuntimeError):  # not as its name says: the files have a check of their own
-            names = ""
-        return [replace(c, cause=f"{names}: {c.cause}") if names and not c.ok and c.name == "weights" else c for c in checks]
+            named = replace(wrong, found=f"{len(apart)} of {total} weights differ: {', '.join(apart[:NUM_NAMED])}{more}")
+        names = ""
+        with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):  # such files have a check of their own
+            names = keys_apart(self.start.loaded_from, live.models) if self.start.loaded_from else ""
+        if names:
+            named = replace(named, cause=f"{names}: {named.cause}")
+        return [named if check is wrong else check for check in checks]
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""
@@ -290,8 +307,9 @@ class Loads:
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.expectation = self.expectation(memory, bound)
         self.honours.loaded(self.start.expectation, live)
+        self._held = {}
         if memory is not None and "weights" in memory.habits:
-            self._weights_loaded, self._each_loaded = weights_digests(live)[0], digest_of_each(live)
+            self._held = {AT_LOAD: weights_and_each(live)}
 
     def look_again(self, live: LiveState) -> None:
         """The optimizer's state was not known by itself; the weights that were loaded after it may be."""
@@ -304,7 +322,7 @@ class Loads:
             self._by_weights = True
 
     def _record_of_weights(self, live: LiveState) -> Memory | None:
-        return self.records.of_weights(weights_digests(live)[0])
+        return self._records.of_weights(weights_and_each(live)[0])
 
     def first_batch(self, observe: Callable[[], LiveState]) -> None:
         """The first batch is about to change running statistics: note them now.
@@ -318,35 +336,36 @@ class Loads:
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=self._objects_now(live))
             now = sample_buffers(live.models)
             self._calibration.evaluated(now)
-            memory = self.start.expectation.memory if self.start.expectation else None
+            memory = self.start.memory
             saved = memory.of_rank(live.rank) if memory else None
-            state_id = str(memory.identity.get("id") or "") if memory else ""
-            own, fixed = ((), "") if saved is None else self.own_buffers.of(state_id, saved)
+            state_id = memory.state_id if memory else ""
+            own, fixed = ((), "") if saved is None else self._own_buffers.of(state_id, saved)
             buffers = LoadedBuffers(
                 now=buffers_digest(live),
                 own=own,
                 fixed_saved=fixed,
-                fixed_now=now.digest(own) if own else "",
+                fixed_now=digest_of(now, own) if own else "",
                 calibration=self._calibration,
             )
-            self.state = replace(state, buffers=buffers, weights=weights_digests(live))
+            self.state = replace(state, buffers=buffers)
+            self._held = {AT_BATCH: weights_and_each(live), **self._held}
             trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
             self._at_batch = trained, Snapshot(trained)
             self._calibration = Calibration()
 
     def own_object_loaded(self, name: str, thing: Any) -> None:
         """One of the script's own objects has loaded its state."""
-        self.objects_loaded |= object_digests(LiveState(objects={name: thing}))
+        self._objects_loaded |= object_digests(LiveState(objects={name: thing}))
 
     def _objects_now(self, live: LiveState) -> dict[str, str]:
         """The script's own objects when the first batch comes: as their own load left them, where they had one."""
-        loaded, self.objects_loaded = self.objects_loaded, {}
+        loaded, self._objects_loaded = self._objects_loaded, {}
         return {**object_digests(live), **loaded}
 
     def check_seed(self) -> list[Check]:
         """Noted when torch was seeded between the load and its first batch, unless the first pass did so after the save."""
         expected = self.start.expectation
-        if self._seeded is None or (expected is not None and expected.accepts("rng")) or self.entered_alike(expected):
+        if self._seeded is None or (expected is not None and expected.accepts("rng")) or self._entered_alike(expected):
             return []
         effect = "dropout and orders that are drawn repeat what followed that seed before, whatever the load restored"
         cause = f"torch was seeded with {self._seeded} after the load, right before the first batch: {effect}"
@@ -382,8 +401,7 @@ class Loads:
         if self.start.no_basis == BEGINS_ANEW:
             return []  # which is said
         if any(model in _trained for model in live.models):
-            words = TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED
-            return [noted(words["name"], "L2", found="nothing was loaded", cause=words["why"])]
+            return _begins_anew(TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED)
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -408,10 +426,9 @@ class Loads:
         whole = all(group.num_states or not group.num_params for group in found.groups)
         if loads_nothing and pending is None and not step and any(saved for saved, _ in history.checkpoints):
             if self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
-                return [noted(FURTHER["name"], "L2", found="nothing was loaded", cause=FURTHER["why"])]
+                return _begins_anew(FURTHER)
             if history.further:
-                cause = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
-                return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
+                return _begins_anew(STILL_FURTHER)
         if loads_nothing and pending is None and not step and (why := _left_behind(found, history)):
             self._loaded_unseen(why, None)
             return []
@@ -498,6 +515,11 @@ def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
         return None, [not_compared("memory", "F1", problem.message, where=str(root))]
 
 
+def _begins_anew(words: Mapping[str, str]) -> list[Check]:
+    """Noted: a launch that loaded nothing, and may. `words`: the name of the check, and why."""
+    return [noted(words["name"], "L2", found="nothing was loaded", cause=words["why"])]
+
+
 def _are_same_weights(found: Memory, saved: Memory) -> bool:
     """Whether this rank holds the weights that it had at that save, by their digests."""
     own = next(iter(found.ranks), None)
@@ -536,3 +558,13 @@ def _is_rounding(params: Sequence[Any], then: Snapshot) -> bool:
         if not float(abs(now - before).max()) <= most:
             return False
     return True
+
+
+def own_modes(memory: Memory, found: Memory, live: LiveState) -> Iterator[str]:
+    """Flags of parameter groups that changed, of optimizers that have a mode of their own (`train()`, `eval()`)."""
+    owners = [optimizer for optimizer, _ in groups_of(live.optimizers)]
+    for owner, saved, own in zip(owners, memory.groups, found.groups, strict=False):
+        if callable(getattr(owner, "train", None)) and callable(getattr(owner, "eval", None)):
+            for name in saved.settings.keys() & own.settings.keys():
+                if isinstance(saved.settings[name], bool) and saved.settings[name] != own.settings[name]:
+                    yield name

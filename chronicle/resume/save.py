@@ -8,6 +8,7 @@ lies where `rollback` lists checkpoints.
 
 import atexit
 import contextlib
+import functools
 import re
 import threading
 import time
@@ -47,17 +48,18 @@ WAIT_AT_THE_END_SECONDS = 3.0  # a script that saves on the main process alone: 
 class Sealer:
     """Writes manifests for one process."""
 
-    def __init__(self, ranks: Ranks, journal: GuardJournal) -> None:
-        self.ranks = ranks
-        self.journal = journal
+    def __init__(
+        self, ranks: Ranks, journal: GuardJournal, failed: Callable[[str, Exception], None] = lambda where, problem: None
+    ) -> None:
+        self.ranks, self.journal = ranks, journal
+        self._failed = failed  # told of errors of the guard itself
         self.compare: Callable[[Sequence[RankDigest], Mapping[str, Any], int | None], str] = lambda *_: ""  # replicas
         self._threads: list[threading.Thread] = []
         self._names: dict[str, str] = {}  # files of the last save, by their names without numbers
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
         # daemon threads and this hook: threads that Python joins before `atexit` could not be told to hurry
         reference = weakref.ref(self)
-        self.failed: Callable[[str, Exception], None] = lambda where, problem: None  # told of errors of the guard itself
-        atexit.register(shield(lambda: _finish(reference), lambda problem: _failed(reference, problem)))
+        atexit.register(shield(lambda: _finish(reference), functools.partial(failed, "exit")))
 
     def seal(
         self,
@@ -147,7 +149,7 @@ class Sealer:
         self._compare_names(root, made)
         event = CheckpointSaved(
             path=str(root),
-            identity=str(memory.identity.get("id") or ""),
+            identity=memory.state_id,
             step=memory.step,
             honours=list(memory.honours) or None,
             save_seconds=None if save_seconds is None else round(save_seconds, 3),
@@ -171,7 +173,7 @@ class Sealer:
                 work()
             except Exception as problem:  # noqa: BLE001 a thread of ours must not print a traceback into the training
                 self.journal.say("digests", f"file digests were not completed ({type(problem).__name__}: {problem})")
-                last_resort(lambda problem: self.failed("thread", problem), problem)
+                last_resort(functools.partial(self._failed, "thread"), problem)
 
         thread = threading.Thread(target=report_errors, name="chronicle-digests", daemon=True)
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
@@ -182,12 +184,6 @@ def _finish(reference: "weakref.ref[Sealer]") -> None:
     sealer = reference()
     if sealer is not None:
         sealer.finish()
-
-
-def _failed(reference: "weakref.ref[Sealer]", problem: Exception) -> None:
-    sealer = reference()
-    if sealer is not None:
-        sealer.failed("exit", problem)
 
 
 def _topic(text: str) -> str:

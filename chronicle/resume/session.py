@@ -6,9 +6,9 @@ recorded and said once (`contained`), and the run is unverified from then on.
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.launch.pulse import PulseWriter
+from chronicle.resume.allowed import AS_FIRST_PASS, SPLIT, leave_open
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.batches import is_call
@@ -23,7 +24,7 @@ from chronicle.resume.buffers import OwnBuffers
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
-from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
+from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWatch
 from chronicle.resume.contract import (
     Mode,
     Options,
@@ -35,24 +36,24 @@ from chronicle.resume.contract import (
 from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE, BreachKind
-from chronicle.resume.faults import Containment, Faults, Handing, last_resort, reason_of
+from chronicle.resume.faults import Containment, Faults, last_resort, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
-from chronicle.resume.first_step import check_first_step, leave_open, settle_checks
+from chronicle.resume.first_step import check_first_step
 from chronicle.resume.honours import Honours, has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
+from chronicle.resume.learning_rate import forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.records import Records
+from chronicle.resume.reference import LR, Reference
 from chronicle.resume.rehearsal import asked_of, hold_after_save
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
-from chronicle.resume.sequel import AS_FIRST_PASS, SPLIT, Sequel
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -80,90 +81,76 @@ class GuardSession:
         if run_dir is None:
             self.journal.say("run", f"no run directory ({origin}): verdicts are not recorded")
         self.faults = Faults(self.journal, lambda: self.step)
-        self.sealer = Sealer(self.ranks, self.journal)
+        self.sealer = Sealer(self.ranks, self.journal, self.faults.record)
         if self.journal.launch is not None and not self.off and environ.get("RANK", "0") == "0":
             self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
         self.start = StartingPoint()
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
-        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
-        self.prints = StepPrints(
-            Path(launch_dir) if launch_dir and not self.off else None,
-            lambda: self.ranks.rank,
-            lambda: self.ranks.world_size,
-            environ=environ,
-        )
-        self.prints.failed = self._prints_failed
-        self._printing = Handing(self._prints_failed)
-        self.data = DataWatch(
-            self.options,
-            self.journal,
-            self.ranks,
-            self.start,
-            lambda: self.step,
-            self._before_first_batch,
-            self.contained,
-        )
-        self.batches = self.data.batches
-        self.batches.lost = lambda problem: self.faults.record("batch", problem)
-        self.sealer.failed = self.faults.record
-        self.data.failed = self.faults.record_text
-        self.data.look_for_steps = self._look_for_steps
-        self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
-        self.batches.look = self._look_at
-        if launch_dir and SHOW_VARIABLE in environ and self.prints.on:
-            self.prints.batch = StepBatch(Path(launch_dir), environ, self.first_batch.decoder)
-        self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
+        named = environ.get("CHRONICLE_LAUNCH_DIR")
+        launch_dir = Path(named) if named and not self.off else None
         paths = None if self.off else self.journal.paths
-        gradients = None if paths is None else paths.gradients_dir
+        rank, record = self.ranks.rank, self.faults.record
+        step, world_size = (lambda: self.step), (lambda: self.ranks.world_size)
+
+        self.prints = StepPrints(launch_dir, lambda: self.ranks.rank, world_size, environ=environ)
+        self._printing = Containment(self._prints_failed)
+        self.prints.failed, self.prints.lost_outputs = self._prints_failed, partial(record, "model's output")
+        self.prints.trained = lambda: (self.step, self._observe().optimizers)
+        self.prints.models = lambda: self._observe().models
+        self.numbered: Callable[[], int | None] = step  # the step that is taken, as the framework counts
+        self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
+        if launch_dir is not None and SHOW_VARIABLE in environ and self.prints.on:
+            self.prints.batch = StepBatch(launch_dir, environ, self.first_batch.decoder)
+        self.frames = LastFrames(launch_dir, rank)
+
         self.first_gradient = FirstGradient(
-            gradients,
-            self.ranks.rank,
-            lambda: self.ranks.world_size,
+            None if paths is None else paths.gradients_dir,
+            rank,
+            world_size,
             lambda: self._observe().models,
             lambda: self._observe().averages,
         )
-        self.first_gradient.moved_otherwise = self._moved_otherwise
-        self.first_gradient.went_wrong = self._went_wrong
-        self.first_gradient.lost = lambda problem: self.faults.record("gradient", problem)
-        self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
-        self.sequel.failed = self.faults.record_text
-        self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, self.ranks.rank)
-        self.records = Records(None if paths is None else paths.states_dir, self.ranks.rank)
-        self._goes_on_everywhere = False  # every rank began with the batch that followed the save
-        self.batches.leaves = self.prints.leaves
-        self.prints.lost_outputs = lambda problem: self.faults.record("model's output", problem)
-        self.prints.trained = lambda: (self.step, self._observe().optimizers)
-        self.numbered: Callable[[], int | None] = lambda: self.step  # the step that is taken, as the framework counts
-        self.prints.models = lambda: self._observe().models
-        self.batches.enters, self.data.told = self._enters, self.first_gradient.batch
-        self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
+        self.first_gradient.moved_otherwise, self.first_gradient.went_wrong = self._moved_otherwise, self._went_wrong
+        self.first_gradient.lost = partial(record, "gradient")
+
+        self.data = DataWatch(
+            self.options, self.journal, self.ranks, self.start, step, self._before_first_batch, self.contained
+        )
+        self.data.failed, self.data.look_for_steps, self.data.told = record, self._look_for_steps, self.first_gradient.batch
+        self.trained = TrainedWatch()
+        self.batches = self.data.batches
+        self.batches.lost, self.batches.look = partial(record, "batch"), self._look_at
+        self.batches.enters, self.batches.leaves = self._enters, self.prints.leaves
+        self.batches.works, self.batches.calibrates = self._works, self._calibrates
+
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
-        self.trained = TrainedWatch()
-        self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
-        self.loads.own_buffers = self.own_buffers
-        self.loads.records = self.records
-        self.loads.entered_alike = self.first_gradient.entered_alike
+        self.reference = Reference(None if paths is None else paths.sequels_dir, rank, record)
+        self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, rank)
+        self.records = Records(None if paths is None else paths.states_dir, rank)
+        kept = (self.reference, self.own_buffers, self.records)
+        parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
+        self.loads = Loads(*parts, *kept, self.first_gradient.entered_alike)
         self.envelope = Envelope(
             observe,
             self.journal,
-            lambda: self.step,
+            step,
             self.ranks,
             share=lambda topic, value, write: self.sealer.share(topic, value, write, at_most=NUM_RANKS_COMPARED),
             contained=self.contained,
             lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self._way_out,
             first_batches=lambda: self.data.first,
-            resumed=lambda: self.start.loaded_from is not None or self.start.state_loaded,
+            resumed=lambda: self.start.resumed,
         )
         self.envelope.off = self.off
         self.sealer.compare = self.envelope.compare_replicas
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
+        self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._environ = environ
-        self.batches.works, self.batches.calibrates = self._works, self._calibrates
         self._hold = asked_of(environ).hold  # of a rehearsal
         self._saved_steps: list[int] = []  # of this launch, newest last
         self._stepped = False  # since the latest load
@@ -176,19 +163,17 @@ class GuardSession:
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
+        self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
         self._others: set[str] = set()  # classes of optimizers that are not guarded and step the same parameters
         self._counted: Any = None  # the optimizer whose steps are counted
-        self._recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)
-        self._witness = LrWitness()
-        self._foreseen: tuple[int, ...] = ()  # ids of the schedulers by which the LRs were forecast
-        self._tripwire: LrTripwire | None = None
+        self._lr_watch = LrWatch()
 
     @property
     def step(self) -> int | None:
         """Optimizer steps completed, as far as the guard knows without a transfer from the device."""
         if self.start.start_step is None:  # nothing was trained since the load
-            loaded = self.start.expectation.memory if self.start.expectation and self.start.resumed else None
+            loaded = self.start.memory if self.start.resumed else None
             return None if loaded is None else loaded.step
         return self.start.start_step + self._steps_here
 
@@ -207,8 +192,8 @@ class GuardSession:
         """Whether the optimizers' counters are beyond what was loaded, or beyond the one step that allocates their state."""
         if self._stepped:
             return False
-        expectation, taken = self.start.expectation, optimizer_steps(self._observe().optimizers)
-        loaded = 1 if not self.start.resumed else getattr(expectation and expectation.memory, "step", None)
+        taken, memory = optimizer_steps(self._observe().optimizers), self.start.memory
+        loaded = 1 if not self.start.resumed else memory.step if memory else None
         return loaded is not None and taken is not None and taken[1] > loaded
 
     @property
@@ -283,7 +268,7 @@ class GuardSession:
             self.batches.settle()
             saved = self._described[1]
             self.first_gradient.saved(self.identity, saved.ranks[0].rng)
-            self.sequel.saved(saved)
+            self.reference.saved(saved)
             with self.contained("buffers"):
                 self.own_buffers.saved(self.identity, self._observe().models)
 
@@ -296,48 +281,47 @@ class GuardSession:
             self._look_for_steps()
         self.honours.restore_lrs()
         live = self._live()
-        self._foresee(live)
-        memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
-        if memory.next_lrs is not None:
-            self._witness = self._witness.predict(memory.next_lrs)
+        self._lr_watch.knows(live.schedulers)
+        witness = self._lr_watch.witness
+        memory = fingerprint_memory(live, lr_source=witness.source, recent_lrs=tuple(self._lr_watch.recent))
+        self._lr_watch.foretell(memory.next_lrs)
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
             shared = self.data.record_id if self.ranks.world_size > 1 else ""
             self._identity = self.journal.new_identity(step, shared)
-        topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         spoilt = self.envelope.at_save() or _spoilt_moments(memory)
         if not spoilt and step is not None:
             self._saved_steps = [*self._saved_steps[-63:], step]
-        own = tuple(replace(digest, batches=self.data.position if seen is None else seen) for digest in memory.ranks)
+        own = replace(memory.ranks[0], batches=self.data.position if seen is None else seen)
         with self.contained("buffers"):
             if names := self.own_buffers.names:
-                fixed = self.own_buffers.fixed(live.models)
-                own = tuple(replace(digest, own_buffers=names, fixed_buffers=fixed) for digest in own)
+                own = replace(own, own_buffers=names, fixed_buffers=self.own_buffers.fixed(live.models))
         with self.contained("options of the parameter groups"):
-            self.loads.options_set.see(live.optimizers)
-        found = replace(memory, step=step, training=self._modes, identity=self._identity)
-        found = replace(found, used=self.loads.options_set.record())
-        found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
-        revisions = dict(self.first_batch.says.revisions)
-        found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
-        found = replace(found, lr_moved=self._witness.moved, habits=self.sequel.habits)
-        if habit := self.envelope.habit:
-            found = replace(found, habits=(*found.habits, habit))
-        found = self.honours.add_to(replace(found, seen_frozen=self.sequel.frozen_now(memory.frozen)), live)
+            self.reference.options.see(live.optimizers)
+        found = replace(
+            self._with_habits(memory, live),
+            step=step,
+            training=self._modes,
+            identity=self._identity,
+            used=self.reference.options.record(),
+            spoilt=spoilt,
+            ranks=(own,),
+            revisions=dict(self.first_batch.says.revisions),
+            lr_moved=witness.moved,
+            habits=(*self.reference.habits, *filter(None, [self.envelope.habit])),
+            seen_frozen=self.reference.frozen_now(memory.frozen),
+        )
+        found = self.honours.add_to(found, live)
         self._described = (self._steps_here, found)
         return found
 
-    def _foresee(self, live: LiveState) -> None:
-        """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
-        schedulers = tuple(id(bound.scheduler) for bound in live.schedulers)
-        if schedulers and not self._foreseen:
-            self._foreseen, self._witness = schedulers, LrWitness()
-
-    def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The record of what is trained; nothing when it fails, which is recorded."""
+    def _with_habits(self, memory: Memory, live: LiveState, *, since_save: bool = False) -> Memory:
+        """With what is trained, and with which optimizers beside the guarded ones."""
+        others = {OTHERS: sorted(self._others)} if self._others else {}
+        trained: Mapping[str, Any] = {}
         with self.contained("record of what is trained"):
-            return work()
-        return {}
+            trained = self.trained.record(live, since_save=since_save)
+        return replace(memory, topology={**memory.topology, **others}, trained=trained)
 
     @property
     def identity(self) -> str:
@@ -420,7 +404,7 @@ class GuardSession:
         else:
             for check in found:
                 if check.error:
-                    self.faults.record_text(f"check of {check.name} after load", check.error)
+                    self.faults.record(f"check of {check.name} after load", check.error)
             self.loads.defer(found)
 
     def load_failed(self, problem: BaseException) -> None:
@@ -441,7 +425,7 @@ class GuardSession:
             self._identity = {}
             self.begins()
             self.first_gradient.loaded()
-            self.sequel.loaded()
+            self.reference.loaded()
             self.own_buffers.loaded()
             with self._printing:
                 self.prints.loaded()
@@ -466,7 +450,7 @@ class GuardSession:
 
     def _forget(self, where: str, why: str) -> None:
         """Drop every expectation: what is pending is not judged, and the launch is unverified."""
-        self._loading, self._tripwire = False, None
+        self._loading, self._lr_watch.tripwire = False, None
         self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
         self.loads.pending = []
         if where == "step" and not self._stepped and not self.off:
@@ -509,15 +493,14 @@ class GuardSession:
 
     def _reopen(self) -> None:
         """The next optimizer step is a first one: tripwires and counts of the state before it no longer hold."""
-        self._stepped, self._steps_here, self._tripwire, self._counted = False, 0, None, None
+        self._stepped, self._steps_here, self._counted = False, 0, None
         self._described = None
         self.first_gradient.loaded()
-        self.sequel.loaded()
+        self.reference.loaded()
         self.own_buffers.loaded()
         with self._printing:
             self.prints.loaded()
-        self._recent.clear()
-        self._witness = self._witness.predict(())
+        self._lr_watch.begins()
         if self._ever_stepped:
             self.data.restart()
 
@@ -583,16 +566,16 @@ class GuardSession:
             self._watch(optimizer, has_closure=has_closure)
             is_watched = True
         if not is_watched:  # what was counted until now may be wrong: nothing is refused because of it
-            self._tripwire, self.watch_step = None, None
+            self._lr_watch.tripwire, self.watch_step = None, None
 
     def _watch(self, optimizer: Any, *, has_closure: bool) -> None:
         if not self._counts(optimizer):
             return
         with self.contained("what is trained"):
             self.trained.stepping(self._models)
-        if self.sequel.is_awaited:
+        if self.reference.is_awaited:
             with self.contained("what follows a save"):
-                self.sequel.stepping(self._before_next_step)
+                self.reference.stepping(self._before_next_step)
         self._steps_here += 1
         if not (self.gradients_later or has_closure):  # else the passes of this step are still to come
             self._look_at_buffers()
@@ -603,14 +586,12 @@ class GuardSession:
         with self._printing:
             comes = Gradient.TOLD if self.gradients_later else Gradient.AT_END if has_closure else Gradient.READY
             self.prints.stepping(self.numbered(), optimizer, self._models, self._known, gradient=comes)
-        self._modes = tuple(bool(model.training) for model in self._models) or None
+        self._modes = _modes_of(self._models)
         lrs = self._lrs()
-        if not self._recent or lrs != self._recent[-1]:
-            self.loads.options_set.see_lrs(lrs)
-        self._recent.append(lrs)
-        self._witness = self._witness.see(lrs)
-        if self._tripwire is not None:
-            self._trip(lrs)
+        if lrs != self._lr_watch.last:
+            self.reference.options.add(LR, lrs)
+        if (check := self._lr_watch.see(lrs)) is not None:
+            self._trip(check, lrs)
         if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
 
@@ -644,17 +625,13 @@ class GuardSession:
     def _before_next_step(self) -> Memory:
         """Memory right before the first step after a save; of the digests of its tensors that of the weights."""
         live = self._live()
-        found = fingerprint_memory(live, digests=False)
-        modes = tuple(bool(model.training) for model in self._models) or None
-        topology = {**found.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
-        step = self.step if found.step is None else found.step
-        trained = self._trained(lambda: self.trained.record(live, since_save=True))
-        return replace(found, step=step, training=modes, topology=topology, trained=trained)
+        found = self._with_habits(fingerprint_memory(live, digests=False), live, since_save=True)
+        return replace(found, step=self.step if found.step is None else found.step, training=_modes_of(self._models))
 
     def _see_lr_inside(self, lrs: LrRow) -> None:
         """The step has begun with the LR of its schedule, as all steps so far; a hook inside the step may set another one."""
-        begun = self._recent[-1] if self._recent else lrs
-        if lrs != begun and self._witness.source == "scheduler" and self.honours.used_lr is None:
+        begun = self._lr_watch.last or lrs
+        if lrs != begun and self._lr_watch.witness.source == "scheduler" and self.honours.used_lr is None:
             differ = next((a, b) for a, b in zip(begun, lrs, strict=True) if a != b)
             words = f"the step began with {differ[0]}, as scheduled, and a hook inside it set {differ[1]}"
             self.envelope.log.tell(Breach(kind=BreachKind.LR, step=self.step, words=words, seen=self.step))
@@ -737,6 +714,7 @@ class GuardSession:
             equal = sum(check.outcome is Outcome.EQUAL for _, check in first_batches)
             self._goes_on_everywhere = self.ranks.world_size == 1 or equal == self.ranks.world_size
         # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
+        self.verdicts.recall(self.loads.pending)
         checks = run_checks(
             "memory", lambda: self._check_first_step(optimizer, first_batches), at_stake=self.start.resumed
         )
@@ -762,64 +740,63 @@ class GuardSession:
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
             self._others.add(type(optimizer).__name__)
         self._ever_stepped = True
-        self._foresee(live)
-        found = fingerprint_memory(live)
-        expected = self.start.expectation.memory if self.start.expectation else None
-        saved = expected.trained if expected else None
-        found = replace(found, trained=self._trained(lambda: self.trained.begin(live, saved)))
+        self._lr_watch.knows(live.schedulers)
+        found, expected, trained = fingerprint_memory(live), self.start.memory, dict[str, Any]()
+        with self.contained("record of what is trained"):
+            trained = self.trained.begin(live, expected.trained if expected else None)
+        found = replace(found, trained=trained)
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
-        if found.next_lrs is not None:
-            self._witness = self._witness.predict(found.next_lrs)
-        checks = check_first_step(
-            self.loads,
-            live,
-            found,
-            optimizer=optimizer,
-            requested=self._requested,
-            world_size=self.ranks.world_size,
-            first_batches=first_batches,
-            same_data=self.options.same_data,
+        self._lr_watch.foretell(found.next_lrs)
+        checks = list(
+            check_first_step(
+                self.loads,
+                live,
+                found,
+                optimizer=optimizer,
+                requested=self._requested,
+                world_size=self.ranks.world_size,
+                first_batches=first_batches,
+                same_data=self.options.same_data,
+            )
         )
-        found_checks, settled = list(checks), None
+        settled = leave_open(checks)
         with self.contained("first step"):
-            settled = settle_checks(self.loads, self.sequel, found_checks, live, found)
-            self.sequel.resumes(expected)
+            settled = self.loads.settle(checks, live, found)
+            self.reference.resumes(expected)
             self.own_buffers.resumes(self._own_buffers(expected))
             self.envelope.expects(expected.habits if expected else ())
-            self.sequel.frozen_now(found.frozen)
-        settled = leave_open(found_checks) if settled is None else settled
+            self.reference.frozen_now(found.frozen)
         yield from settled
         if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
             yield from self._compare_gradient(optimizer)
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)
         with self.contained("first step"):
-            self.loads.options_set.resumes(expected)
-            self.loads.options_set.see(live.optimizers)
+            self.reference.options.see(live.optimizers)
             self.loads.trained(live.models)
         if self.start.expectation is None:
             for part, why in found.unknown.items():
                 cause = f"it cannot be described, so a resume will not compare it: {why}"
                 yield noted(PARTS.get(part, part), "M1", cause=cause)
         else:
-            # when the guard could not compare the LRs, it does not know that the promised ones still hold
-            unsure = (check.name in ABOUT_LRS and check.outcome is Outcome.NOT_COMPARED for check in settled)
-            by_script = any(check.name in ABOUT_LRS and check.cause.endswith(AS_FIRST_PASS) for check in settled)
-            longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure) or by_script
+            # where the LRs are others and may be, or could not be compared, the promised ones do not hold any more
+            excused = (Outcome.NOTED, Outcome.NOT_COMPARED)
+            changed = any(check.outcome in excused for check in settled if check.name in (*ABOUT_LRS, SCHEDULE))
+            longer = changed or any(check.error for check in settled)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _own_buffers(self, expected: Memory | None) -> Sequence[str]:
         """Buffers that the training which is resumed changes itself."""
         saved = expected.of_rank(self.ranks.rank) if expected else None
-        return self.own_buffers.of(str((expected.identity if expected else {}).get("id") or ""), saved)[0] if saved else ()
+        return self.own_buffers.of(expected.state_id, saved)[0] if expected and saved else ()
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:
         assert self.start.expectation is not None
         own = None
         if found.next_lrs is not None:
             own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._tripwire = LrTripwire.after(self.start.expectation, found, own, longer=longer)
+        self._lr_watch.tripwire = LrTripwire.after(self.start.expectation, found, own, longer=longer)
         yield from ()
 
     def _say_what_is_not_applied(self) -> None:
@@ -851,17 +828,13 @@ class GuardSession:
             return f"no sound checkpoint of this launch is known; type: chronicle spikes --run {run}"
         return f"to roll back, type: chronicle rollback --to {sound} --run {run}"
 
-    def _trip(self, lrs: LrRow) -> None:
-        assert self._tripwire is not None
-        check = self._tripwire.feed(lrs)
-        if self._tripwire.done:
-            self._tripwire = None
-        if check is not None and not check.ok and self.first_gradient.used_lrs(self._steps_here) == list(lrs):
+    def _trip(self, check: Check, lrs: LrRow) -> None:
+        if not check.ok and self.first_gradient.used_lrs(self._steps_here) == list(lrs):
             check = replace(check, outcome=Outcome.NOTED, cause=f"{check.found} in use: {AS_FIRST_PASS}")
-            self._tripwire = None  # the forecast is not what the first pass did
-        if check is not None and check.outcome is Outcome.NOTED:
+            self._lr_watch.tripwire = None  # the forecast is not what the first pass did
+        if check.outcome is Outcome.NOTED:
             self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
-        elif check is not None:
+        else:
             self._refuse_here(check)
 
     def _refuse_here(self, check: Check) -> None:
@@ -886,6 +859,10 @@ class GuardSession:
             live.data = said.take("data", self.options.data_state, None)
         live.unknown = {**live.unknown, **said.unknown}
         return live
+
+
+def _modes_of(models: Sequence[Any]) -> tuple[bool, ...] | None:
+    return tuple(bool(model.training) for model in models) or None
 
 
 def _spoilt_moments(memory: Memory) -> str:

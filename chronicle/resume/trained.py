@@ -6,16 +6,15 @@ every save, so that values which move while a launch trains (counters, caches, a
 Nothing is done at a step.
 
 A difference that is refused is named value by value (`transformer.h.0.attn.dropout.p: 0.1 → 0.0`) and can be accepted by its
-name. docs/guard.md says what may differ. Codes: M1 state, M3 topology, M6 what is trained.
+name or that of its row in `rules.py`; one that may be is said in one line.
 """
 
 import inspect
-import math
 import re
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.resume.checks.check import Check, Outcome, noted
 from chronicle.resume.configuration import (
@@ -33,6 +32,7 @@ from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import numbers_used_by
 from chronicle.resume.memory import Memory
+from chronicle.resume.rules import RULES, is_near, judge
 
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
@@ -187,14 +187,16 @@ def feed_values(feed: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return values
 
 
-def is_near(a: Any, b: Any) -> bool:
-    """Whether two plain values are equal; numbers within rounding."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool) and not isinstance(b, bool):
-        return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=0.0)
-    return bool(a == b)
+# ---- what differs ------------------------------------------------------------------------------------------------------
 
 
-# ---- what may differ, and what happens ---------------------------------------------------------------------------------
+class Difference(NamedTuple):
+    """One value that is not as it was. `row`: its row in `RULES`, or the heading under which it may differ."""
+
+    row: str
+    name: str
+    before: Any
+    after: Any
 
 
 # Arguments of a trainer by what they decide: with another value, the same state and batch give another gradient.
@@ -203,124 +205,129 @@ OBJECTIVE = re.compile(
     r"|^(bf16|fp16|precision|scale_rewards|num_generations|max_(seq_|prompt_|completion_)?length|packing|padding_free)$"
 )
 NUM_NAMED = 12  # differences of one kind that are named; the rest is counted
+MODEL, DATASET, ROWS_OF_DATASET = "attributes of the model", "dataset and order", "rows of the dataset"
+ARGUMENTS, BATCHES = "arguments of the trainer", "first batches of this rank"
+ENOUGH_BATCHES = 3  # of one length
 
 
 def check_trained(expected: Expectation, found: Memory, *, same_data: bool = False) -> Iterator[Check]:
     """What is trained, against what was trained at the save. Nothing for a checkpoint that holds no such record."""
-    saved, own = (expected.memory.trained if expected.memory else {}), found.trained
-    if not saved or not own:
+    memory, own = expected.memory, found.trained
+    saved = memory.trained if memory else {}
+    if memory is None or not saved or not own:
         return
-    yield from _model_checks(expected, saved, own)
-    yield from _tensor_checks(expected, saved, own)
-    yield from _argument_checks(expected, saved.get("arguments") or {}, own.get("arguments") or {})
-    yield from _average_checks(expected, saved.get("averages") or {}, own.get("averages") or {})
-    yield from _feed_checks(expected, saved, own, same_data)
-    yield from _shape_checks(expected, saved.get("shape") or {}, own.get("shape") or {})
-    one, other = (record.get("shape", {}).get("autocast") for record in (saved, own))
-    if one is not None and other is not None and one != other:
-        cause = "the script enters another `autocast` before the model"
-        yield from _verdicts(expected, "autocast", "M3", [("autocast", one, other)], "first batches of this rank", cause)
-    yield from _scheduler_checks(expected, saved, own, found)
+    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
+    yield from _model_checks(expected, saved, own, moved)
+    yield from _told(expected, _in_arguments(saved.get("arguments") or {}, own.get("arguments") or {}))
+    yield from _told(expected, _in_averages(saved.get("averages") or {}, own.get("averages") or {}))
+    yield from _feed_checks(expected, saved, own, moved, same_data)
+    has_split = "global_batch" in memory.topology  # the adapter itself knows the samples per step: they are compared as such
+    yield from _told(expected, _in_shapes(saved.get("shape") or {}, own.get("shape") or {}, has_split))
+    yield from _scheduler_checks(expected, memory, found)
     yield from _gradient_checks(saved, own)
+
+
+def _told(expected: Expectation, differences: Iterable[Difference]) -> Iterator[Check]:
+    """A check for each difference that has a row; the others under one heading are said in one line."""
+    groups: dict[str, list[Difference]] = {}
+    for one in differences:
+        groups.setdefault(one.row, []).append(one)
+    for row, group in groups.items():
+        more = len(group) - NUM_NAMED
+        if row not in RULES:
+            code = "M4" if row == ROWS_OF_DATASET else "M6"  # then the resume is not called verified
+            texts = [f"{one.name}: {_text(one.before)} → {_text(one.after)}" for one in group[:NUM_NAMED]]
+            texts += [f"{more} more"] if more > 0 else []
+            yield noted(f"{row} (may differ)", code, where=row, cause="; ".join(texts))
+            continue
+        for one in group[:NUM_NAMED]:
+            yield judge(expected, one.name, one.before, one.after, rule=row)
+        if more > 0:
+            yield judge(expected, f"{row}, more", "as at the save", f"{more} further values differ", rule=row)
+
+
+def _text(value: Any) -> str:
+    text = "absent" if value is SKIPPED else str(value)
+    return text if len(text) <= 120 else text[:117] + "…"
+
+
+def _equal(name: str, code: str, found: str) -> Check:
+    return Check(name=name, code=code, outcome=Outcome.EQUAL, expected="as at the save", found=f"equal, {found}")
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
-def _model_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+def _model_checks(
+    expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], moved: frozenset[str]
+) -> Iterator[Check]:
     before, after = saved.get("model") or {}, own.get("model") or {}
     if not before or not after:
         return
-    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
     updated = saved.get("versions") != own.get("versions")
-    firm: list[tuple[str, Any, Any]] = []
-    loose: list[tuple[str, Any, Any]] = []
-    for name, one, other in _differences(before, after):
-        if pattern_of(name) in moved:
-            continue
-        one_sided = SKIPPED in (one[0], other[0])
-        certain = one[1] and other[1] and not one_sided and not (updated and name.endswith("class"))
-        (firm if certain else loose).append((name, one[0], other[0]))
-    cause = "the model was built or changed with another configuration"
-    yield from _verdicts(expected, "model", "M6", firm, "configuration of the model", cause)
-    yield from _notes("M6", loose, "attributes of the model")
-    modes = _modes(before.get("eval"), after.get("eval"))
-    where = "mode of the modules at the first step"
-    if modes and "eval_first" in before and not _modes(before["eval_first"], after.get("eval")):
-        yield _as_at_its_first_step(modes, where)  # a script that changes modes as it trains may do so in each launch
+    found = [one for one in _in_values(before, after, updated) if pattern_of(one.name) not in moved]
+    found += _in_tensors(before.get("tensors") or {}, after.get("tensors") or {}, moved)
+    yield from _told(expected, found)
+    modes = _in_modes(before.get("eval") or (), after.get("eval") or ())
+    if modes and "eval_first" in before and not _in_modes(before["eval_first"], after.get("eval") or ()):
+        changes = "; ".join(f"`{name}`: {one} → {other}" for _, name, one, other in modes[:NUM_NAMED])
+        cause = f"{changes}: as at the first step of the launch that saved, and not as at its last one"
+        yield noted("module_mode", "M6", where=RULES["module_mode"].where, cause=cause)
     else:
-        cause = "this part of the model was left in another mode: `model.train()`, or as the script had it"
-        yield from _verdicts(expected, "module_mode", "M6", modes, where, cause)
-    if not firm and not modes:
+        yield from _told(expected, modes)
+    if not modes and all(one.row == MODEL for one in found):
         yield _equal("model configuration", "M6", f"{len(before.get('modules') or ())} kinds of modules")
 
 
-def _tensor_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
-    """Tensors that no checkpoint holds, as far as they have one shape and did not move; last digits may differ."""
-    before, after = ((record.get("model") or {}).get("tensors") or {} for record in (saved, own))
-    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
-    changes = [
-        (name, before[name][2], after[name][2])
-        for name in sorted(before.keys() & after.keys() - moved)
-        if before[name][:2] == after[name][:2] and not _are_near(before[name][2], after[name][2])
-    ]
-    cause = "a tensor that no checkpoint holds was made otherwise"
-    yield from _verdicts(expected, "model", "M6", changes, "tensors of the model that are not saved", cause)
-
-
-def _are_near(one: Sequence[float | str], other: Sequence[float | str]) -> bool:
-    """Within a thousandth of the largest; infinities and NaN (as text) must be the same."""
-    size = max((abs(value) for value in (*one, *other) if not isinstance(value, str)), default=0.0)
-    return len(one) == len(other) and all(
-        a == b if isinstance(a, str) or isinstance(b, str) else abs(a - b) <= 1e-3 * size
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _argument_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
-    """Arguments of the trainer that say how loss and gradient are made; one of another kind is only noted."""
-    names = sorted(saved.keys() & own.keys())
-    changes = [(name, saved[name], own[name]) for name in names if not is_near(saved[name], own[name])]
-    firm = [change for change in changes if OBJECTIVE.search(change[0])]
-    cause = "the trainer's arguments were changed"
-    yield from _verdicts(expected, "trainer", "M6", firm, "arguments of the trainer", cause)
-    yield from _notes("M6", [change for change in changes if change not in firm], "arguments of the trainer")
-
-
-def _average_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
-    """How an average forgets; its weights are compared apart."""
-    both = [(name, key) for name in saved.keys() & own.keys() for key in saved[name].keys() & own[name].keys()]
-    changes = [(f"{name}.{key}", saved[name][key], own[name][key]) for name, key in sorted(both)]
-    changes = [change for change in changes if not is_near(change[1], change[2])]
-    cause = "the average is made with another function or number"
-    yield from _verdicts(expected, "average", "M6", changes, "function of the averaged copy", cause)
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value before, value after) with their firmness; a whole stack is one name with `*`."""
+def _in_values(before: Mapping[str, Any], after: Mapping[str, Any], updated: bool) -> Iterator[Difference]:
+    """Values of the configuration; a whole stack is one name with `*`. `updated`: by a library of another version."""
     one, other = flat_values(before), flat_values(after)
     absent = (SKIPPED, True)
     for name in sorted(one.keys() | other.keys(), key=lambda name: (pattern_of(name), name)):
         pattern = pattern_of(name)
-        folded = [pattern != name and name not in values and pattern in values for values in (one, other)]
-        if any(folded):
-            a, b = one.get(name, one.get(pattern, absent)), other.get(name, other.get(pattern, absent))
-        elif "*" in name and (name in one) != (name in other) and _has_members(name, other if name in one else one):
-            continue  # the other side names the members of this stack one by one
-        else:
-            a, b = one.get(name, absent), other.get(name, absent)
-        if not is_near(a[0], b[0]):
-            yield name, a, b
+        if pattern == name and name not in one and _has_members(name, one):
+            continue  # that side names the members of this stack one by one
+        if pattern == name and name not in other and _has_members(name, other):
+            continue
+        a, is_firm = one.get(name, one.get(pattern, absent))
+        b, is_firm_now = other.get(name, other.get(pattern, absent))
+        if is_near(a, b):
+            continue
+        is_certain = is_firm and is_firm_now and a is not SKIPPED and b is not SKIPPED
+        is_renamed = updated and name.endswith("class")
+        yield Difference("model" if is_certain and not is_renamed else MODEL, name, a, b)
 
 
 def _has_members(pattern: str, values: Mapping[str, Any]) -> bool:
-    return any(name != pattern and pattern_of(name) == pattern for name in values)
+    return "*" in pattern and any(name != pattern and pattern_of(name) == pattern for name in values)
 
 
-def _modes(before: Sequence[str] | None, after: Sequence[str] | None) -> list[tuple[str, str, str]]:
-    """Modules that are in another mode, with both modes, from the names of those in evaluation mode."""
-    back, forth = _only(before or (), after or ()), _only(after or (), before or ())
-    return [(name, "training", "evaluation") for name in forth] + [(name, "evaluation", "training") for name in back]
+def _in_tensors(before: Mapping[str, Any], after: Mapping[str, Any], moved: frozenset[str]) -> Iterator[Difference]:
+    """Tensors that no checkpoint holds, as far as they have one shape and did not move; last digits may differ."""
+    for name in sorted(before.keys() & after.keys() - moved):
+        (*kind, values), (*kind_now, values_now) = before[name], after[name]
+        if kind == kind_now and not _are_near(values, values_now):
+            yield Difference("model", name, values, values_now)
+
+
+def _are_near(one: Sequence[float | str], other: Sequence[float | str]) -> bool:
+    """Within a thousandth of the largest; infinities and NaN (as text) must be the same."""
+    if len(one) != len(other):
+        return False
+    size = max((abs(value) for value in (*one, *other) if not isinstance(value, str)), default=0.0)
+    for a, b in zip(one, other, strict=True):
+        if isinstance(a, str) or isinstance(b, str):
+            if a != b:
+                return False
+        elif abs(a - b) > 1e-3 * size:
+            return False
+    return True
+
+
+def _in_modes(before: Sequence[str], after: Sequence[str]) -> list[Difference]:
+    """Modules that are in another mode, from the names of those in evaluation mode."""
+    found = [Difference("module_mode", name, "training", "evaluation") for name in _only(after, before)]
+    return found + [Difference("module_mode", name, "evaluation", "training") for name in _only(before, after)]
 
 
 def _only(here: Sequence[str], there: Sequence[str]) -> list[str]:
@@ -328,125 +335,109 @@ def _only(here: Sequence[str], there: Sequence[str]) -> list[str]:
     return [name for name in here if name not in known and pattern_of(name) not in known]
 
 
-def _as_at_its_first_step(modes: Sequence[tuple[str, str, str]], where: str) -> Check:
-    changes = "; ".join(f"`{name}`: {one} → {other}" for name, one, other in modes[:NUM_NAMED])
-    cause = f"{changes}: as at the first step of the launch that saved, and not as at its last one"
-    return noted("module_mode", "M6", where=where, cause=cause)
+def _in_arguments(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Difference]:
+    """Arguments of the trainer; those that say how loss and gradient are made must be equal."""
+    for name in sorted(saved.keys() & own.keys()):
+        if not is_near(saved[name], own[name]):
+            yield Difference("trainer" if OBJECTIVE.search(name) else ARGUMENTS, name, saved[name], own[name])
+
+
+def _in_averages(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Difference]:
+    """How an average forgets; its weights are compared apart."""
+    for name in sorted(saved.keys() & own.keys()):
+        for key in sorted(saved[name].keys() & own[name].keys()):
+            if not is_near(saved[name][key], own[name][key]):
+                yield Difference("average", f"{name}.{key}", saved[name][key], own[name][key])
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def _feed_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], same_data: bool) -> Iterator[Check]:
+def _feed_checks(
+    expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], moved: frozenset[str], same_data: bool
+) -> Iterator[Check]:
     before, after = feed_values(saved.get("feed") or {}), feed_values(own.get("feed") or {})
     if not before or not after:
         return
-    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
-    refused: list[tuple[str, Any, Any]] = []
-    loose: list[tuple[str, Any, Any]] = []
-    order: list[tuple[str, Any, Any]] = []
-    rows: list[tuple[str, Any, Any]] = []
-    for name in sorted(before.keys() | after.keys()):
+    found = []
+    for name in sorted(before.keys() | after.keys() - moved):
         (one, section), (other, section_now) = before.get(name, (SKIPPED, "")), after.get(name, (SKIPPED, ""))
-        if name in moved or is_near(one, other):
-            continue
-        if SKIPPED in (one, other):
-            loose.append((name, one, other))
-        elif name == "order.shuffle":
-            order.append((name, one, other))
-        elif section == "files":
-            sizes = [[file[:2] for file in files] for files in (one, other)]
-            (refused if sizes[0] != sizes[1] and _sizes(one) != _sizes(other) else loose).append((name, one, other))
-        elif section == "content" == section_now:
-            (refused if same_data else rows).append((name, one, other))
-        elif section == "firm" == section_now:
-            refused.append((name, one, other))
-        else:
-            loose.append((name, one, other))
-    cause = "another dataset, or another part of it, is trained on"
-    yield from _verdicts(expected, "dataset", "M6", refused, "dataset of the loader that is trained from", cause)
-    cause = "the loader was built with another `shuffle`"
-    yield from _verdicts(expected, "shuffle", "M6", order, "sampler of the loader", cause)
-    yield from _notes("M4", rows, "rows of the dataset")  # said, and the resume is not called verified
-    yield from _notes("M6", loose, "dataset and order")
-    if not refused and not order:
+        if name not in moved and not is_near(one, other):
+            section = section if section == section_now else ""
+            found.append(Difference(_row_of(name, section, one, other, same_data), name, one, other))
+    yield from _told(expected, found)
+    if all(one.row not in RULES for one in found):
         yield _equal("dataset", "M6", f"{len(before)} values")
+
+
+def _row_of(name: str, section: str, one: Any, other: Any, same_data: bool) -> str:
+    """The row of a value of dataset and order. `section`: where both records have it; "" where one of them lacks it."""
+    if name == "order.shuffle" and section:
+        return "shuffle"
+    if section == "firm" or (section == "files" and _sizes(one) != _sizes(other)):
+        return "dataset"
+    if section == "content":
+        return "dataset" if same_data else ROWS_OF_DATASET
+    return DATASET
 
 
 def _sizes(files: Iterable[Any]) -> list[Any]:
     return sorted(file[1] for file in files if file[1] is not None)
 
 
-def _shape_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
-    """A length that three batches of the saved launch had in common, and the first batches of this one."""
-    long_enough = saved.get("batches", 0) >= 3
-    one, other = saved.get("length"), own.get("length")
-    if one is not None and other is not None and one != other:
-        change = [(LENGTH, one, other)]
-        cause = "the sequences are cut at another length"
-        if long_enough:
-            yield from _verdicts(expected, "sequence_length", "M6", change, "tokens of the first batches", cause)
-        else:
-            yield from _notes("M6", change, "tokens of the first batches")
-    one, other = saved.get("rows"), own.get("rows")
-    if one is not None and other is not None and one != other and not _known_split(expected):
-        change = [(ROWS, one, other)]
-        if other > one and long_enough:  # a smaller one may be the last of its epoch
-            cause = "the batch size was changed; a smaller accumulation that makes up for it must be accepted"
-            yield from _verdicts(expected, "global_batch", "M3", change, "first batches of this rank", cause)
-        else:
-            yield from _notes("M6", change, "first batches of this rank")
-
-
-def _known_split(expected: Expectation) -> bool:
-    """Whether the adapter itself knows the samples per step, which is then compared as such."""
-    return bool(expected.memory and "global_batch" in expected.memory.topology)
+def _in_shapes(saved: Mapping[str, Any], own: Mapping[str, Any], has_split: bool) -> Iterator[Difference]:
+    """Shapes that three batches of the saved launch had in common, and the first batches of this one."""
+    is_usual = saved.get("batches", 0) >= ENOUGH_BATCHES
+    both = {key for key in ("length", "rows", "autocast") if saved.get(key) is not None and own.get(key) is not None}
+    changed = {key: (saved[key], own[key]) for key in both if saved[key] != own[key]}
+    if "length" in changed:
+        yield Difference("sequence_length" if is_usual else "tokens of the first batches", LENGTH, *changed["length"])
+    if "rows" in changed and not has_split:
+        one, other = changed["rows"]
+        is_more = other > one  # a smaller one may be the last of its epoch
+        yield Difference("global_batch" if is_more and is_usual else BATCHES, ROWS, one, other)
+    if "autocast" in changed:
+        yield Difference("autocast", "autocast", *changed["autocast"])
 
 
 # ---- schedulers and gradients ----------------------------------------------------------------------------------------
 
 
-def _scheduler_checks(
-    expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], found: Memory
-) -> Iterator[Check]:
-    before, after = saved.get("schedulers") or (), own.get("schedulers") or ()
-    if len(before) != len(after):
+def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    saved, own = memory.trained.get("schedulers") or (), found.trained.get("schedulers") or ()
+    if len(saved) != len(own):
         return  # the schedulers themselves are compared by `check_memory`
-    by_rollback = expected.contract is not None
-    for index, (one, other) in enumerate(zip(before, after, strict=True)):
-        prefix = f"scheduler {index}." if len(before) > 1 else "scheduler."
-        changes = [
-            (f"{prefix}{name}", one[name], other[name])
-            for name in one
-            if name in other
-            and not is_near(one[name], other[name])
-            and not (by_rollback and ("lr" in name or _is_scaled(expected, one[name], other[name])))
+    for index, (before, after) in enumerate(zip(saved, own, strict=True)):
+        prefix = f"scheduler {index}." if len(saved) > 1 else "scheduler."
+        is_own = index in (found.trained.get("own_schedulers") or ()) and _is_in_place(memory, found, index)
+        row = f"state of scheduler {index}, of another make" if is_own else "scheduler_state"
+        changed = [
+            Difference(row, f"{prefix}{name}", before[name], after[name])
+            for name in sorted(before.keys() & after.keys())
+            if not name.startswith("function ") and not is_near(before[name], after[name])
         ]
-        state = [change for change in changes if "function " not in change[0]]
-        if index in (own.get("own_schedulers") or ()) and _is_in_place(expected.memory, found, index):
-            yield from _notes("M1", state, f"state of scheduler {index}, of another make")
-        else:
-            cause = "the scheduler's state was not restored, or changed after the load"
-            yield from _verdicts(expected, "scheduler_state", "M1", state, "state_dict() of the scheduler", cause)
-        if one and not state:
-            yield _equal("scheduler state", "M1", f"{len(one)} fields")
+        if expected.contract is not None:
+            changed = [one for one in changed if "lr" not in one.name and not _is_scaled(expected, one)]
+        yield from _told(expected, changed)
+        if before and not changed:
+            yield _equal("scheduler state", "M1", f"{len(before)} fields")
 
 
-def _is_in_place(memory: Memory | None, found: Memory, index: int) -> bool:
+def _is_in_place(memory: Memory, found: Memory, index: int) -> bool:
     """Whether a scheduler stands where it stood; one without a position, whether the LRs are those of the save."""
-    if memory is None or index >= len(memory.schedulers) or index >= len(found.schedulers):
+    if index >= len(memory.schedulers) or index >= len(found.schedulers):
         return False
     before, after = memory.schedulers[index].last_epoch, found.schedulers[index].last_epoch
     if before is not None or after is not None:
         return before == after
-    lrs = [[group.lr for group in one.groups] for one in (memory, found)]
-    return len(lrs[0]) == len(lrs[1]) and all(is_near(a, b) for a, b in zip(*lrs, strict=True))
+    lrs, lrs_now = ([group.lr for group in one.groups] for one in (memory, found))
+    return len(lrs) == len(lrs_now) and all(is_near(a, b) for a, b in zip(lrs, lrs_now, strict=True))
 
 
-def _is_scaled(expected: Expectation, before: Any, after: Any) -> bool:
+def _is_scaled(expected: Expectation, one: Difference) -> bool:
     """Whether a rollback scaled this value with the LR (`eta_min` is an LR by another name)."""
     ratio = expected.contract.lr_ratio if expected.contract else None
-    return ratio is not None and isinstance(before, float) and is_near(before * ratio, after)
+    return ratio is not None and isinstance(one.before, float) and is_near(one.before * ratio, one.after)
 
 
 def _gradient_checks(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
@@ -468,47 +459,3 @@ def _gradient_checks(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterat
             where="model, at the save",
             cause="the samples of the unfinished step count for nothing",
         )
-
-
-# ---- from differences to checks --------------------------------------------------------------------------------------
-
-
-def _verdicts(
-    expected: Expectation, row: str, code: str, changes: list[tuple[str, Any, Any]], where: str, cause: str
-) -> Iterator[Check]:
-    """One check for each difference: refused, or noted when the row or the value itself is accepted."""
-    for name, one, other in changes[:NUM_NAMED]:
-        accepted = expected.accepts(row) or expected.accepts(name)
-        allowed = f"{_text(one)} → {_text(other)}, accepted as `{row}`"
-        yield Check(
-            name=name,
-            code=code,
-            outcome=Outcome.NOTED if accepted else Outcome.DIFFERENT,
-            expected=_text(one),
-            found=_text(other),
-            where=where,
-            cause=allowed if accepted else f'{cause}; if that is intended, accept "{row}: why"',
-        )
-    if len(changes) > NUM_NAMED:
-        more = f"{len(changes) - NUM_NAMED} further values differ"
-        outcome = Outcome.NOTED if expected.accepts(row) else Outcome.DIFFERENT
-        yield Check(name=f"{row}, more", code=code, outcome=outcome, found=more, where=where)
-
-
-def _notes(code: str, changes: list[tuple[str, Any, Any]], where: str) -> Iterator[Check]:
-    """One check for all of them: they are said in one line."""
-    if changes:
-        texts = [f"{name}: {_text(one)} → {_text(other)}" for name, one, other in changes[:NUM_NAMED]]
-        more = [f"{len(changes) - NUM_NAMED} more"] if len(changes) > NUM_NAMED else []
-        yield noted(f"{where} (may differ)", code, where=where, cause="; ".join([*texts, *more]))
-
-
-def _equal(name: str, code: str, found: str) -> Check:
-    return Check(name=name, code=code, outcome=Outcome.EQUAL, expected="as at the save", found=f"equal, {found}")
-
-
-def _text(value: Any) -> str:
-    if value is SKIPPED:
-        return "absent"
-    text = str(value)
-    return text if len(text) <= 120 else text[:117] + "…"

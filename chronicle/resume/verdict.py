@@ -9,7 +9,6 @@ gathers at most a kilobyte from every other.
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,8 @@ from chronicle.resume.checks.check import Check, Outcome, ResumeRefused, attempt
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.faults import Faults
 from chronicle.resume.journal import GuardJournal
-from chronicle.resume.memory import Carried, RankDigest
+from chronicle.resume.memory import Carried, Memory, RankDigest
+from chronicle.resume.rules import RULES
 from rollback.errors import RollbackError
 
 MAX_REPORT_BYTES = 1024
@@ -55,6 +55,11 @@ class StartingPoint:
     def resumed(self) -> bool:
         """Whether anything was loaded, as far as the guard saw."""
         return self.loaded_from is not None or self.state_loaded
+
+    @property
+    def memory(self) -> Memory | None:
+        """Memory of the save that was loaded, where it is known."""
+        return self.expectation.memory if self.expectation else None
 
     @property
     def place(self) -> str:
@@ -146,10 +151,16 @@ class Verdicts:
         """Record that the guard is off in this launch."""
         self._record("off", (), moment, f"guard: off {moment}")
 
+    def recall(self, checks: Sequence[Check]) -> None:
+        """What a load could not compare; a check that the first step makes of it says so."""
+        for check in checks:
+            if check.outcome is Outcome.NOT_COMPARED:
+                self._remarks.setdefault(check.name, check)
+
     def _remember(self, checks: Sequence[Check], moment: str) -> None:
         for check in checks:
             if check.error:
-                self._faults.record_text(f"check of {check.name} {moment}", check.error)
+                self._faults.record(f"check of {check.name} {moment}", check.error)
             if check.outcome in (Outcome.NOTED, Outcome.NOT_COMPARED):
                 self._remarks[check.name] = check
             elif (earlier := self._remarks.pop(check.name, None)) and earlier.outcome is Outcome.NOT_COMPARED:
@@ -251,32 +262,14 @@ def _remedy(bad: Sequence[Check]) -> str:
         return "load a checkpoint before training; to start from scratch set CHRONICLE_FRESH_START=1 or use another run name"
     if "open transaction" in names:
         return "`chronicle recover` finishes or reverts it"
-    accepted = [_accepted_as(check) for check in bad]
+    rows = [RULES.get(check.name) for check in bad]
+    accepted = [check.accepted or (row.accepted if row else "") for check, row in zip(bad, rows, strict=True)]
     listed = "; ".join(f"{name}: why" for name in dict.fromkeys(accepted) if name)
     intended = f'if it is intended, CHRONICLE_ACCEPT_CHANGE="{listed}" accepts exactly this; ' if all(accepted) and bad else ""
     return (
         "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
         f"{intended}CHRONICLE_GUARD=warn continues anyway and records it"
     )
-
-
-ACCEPTED_AS = {
-    "learning rate per group": "lr",
-    "learning rates of the next steps": "lr",
-    "schedule further on": "schedule",
-    "frozen parameters": "frozen_parameters",
-    "random generators": "rng",
-}
-_NAMED = re.compile(r'accept "(\w+): why"')
-
-
-def _accepted_as(check: Check) -> str:
-    """The name by which a person accepts this difference; "" for state that was saved, which cannot be accepted."""
-    if named := _NAMED.search(check.cause):
-        return named[1]
-    if check.where == "topology" or check.cause.startswith(f"the optimizer's `{check.name}`"):
-        return check.name.replace(" ", "_")
-    return ACCEPTED_AS.get(check.name, "")
 
 
 # ---- exchange between ranks ------------------------------------------------------------------------------------------

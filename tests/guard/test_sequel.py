@@ -1,4 +1,4 @@
-"""A resume that differs from its save is refused, unless the first pass itself was so before its next step (`sequel.py`)."""
+"""A resume that differs from its save is refused, unless the first pass itself was so before its next step (`reference.py`)."""
 
 import copy
 from collections.abc import Callable
@@ -14,12 +14,13 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume import first_gradient, records, sequel
-from chronicle.resume.checks.check import Outcome, equal
+from chronicle.resume import first_gradient, records, reference
+from chronicle.resume.allowed import Facts, allow
+from chronicle.resume.checks.check import Outcome, failed
 from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Memory
-from chronicle.resume.sequel import Sequel
+from chronicle.resume.reference import Reference
 
 
 class Loop:
@@ -87,13 +88,16 @@ def test_a_rank_that_kept_nothing_itself_reads_what_rank_0_kept(tmp_path: Path, 
     """Rank 3 did not save, as where the main process saves alone; of ranks beyond the eighth nothing is kept at all."""
     saved = Memory(frozen="2 of 6 (aa)", identity={"id": "one"})
     for rank in (0, *((kept,) if kept else ())):
-        sequel = Sequel(tmp_path, rank)
-        sequel.saved(saved)
-        sequel.stepping(lambda: replace(saved, frozen="0 of 6 (bb)"))
+        first_pass = Reference(tmp_path, rank)
+        first_pass.saved(saved)
+        first_pass.stepping(lambda: replace(saved, frozen="0 of 6 (bb)"))
     found = replace(saved, frozen="0 of 6 (bb)" if name else "1 of 6 (cc)")
-    wrong = equal("frozen parameters", "M3", saved.frozen, found.frozen, "requires_grad", "")
+    wrong = failed("frozen parameters", "M3", expected=saved.frozen, found=found.frozen, where="requires_grad")
     for rank in (3, 12):
-        (check, *_) = Sequel(tmp_path, rank).settle([wrong], Expectation(basis="manifest", memory=saved), found)
+        expected = Expectation(basis="manifest", memory=saved)
+        seen, alike, _ = Reference(tmp_path, rank).compare(expected, saved, found)
+        facts = Facts(expected=expected, memory=saved, found=found, is_seen=seen, as_first=frozenset(alike))
+        (check,) = allow([wrong], facts)
         assert check.outcome is (Outcome.NOTED if name else Outcome.DIFFERENT)
 
 
@@ -283,6 +287,27 @@ def test_scheduler_that_is_stepped_once_in_some_steps_does_not_trip(tmp_path: Pa
     assert loop.verdict()["verdict"] != "refused"
 
 
+def test_schedule_that_a_person_accepted_is_not_refused_a_step_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the LR from here on, by the scheduler's own base: refused, and with its name accepted for good."""
+
+    def halved(loop: Loop, step: int) -> None:
+        if step == 5:
+            loop.scheduler.base_lrs = [0.05]
+            loop.optimizer.param_groups[0]["lr"] *= 0.5
+
+    loop = Loop(tmp_path, lambda loop, step: None)
+    loop.plan = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    loop.launch(range(6), save=5)
+    with pytest.raises(ResumeRefused, match="learning rate"):
+        loop.launch(range(5, 9), before=halved)
+    monkeypatch.setenv("CHRONICLE_ACCEPT_CHANGE", "lr: halved; scheduler_state: halved")
+    loop.launch(range(5, 12), before=halved)
+    assert loop.verdict()["verdict"] != "refused"
+    assert "accepted as `lr`" in loop.noted()["learning rate per group"]
+
+
 def test_second_schedule_that_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
     wire = LrTripwire(rows=((0.1,),) * 20, source="scheduler")
     noted = [wire.feed((lr,)) for lr in (0.1, 0.0999, 0.0995, 0.099)]
@@ -416,7 +441,7 @@ def test_state_that_is_loaded_beside_a_guarded_accelerator_is_said(tmp_path: Pat
 
 def test_what_is_kept_of_saves_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that saves at every step leaves the newest few of its side files, and removes the others."""
-    for module in (sequel, first_gradient, records):
+    for module in (reference, first_gradient, records):
         monkeypatch.setattr(module, "NUM_KEPT", 3)
     loop = Loop(tmp_path, lambda loop, step: None, kind=torch.optim.Adam)
     loop.build()

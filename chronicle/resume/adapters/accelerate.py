@@ -18,7 +18,7 @@ from typing import Any
 from accelerate import tracking
 
 from chronicle.recording import start
-from chronicle.resume.adapters.hooks import StepLog, hook_engine_steps, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, around, hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield
@@ -40,8 +40,10 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     accelerator.chronicle = session
     accelerator.save_state = _saving(accelerator.save_state, session)
     accelerator.load_state = _loading(accelerator, accelerator.load_state, session)
-    accelerator.prepare = _preparing(accelerator, accelerator.prepare, session)
-    accelerator.init_trackers = _configuring(accelerator.init_trackers, session)
+    prepared = session.faults.shield("preparation", functools.partial(_prepared, accelerator, session))
+    accelerator.prepare = around(accelerator.prepare, after=prepared)
+    configured = session.faults.shield("settings", _configured)
+    accelerator.init_trackers = around(accelerator.init_trackers, before=configured)
     session.watch_step = EpochWatch(accelerator).look
     hook_optimizer_steps(session)
     return session
@@ -188,26 +190,18 @@ def _sharding(accelerator: Any, engines: list[Any]) -> str:
 
 
 def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    def seal(location: Any, seconds: float, before: Any) -> None:
-        session.after_save(Path(location), save_seconds=seconds, before=before)
+    def begin(output_dir: Any = None, *_: Any, **__: Any) -> tuple[float, Mapping[str, tuple[int, int]]]:
+        is_seen = output_dir is not None and not session.off
+        files = files_in(checkpoint_root(Path(output_dir))) if is_seen else {}
+        return time.perf_counter(), files
 
-    def look(args: Any, kwargs: Any) -> Mapping[str, tuple[int, int]]:
-        place = args[0] if args else kwargs.get("output_dir")
-        return {} if place is None or session.off else files_in(checkpoint_root(Path(place)))
-
-    seals = shield(seal, lambda problem: session.faults.record("save", problem))
-    looks = shield(look, lambda problem: session.faults.record("save", problem))
-
-    @functools.wraps(original)
-    def save_state(*args: Any, **kwargs: Any) -> Any:
-        before = looks(args, kwargs)
-        begun = time.perf_counter()
-        location = original(*args, **kwargs)
+    def seal(location: Any, begun: Any, *_: Any, **__: Any) -> None:
+        since, files = begun or (None, None)
+        seconds = None if since is None else time.perf_counter() - since
         if location is not None:
-            seals(location, time.perf_counter() - begun, before)
-        return location
+            session.after_save(Path(location), save_seconds=seconds, before=files)
 
-    return save_state
+    return around(original, before=session.faults.shield("save", begin), after=session.faults.shield("save", seal))
 
 
 def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
@@ -237,39 +231,21 @@ def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSessi
     return load_state
 
 
-def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    def look() -> None:
-        for model in accelerator._models[:1]:
-            session.batches.watch(model)
-            session.envelope.watch(model)
-        session.batches.watch_outputs(accelerator._models[1:])
-        for model in accelerator._models:
-            if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
-                hook_engine_steps(session, model)
-        session.prepared()
-
-    looks = shield(look, lambda problem: session.faults.record("preparation", problem))
-
-    @functools.wraps(original)
-    def prepare(*args: Any, **kwargs: Any) -> Any:
-        prepared = original(*args, **kwargs)
-        looks()
-        return prepared
-
-    return prepare
+def _prepared(accelerator: Any, session: GuardSession, *_: Any, **__: Any) -> None:
+    for model in accelerator._models[:1]:
+        session.batches.watch(model)
+        session.envelope.watch(model)
+    session.batches.watch_outputs(accelerator._models[1:])
+    for model in accelerator._models:
+        if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
+            hook_engine_steps(session, model)
+    session.prepared()
 
 
-def _configuring(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+def _configured(project_name: Any = None, config: Any = None, *_: Any, **__: Any) -> None:
     """The settings that the script gives to its trackers are settings of this launch."""
-
-    @functools.wraps(original)
-    def init_trackers(project_name: str, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(config, Mapping):
-            with session.contained("settings"):
-                start().add_settings("init_trackers", config)
-        return original(project_name, config, *args, **kwargs)
-
-    return init_trackers
+    if isinstance(config, Mapping):
+        start().add_settings("init_trackers", config)
 
 
 def resolve_directory(accelerator: Any, input_dir: Any) -> tuple[Path | None, list[Check]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.adapters.hooks import hook_engine_steps
+from chronicle.resume.adapters.hooks import around, dtype_of, hook_engine_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield
@@ -48,7 +48,7 @@ def observe_engine(engine: Any, world_size: int) -> LiveState:
             "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
             "global_batch": int(engine.train_batch_size()),
             "sharding": f"zero{engine.zero_optimization_stage()}",
-            "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
+            "dtype": dtype_of((engine.module,)),
         },
         step=int(engine.global_steps),
         steppers=(optimizer,) if hasattr(optimizer, "param_groups") else (),
@@ -64,20 +64,11 @@ def _arguments(engine: Any) -> dict[str, Any]:
 
 
 def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    def seal(save_dir: Any, tag: Any, seconds: float) -> None:
+    def seal(result: Any, begun: float, save_dir: Any, tag: Any = None, *_: Any, **__: Any) -> None:
         root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
-        session.after_save(root, save_seconds=seconds)
+        session.after_save(root, save_seconds=time.perf_counter() - begun)
 
-    seals = shield(seal, lambda problem: session.faults.record("save", problem))
-
-    @functools.wraps(original)
-    def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        result = original(save_dir, tag, *args, **kwargs)
-        seals(save_dir, tag, time.perf_counter() - begun)
-        return result
-
-    return save_checkpoint
+    return around(original, before=lambda *_, **__: time.perf_counter(), after=session.faults.shield("save", seal))
 
 
 def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
+from chronicle.resume.adapters.hooks import around, is_wrapped
 from chronicle.resume.adapters.torch import AttachedRun
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import or_else, reason_of, record_without_session, shield
@@ -115,7 +116,7 @@ def _run_of(fabric: Any) -> FabricRun | None:
 
 
 def _wrap_class() -> None:
-    if getattr(Fabric.setup, "_chronicle", False):
+    if is_wrapped(Fabric.setup):
         return
     for name in ("setup", "setup_module", "setup_optimizers"):
         _wrap(name, after=_set_up)
@@ -125,18 +126,14 @@ def _wrap_class() -> None:
 
 def _wrap(name: str, *, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> None:
     """Around a method of Fabric: `before` and `after` of the run, whose errors never reach the script."""
-    original = getattr(Fabric, name)
 
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lost = functools.partial(_lost, self)
-        shield(_with_run, lost)(before, self, args, kwargs)
-        made = original(self, *args, **kwargs)
-        shield(_with_run, lost)(after, self, args, kwargs, made)
-        return made
+    def begin(fabric: Any, *args: Any, **kwargs: Any) -> None:
+        shield(_with_run, functools.partial(_lost, fabric))(before, fabric, args, kwargs)
 
-    method._chronicle = True  # type: ignore[attr-defined]
-    setattr(Fabric, name, method)
+    def end(made: Any, given: None, fabric: Any, *args: Any, **kwargs: Any) -> None:
+        shield(_with_run, functools.partial(_lost, fabric))(after, fabric, args, kwargs, made)
+
+    setattr(Fabric, name, around(getattr(Fabric, name), before=begin, after=end))
 
 
 def _with_run(work: Callable[..., None] | None, fabric: Any, *rest: Any) -> None:

@@ -57,6 +57,50 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             last_resort(functools.partial(session.lost, "step"), problem)
 
 
+# ---- functions of frameworks, with work of the guard around them ----------------------------------------------------------
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def around(
+    original: Callable[..., Any], *, before: Callable[..., Any] = _nothing, after: Callable[..., Any] = _nothing
+) -> Callable[..., Any]:
+    """`original` between `before(*args, **kwargs)` and `after(result, given, *args, **kwargs)`, which must raise nothing.
+
+    `given` is what `before` returned.
+    """
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        after(result, given, *args, **kwargs)
+        return result
+
+    call._chronicle = True  # type: ignore[attr-defined]
+    return call
+
+
+def is_wrapped(call: Any) -> bool:
+    """Whether work of the guard is around it already."""
+    return bool(getattr(call, "_chronicle", False))
+
+
+def dtype_of(models: Sequence[Any]) -> str:
+    """The dtype of the first parameter; "" where there is none."""
+    parameter = next((p for model in models for p in model.parameters()), None)
+    return "" if parameter is None else str(parameter.dtype).removeprefix("torch.")
+
+
+def split_of(batch_size: Any, accumulation: int, world_size: int) -> dict[str, int]:
+    """How the samples of a step are split, as a topology says it; {} where the batch size is not known."""
+    if not isinstance(batch_size, int):
+        return {}
+    return {"batch_size": batch_size, "global_batch": batch_size * accumulation * world_size}
+
+
 # ---- saves of torch ---------------------------------------------------------------------------------------------------------
 
 _EXECUTORS = (
@@ -86,18 +130,14 @@ def hear_saves(run: Any) -> None:
 
 def _wrap(holder: Any, name: str, tell: Callable[[Any, Any, Any], None]) -> None:
     """Call `tell` for every run before what `holder` has under `name`; once, and where it has it."""
-    call = getattr(holder, name, None)
-    if call is None or hasattr(call, "_tells_of_saves"):
-        return
 
-    @functools.wraps(call)
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def tell_all(*args: Any, **kwargs: Any) -> None:
         for run in tuple(_hears_saves):
             tell(run, args, kwargs)
-        return call(*args, **kwargs)
 
-    telling._tells_of_saves = True  # type: ignore[attr-defined]
-    setattr(holder, name, telling)
+    call = getattr(holder, name, None)
+    if call is not None and not is_wrapped(call):
+        setattr(holder, name, around(call, before=tell_all))
 
 
 def _tell_of_async_save(run: Any, args: Any, kwargs: Any) -> None:
@@ -153,25 +193,17 @@ def _is_allocation_step(optimizer: Any, session: GuardSession) -> bool:
 
 def hook_engine_steps(session: GuardSession, engine: Any) -> None:
     """Wrap `engine.step` once. The hook sees steps of its inner optimizer: groups one by one, or flat copies of them."""
-    if getattr(engine.step, "_chronicle", False):
+    if is_wrapped(engine.step):
         return
     session.engine_steps = session.first_gradient.by_hooks = True
     hook_optimizer_steps(session)
-    original = engine.step
 
-    def look() -> None:
+    def look(*_: Any, **__: Any) -> None:
         if engine.is_gradient_accumulation_boundary():
             session.before_step(None)
             session.envelope.before_step(None, engine)
 
-    looks = shield(look, lambda problem: session.lost("step", problem))
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        looks()
-        return original(*args, **kwargs)
-
-    step._chronicle = True  # type: ignore[attr-defined]
-    engine.step = step
+    engine.step = around(engine.step, before=shield(look, functools.partial(session.lost, "step")))
 
 
 class GuardedCallback:

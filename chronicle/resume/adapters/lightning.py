@@ -13,7 +13,15 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 
 from chronicle.recording import start
-from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import (
+    GuardedCallback,
+    StepLog,
+    around,
+    dtype_of,
+    hook_optimizer_steps,
+    is_wrapped,
+    split_of,
+)
 from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import last_resort, or_else, reason_of, record_without_session, shielded
@@ -62,16 +70,8 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         self._session.begins()
         watch_loaders()
         self._session.envelope.watch(pl_module)
-        original = trainer.save_checkpoint
-
-        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(filepath, *args, **kwargs)
-            self._record_save(filepath)
-            return result
-
-        if not getattr(original, "_chronicle", False):
-            save_checkpoint._chronicle = True  # type: ignore[attr-defined]
-            trainer.save_checkpoint = save_checkpoint
+        if not is_wrapped(trainer.save_checkpoint):
+            trainer.save_checkpoint = around(trainer.save_checkpoint, after=self._record_save)
 
     @or_else(lambda problem, self: self._undescribed(problem))
     def state_dict(self) -> dict[str, Any]:
@@ -140,11 +140,11 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
 
     @shielded("save")
-    def _record_save(self, path: Any) -> None:
+    def _record_save(self, result: Any, given: Any, filepath: Any, *_: Any, **__: Any) -> None:
         session = self._session
         if session is not None and not session.off:
             step = int(self._trainer.global_step)
-            identity, target = session.identity, Path(path).absolute()
+            identity, target = session.identity, Path(filepath).absolute()
             session.sealer.seal_file(
                 target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
             )
@@ -163,8 +163,12 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
                 "accumulation": int(trainer.accumulate_grad_batches),
                 "precision": str(trainer.precision),
                 "sharding": type(trainer.strategy).__name__,
-                **_batch_size(trainer),
-                "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+                **split_of(
+                    getattr(trainer.train_dataloader, "batch_size", None),  # of a single loader that makes its batches itself
+                    int(trainer.accumulate_grad_batches),
+                    int(trainer.world_size),
+                ),
+                "dtype": dtype_of((module,)),
             },
             arguments={
                 "gradient_clip_val": trainer.gradient_clip_val,
@@ -197,14 +201,6 @@ def _only_loader(loaders: Any) -> Any:
         several = tuple(loaders.values()) if isinstance(loaders, dict) else tuple(loaders)
         return several[0] if len(several) == 1 else None
     return loaders
-
-
-def _batch_size(trainer: Any) -> dict[str, int]:
-    """Known for a single loader that makes its batches itself."""
-    size = getattr(trainer.train_dataloader, "batch_size", None)
-    if not isinstance(size, int):
-        return {}
-    return {"batch_size": size, "global_batch": size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)}
 
 
 def _planned_split(trainer: Any, topology: Mapping[str, Any]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
-from chronicle.resume.adapters.hooks import StepLog, hear_saves, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, dtype_of, hear_saves, hook_optimizer_steps, split_of
 from chronicle.resume.compiled import ModelHook
 from chronicle.resume.contract import Options, parse_mode
 from chronicle.resume.faults import (
@@ -159,7 +159,7 @@ class AttachedRun:
         hear_saves(self)
         self.session.before_change = self._memory_changes
         for model in self._live.models:
-            model.register_load_state_dict_post_hook(ModelHook(shield(self._weights_loaded, self._load_failed)))
+            model.register_load_state_dict_post_hook(ModelHook(self._weights_loaded, self._load_failed))
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
             self.session.batches.watch_outputs(self._live.models[1:])
@@ -307,7 +307,7 @@ class AttachedRun:
         self._unseen -= 1
         saved = StateSaved(
             step=memory.step,
-            identity=str(memory.identity.get("id") or ""),
+            identity=memory.state_id,
             run_id=str(memory.identity.get("run_id") or ""),
             honours=list(memory.honours) or None,
             spoilt=memory.spoilt,
@@ -332,27 +332,22 @@ class AttachedRun:
         return given
 
     def _before_load(self, optimizer: Any, state: dict[str, Any]) -> None:
-        self.session.loads.options_set.before_load((optimizer,))
+        self.session.reference.options.before_load((optimizer,))
 
     def _after_load(self, optimizer: Any) -> None:
-        self.session.loads.options_set.after_load((optimizer,))
+        self.session.reference.options.after_load((optimizer,))
 
     def _load_failed(self, problem: Exception) -> None:
         self.session.faults.record("load", problem)
 
     def _observe(self) -> LiveState:
-        topology: dict[str, Any] = {
-            "world_size": self.session.ranks.world_size,
-        }
-        dtype = next((str(p.dtype) for model in self._live.models[:1] for p in model.parameters()), "")
+        ranks, dtype = self.session.ranks.world_size, dtype_of(self._live.models[:1])
+        size = getattr(self._live.feed, "batch_size", None)
+        topology: dict[str, Any] = {"world_size": ranks, **split_of(size, self._accumulation or 1, ranks)}
         if dtype:
-            topology["dtype"] = dtype.removeprefix("torch.")
+            topology["dtype"] = dtype
         if self._accumulation is not None:
             topology["accumulation"] = self._accumulation
-        size = getattr(self._live.feed, "batch_size", None)
-        if isinstance(size, int):
-            topology["batch_size"] = size
-            topology["global_batch"] = size * (self._accumulation or 1) * topology["world_size"]
         return replace(self._live, topology=topology)
 
 

@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.journal.events import Incident
 from chronicle.recording import start
-from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, dtype_of, hook_optimizer_steps, split_of
 from chronicle.resume.batch_reader import TrainerSays, has_decoder, heads_of, revisions_of
 from chronicle.resume.batches import samples_of
 from chronicle.resume.checks.check import not_compared
@@ -238,10 +238,9 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         topology = {
             "world_size": int(args.world_size),
             "accumulation": int(args.gradient_accumulation_steps),
-            "batch_size": int(args.train_batch_size),
-            "global_batch": int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size),
+            **split_of(int(args.train_batch_size), int(args.gradient_accumulation_steps), int(args.world_size)),
             "sharding": _sharding(args),
-            "dtype": "" if model is None else str(next(model.parameters()).dtype).removeprefix("torch."),
+            "dtype": "" if model is None else dtype_of((model,)),
         }
         return LiveState(
             models=() if model is None else (model,),

@@ -1,49 +1,25 @@
 """Memory compared with the expectation: step, optimizer, schedulers, learning rates, topology, weights, generators. Pure.
 
-Codes: M1 fingerprint, M2 forecast of learning rates, M3 topology, M5 object identity. A value that was not recorded at save
-is not compared. Checks that passed are returned too, so that the verdict in the journal says what was compared.
+What each value is and what may have gone wrong is a row of `rules.py`. A value that was not recorded at save is not compared.
+Checks that passed are returned too, so that the verdict in the journal says what was compared.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from chronicle.resume.buffers import LoadedBuffers, check_buffers
-from chronicle.resume.checks.check import (
-    SAME,
-    Check,
-    accepted_world,
-    attempt,
-    compared,
-    equal,
-    failed,
-    forecast_cause,
-    is_other_split,
-    is_sharded,
-    lr_cause,
-    moment_cause,
-    moments_cause,
-    near,
-    not_compared,
-    noted,
-    other_world,
-    position_cause,
-    rng_cause,
-    show_row,
-    step_cause,
-    weights_cause,
-)
-from chronicle.resume.contract import COMPUTED, SMALL_JUMP, Expectation, close_rows, is_close
+from chronicle.resume.checks.check import Check, attempt, compared, not_compared, noted
+from chronicle.resume.contract import COMPUTED, SMALL_JUMP, Expectation, close_rows
 from chronicle.resume.learning_rate import far_points
-from chronicle.resume.memory import Memory, ParamGroup
+from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
+from chronicle.resume.rules import RULES, SAME, judge, show_row
 
-NORM = 1e-4  # relative: a reduction may be summed in another order
 PARTS = {  # of a description, as a person knows them
-    "step": "step",
     "groups": "parameter groups",
     "lr": "learning rate per group",
     "moment_norm": "first moments",
     "optimizer_steps": "optimizer step",
-    "schedulers": "schedulers",
     "next_lrs": "learning rates of the next steps",
     "scaler": "loss scaler",
     "order": "order of the parameters",
@@ -53,7 +29,11 @@ PARTS = {  # of a description, as a person knows them
     "rng": "random generators",
     "moments": "optimizer moments",
 }
+NUMBERS = ("weight_decay", "initial_lr", "max_lr", "min_lr")  # options with a field of their own, None where a group has none
 SIX_DIGITS = 2e-5  # relative: precision in which the far end of a schedule is recorded
+SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
+RANKS = ("world_size", "num_processes", "sharding")
+REPLICATED = (None, "replicated", "SingleDeviceStrategy", "DDPStrategy")  # every rank holds the whole state
 
 
 def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_first_step: bool = False) -> list[Check]:
@@ -66,16 +46,16 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
     memory = expected.memory
     if at_first_step and expected.warms_up:
         checks += attempt("warm-up of the rollback", "M2", lambda: _warm_up_checks(expected, found))
-    elif not expected.accepts("lr"):
+    else:
         by_hand = at_first_step and expected.lr_set_by_hand
         checks += attempt("learning rates", "M2", lambda: _lr_checks(expected, found, by_hand))
         checks += attempt("schedule further on", "M2", lambda: () if by_hand else further_checks(expected, found))
     if memory is None:
         return [*checks, *attempt("contract", "M1", lambda: _contract_only_checks(expected, found))]
-    checks += attempt("step", "M1", lambda: _step_checks(memory, found))
+    checks += attempt("step", "M1", lambda: _step_checks(expected, memory, found))
     checks += attempt("schedulers", "M1", lambda: _scheduler_checks(expected, memory, found))
     checks += attempt("topology", "M3", lambda: _topology_checks(expected, memory, found))
-    checks += attempt("scaler and averages", "M1", lambda: _extra_checks(memory, found))
+    checks += attempt("scaler and averages", "M1", lambda: _extra_checks(expected, memory, found))
     # sizes and norms in the manifest are those of the main process: of a sharded optimizer they describe its shard alone
     if rank == 0 or not is_sharded(memory):
         checks += attempt("optimizer", "M1", lambda: _optimizer_checks(expected, memory, found))
@@ -112,17 +92,10 @@ def check_generators(expected: Expectation, found: Memory, *, rank: int) -> list
     if saved is None or own is None or not saved.rng:
         return []
     wrong = [name for name, digest in saved.rng.items() if name in own.rng and own.rng[name] != digest]
-    return [
-        compared(
-            "random generators",
-            "M1",
-            not wrong,
-            expected="state of the generators at save",
-            found=f"{', '.join(wrong)} differ" if wrong else "equal",
-            where=f"rank {rank}",
-            cause=rng_cause(memory, own.rng, rank) if wrong else "",
-        )
-    ]
+    words = {"expected": "state of the generators at save", "found": f"{', '.join(wrong)} differ" if wrong else "equal"}
+    others = [one.rank for one in memory.ranks if one.rank != rank and one.rng.get("torch") == own.rng.get("torch")]
+    cause = f"this rank holds the generators of rank {others[0]}" if others else RULES["random generators"].cause
+    return [compared("random generators", "M1", not wrong, where=f"rank {rank}", cause=cause, **words)]
 
 
 def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
@@ -131,18 +104,23 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
     if contract is None:
         return
     if contract.last_epochs and found.schedulers:
-        yield equal(
-            "scheduler position",
-            "M1",
-            sorted(contract.last_epochs),
-            sorted(s.last_epoch for s in found.schedulers if s.last_epoch is not None),
-            "schedulers' last_epoch",
-            "the scheduler was not restored from this checkpoint",
-        )
-    promised = contract.optimizer_step
-    if promised is not None:
+        own = sorted(one.last_epoch for one in found.schedulers if one.last_epoch is not None)
+        cause = "the scheduler was not restored from this checkpoint"
+        where = "schedulers' last_epoch"
+        yield judge(expected, "scheduler position", sorted(contract.last_epochs), own, where=where, cause=cause)
+    if contract.optimizer_step is not None:
         actual = found.optimizer_steps[1] if found.optimizer_steps else None
-        yield equal("optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored")
+        cause = "the optimizer state was not restored"
+        yield judge(expected, "optimizer step", contract.optimizer_step, actual, where="optimizer state", cause=cause)
+
+
+def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    if memory.step is not None and found.step is not None and not _is_of_another_optimizer(memory, found):
+        cause = "" if found.step else "the step counter was not restored: training would start from zero"
+        yield judge(expected, "step", memory.step, found.step, cause=cause)
+    if memory.optimizer_steps is not None:
+        cause = "the optimizer state was not restored" if found.optimizer_steps is None else ""
+        yield judge(expected, "optimizer step", memory.optimizer_steps, found.optimizer_steps, cause=cause)
 
 
 def _is_of_another_optimizer(memory: Memory, found: Memory) -> bool:
@@ -151,189 +129,143 @@ def _is_of_another_optimizer(memory: Memory, found: Memory) -> bool:
     return len(memory.optimizers) > 1 and taken is not None and taken == now and memory.step == taken[1]
 
 
-def _step_checks(memory: Memory, found: Memory) -> Iterator[Check]:
-    if memory.step is not None and found.step is not None and not _is_of_another_optimizer(memory, found):
-        yield equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(found))
-    if memory.optimizer_steps is not None:
-        yield equal(
-            "optimizer step",
-            "M1",
-            memory.optimizer_steps,
-            found.optimizer_steps,
-            "`step` of the optimizer's per-parameter state (smallest, largest)",
-            "the optimizer state was not restored"
-            if found.optimizer_steps is None
-            else "state of another step was loaded",
-        )
-
-
 def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    yield equal(
-        "schedulers",
-        "M1",
-        [s.name for s in memory.schedulers],
-        [s.name for s in found.schedulers],
-        "schedulers that were prepared or registered",
-        "a scheduler is not prepared or registered in this launch, or was replaced or reordered",
-    )
+    yield judge(expected, "schedulers", [one.name for one in memory.schedulers], [one.name for one in found.schedulers])
     if len(memory.schedulers) != len(found.schedulers):
         return
     moved = expected.contract.last_epochs if expected.contract else ()
     for index, (saved, own) in enumerate(zip(memory.schedulers, found.schedulers, strict=True)):
         where = f"scheduler {index} ({own.name})"
         if own.last_epoch not in moved:
-            yield equal(
-                "scheduler position",
-                "M1",
-                saved.last_epoch,
-                own.last_epoch,
-                f"{where} last_epoch, {saved.unit} per optimizer step",
-                position_cause(saved, own),
-            )
+            place, cause = f"{where} last_epoch, {saved.unit} per optimizer step", position_cause(saved, own)
+            yield judge(expected, "scheduler position", saved.last_epoch, own.last_epoch, where=place, cause=cause)
         if not other_world(expected, found):
-            yield equal(
-                "scheduler unit",
-                "M3",
-                saved.unit,
-                own.unit,
-                f"{where}: scheduler steps per optimizer step",
-                "the number of processes changed, so the schedule would run at a different speed",
+            yield judge(
+                expected, "scheduler unit", saved.unit, own.unit, where=f"{where}: scheduler steps per optimizer step"
             )
 
 
 def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    if not expected.accepts("optimizers"):
-        yield equal(
-            "optimizers",
-            "M3",
-            list(memory.optimizers),
-            list(found.optimizers),
-            "optimizer classes",
-            "another optimizer class steps with this state, or prepare() was called after the load; "
-            'if that is intended, accept "optimizers: why"',
-        )
+    yield judge(expected, "optimizers", list(memory.optimizers), list(found.optimizers))
     same_world = not other_world(expected, found)
-    saved_sizes, own_sizes = ([(g.num_params, g.num_elements) for g in m.groups] for m in (memory, found))
     if same_world and (memory.groups or found.groups):
-        yield equal(
-            "parameter groups",
-            "M3",
-            saved_sizes,
-            own_sizes,
-            "parameters and elements per group",
-            "the model or its grouping is not the one that was saved",
-        )
+        yield judge(expected, "parameter groups", _sizes(memory), _sizes(found))
     if memory.order and found.order and same_world:
-        yield equal(
-            "order of the parameters",
-            "M5",
-            memory.order,
-            found.order,
-            "positions in the optimizer against positions in the model",
-            "the optimizer was built over the parameters in another order: each parameter gets the moments of another one",
-        )
+        yield judge(expected, "order of the parameters", memory.order, found.order)
     if len(memory.groups) != len(found.groups):
         return
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
         yield from _group_checks(expected, saved, own, f"group {index}", same_world)
 
 
+def _sizes(memory: Memory) -> list[tuple[int, int]]:
+    return [(group.num_params, group.num_elements) for group in memory.groups]
+
+
 def _group_checks(
     expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str, same_world: bool
 ) -> Iterator[Check]:
     if saved.moment_norm is not None and same_world:
-        ok = own.moment_norm is not None and is_close(saved.moment_norm, own.moment_norm, NORM)
-        yield compared(
-            "first moments",
-            "M1",
-            ok,
-            expected=f"norm {saved.moment_norm:.9g}",
-            found="none" if own.moment_norm is None else f"norm {own.moment_norm:.9g}",
-            where=where,
-            cause="" if ok else moment_cause(own.moment_norm),
-        )
-    cause = "part of the optimizer state was dropped"
-    yield equal("parameters with state", "M1", saved.num_states, own.num_states, where, cause)
-    # options that both know: a newer torch may know more of them
-    for name in saved.settings.keys() & own.settings.keys():
-        if not expected.accepts(name):
-            cause = f"the optimizer's `{name}` was set again after the load"
-            yield equal(name, "M1", saved.settings[name], own.settings[name], where, cause)
-    names = ("weight_decay",) if expected.contract else ("weight_decay", "initial_lr", "max_lr", "min_lr")
-    for name in names:
-        if not expected.accepts(name) and getattr(saved, name) is not None:
-            yield near(name, getattr(saved, name), getattr(own, name), where)
+        cause = "" if own.moment_norm else "the optimizer state was not restored: its moments are empty"
+        yield judge(expected, "first moments", saved.moment_norm, own.moment_norm, where=f"norm, {where}", cause=cause)
+    yield judge(expected, "parameters with state", saved.num_states, own.num_states, where=where)
+    before, after = options_of(saved), options_of(own)
+    moved = ("initial_lr", "max_lr", "min_lr") if expected.contract else ()
+    for name in sorted(before.keys() & after.keys()):  # a newer torch may know more of them
+        is_absent = name in NUMBERS and before[name] is None
+        if not is_absent and name not in moved:
+            yield judge(expected, name, before[name], after[name], rule="option", key=name, where=where)
+
+
+def options_of(group: ParamGroup) -> dict[str, Any]:
+    """The options of a group but its LR, by name."""
+    return {**group.settings, **{name: getattr(group, name) for name in NUMBERS}}
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    same_batch = _same_global_batch(memory, found)
+    size = memory.topology.get("global_batch")
+    same_batch = size is not None and size == found.topology.get("global_batch")
     split = (*SPLIT, *RANKS) if is_other_split(memory, found) else SPLIT
     for key, value in memory.topology.items():
         if key not in found.topology or key == "global_batch" or (key == "num_processes" and accepted_world(expected, found)):
             continue
-        accepted = expected.accepts(key) or (key in SPLIT and expected.accepts("global_batch"))
-        if value != found.topology[key] and (accepted or (same_batch and key in split)):
-            why = "accepted" if accepted else f"the global batch is the same: {found.topology['global_batch']} samples a step"
-            yield noted(
-                key.replace("_", " "),
-                "M3",
-                expected=str(value),
-                found=str(found.topology[key]),
-                where="topology",
-                cause=why,
-            )
+        own, name = found.topology[key], key.replace("_", " ")
+        if value != own and same_batch and key in split:
+            why = f"the global batch is the same: {size} samples a step"
+            yield noted(name, "M3", expected=str(value), found=str(own), where="topology", cause=why)
             continue
-        cause = f"this launch runs with another {key}: restore it, or accept the change with a reason"
-        yield equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
+        of_batch = key in SPLIT and expected.accepts("global_batch")
+        yield judge(expected, name, value, own, rule="topology", key="global_batch" if of_batch else key)
 
 
-SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
-RANKS = ("world_size", "num_processes", "sharding")
-
-
-def _same_global_batch(memory: Memory, found: Memory) -> bool:
-    """Whether a step takes as many samples over all ranks as it did, as far as both adapters know."""
-    size = memory.topology.get("global_batch")
-    return size is not None and size == found.topology.get("global_batch")
-
-
-def _extra_checks(memory: Memory, found: Memory) -> Iterator[Check]:
+def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     if memory.scaler is not None:
-        yield equal(
-            "loss scaler",
-            "M1",
-            dict(memory.scaler),
-            None if found.scaler is None else dict(found.scaler),
-            "gradient scaler",
-            "the scaler's state was not restored; it starts from its initial scale",
-        )
-    for name, digest in memory.averages.items():
-        if f"averaged weights `{name}`" in found.unknown:
-            continue
-        yield equal(
-            f"averaged weights `{name}`",
-            "M1",
-            digest,
-            found.averages.get(name),
-            "averaged copy of the model",
-            "the average was not restored: it starts from other weights",
-        )
+        yield judge(expected, "loss scaler", memory.scaler, found.scaler)
+    for key, digest in memory.averages.items():
+        name = f"averaged weights `{key}`"
+        if name not in found.unknown:
+            yield judge(expected, name, digest, found.averages.get(key), rule="averaged weights")
 
 
 def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: int) -> Iterator[Check]:
-    own = found.of_rank(rank)
-    saved = memory.of_rank(rank)
-    if saved is None or other_world(expected, found):
-        replicated = {digest.weights for digest in memory.ranks}
-        saved = memory.ranks[0] if len(replicated) == 1 and memory.ranks else None
-    if saved is None or own is None or (other_world(expected, found) and is_sharded(memory)):
+    saved, own = saved_digest(expected, memory, found, rank), found.of_rank(rank)
+    if saved is None or own is None:
         return
     where = f"sample of every tensor, rank {rank}"
     if saved.weights:
-        yield equal("weights", "M1", saved.weights, own.weights, where, weights_cause(memory, own.weights))
+        averages = [name for name, digest in memory.averages.items() if own.weights and digest == own.weights]
+        cause = f"these are the averaged weights `{averages[0]}`, not the weights that were trained" if averages else ""
+        yield judge(expected, "weights", saved.weights, own.weights, where=where, cause=cause)
     if saved.moments:
-        cause = moments_cause(memory, own.moments, rank)
-        yield equal("optimizer moments", "M1", saved.moments, own.moments, where, cause)
+        others = [one.rank for one in memory.ranks if one.rank != rank and own.moments and one.moments == own.moments]
+        cause = f"this rank holds the optimizer shard of rank {others[0]}" if others else ""
+        yield judge(expected, "optimizer moments", saved.moments, own.moments, where=where, cause=cause)
+
+
+def saved_digest(expected: Expectation, memory: Memory, found: Memory, rank: int) -> RankDigest | None:
+    """What this rank must hold: what it saved, or on other ranks what all of them saved alike."""
+    saved, elsewhere = memory.of_rank(rank), other_world(expected, found)
+    if elsewhere and is_sharded(memory):
+        return None
+    if saved is not None and not elsewhere:
+        return saved
+    are_alike = len({digest.weights for digest in memory.ranks}) == 1
+    return memory.ranks[0] if are_alike else None
+
+
+# ---- another number of ranks -----------------------------------------------------------------------------------------
+
+
+def other_world(expected: Expectation, found: Memory) -> bool:
+    """Whether this launch runs on another number of ranks, and may: accepted, or the same samples a step in another split."""
+    memory = expected.memory
+    if memory is None or not _worlds_differ(memory, found):
+        return False
+    return expected.accepts("world_size") or is_other_split(memory, found)
+
+
+def accepted_world(expected: Expectation, found: Memory) -> bool:
+    """Whether a person accepted the other number of ranks of this launch; then its schedule may run at another speed."""
+    memory = expected.memory
+    return memory is not None and expected.accepts("world_size") and _worlds_differ(memory, found)
+
+
+def is_other_split(memory: Memory, found: Memory) -> bool:
+    """Whether other ranks take the same global batch, hold the whole state each, and step the schedule at the same speed."""
+    size = memory.topology.get("global_batch")
+    if size is None or size != found.topology.get("global_batch") or is_sharded(memory):
+        return False
+    whole = all(one.topology.get("sharding") in REPLICATED for one in (memory, found))
+    return whole and [one.unit for one in memory.schedulers] == [one.unit for one in found.schedulers]
+
+
+def _worlds_differ(memory: Memory, found: Memory) -> bool:
+    return bool(memory.topology.get("world_size") != found.topology.get("world_size"))
+
+
+def is_sharded(memory: Memory) -> bool:
+    """Whether the ranks hold different optimizer moments."""
+    return len({digest.moments for digest in memory.ranks}) > 1
 
 
 # ---- learning rates: now, in the next steps, and far ahead -----------------------------------------------------------
@@ -344,51 +276,37 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
     lrs = expected.lrs()
     own = tuple(group.lr for group in found.groups)
     if lrs or (own and lrs is not None):
-        # a larger step of a hand-set LR is judged with what is known of it (`hand_set.py`)
+        # a larger step of a hand-set LR is judged with what is known of it (`allowed.py`)
         allowed = SMALL_JUMP if expected.contract is None else expected.allowed_jump()
         ok = close_rows((lrs,), (own,), allowed - 1 if by_hand else tolerance)
-        yield compared(
-            "learning rate per group",
-            "M1",
-            ok,
-            expected=show_row(lrs),
-            found=show_row(own) or "no optimizer",
-            where="optimizer param_groups",
-            cause="" if ok else lr_cause(expected, found, lrs, own),
-        )
-    rows = expected.next_lrs()
-    if rows is None or found.next_lrs is None or by_hand or accepted_world(expected, found):
+        cause = "" if ok else _lr_cause(expected, found, lrs, own)
+        check = judge(expected, "learning rate per group", lrs, lrs if ok else own, cause=cause, show=show_row)
+        yield replace(check, found=show_row(own) or "no optimizer")
+    rows, ahead = expected.next_lrs(), found.next_lrs
+    if rows is None or ahead is None or by_hand or accepted_world(expected, found):
         return
-    count = min(len(rows), len(found.next_lrs))
-    bad = next((i for i in range(count) if not close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
-    yield compared(
-        "learning rates of the next steps",
-        "M2",
-        bad is None,
-        expected=f"step +{bad + 1}: {show_row(rows[bad])}" if bad is not None else f"{count} steps",
-        found=f"step +{bad + 1}: {show_row(found.next_lrs[bad])}" if bad is not None else "equal",
-        where="scheduler and optimizer, stepped on copies",
-        cause="" if bad is None else forecast_cause(expected, found),
-    )
+    count = min(len(rows), len(ahead))
+    name = "learning rates of the next steps"
+    for index in range(count):
+        if not close_rows((rows[index],), (ahead[index],), tolerance):
+            cause = _forecast_cause(expected, found)
+            check = judge(expected, name, rows[index], ahead[index], cause=cause, show=show_row)
+            at = f"step +{index + 1}: "
+            yield replace(check, expected=at + check.expected, found=at + check.found)
+            return
+    yield Check(name=name, code="M2", expected=f"{count} steps", found="equal", where=RULES[name].where)
 
 
 def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
     """The trainer chooses the first LR of a new warm-up, but not above the LR it warms up to."""
     lrs, own = expected.lrs(), tuple(group.lr for group in found.groups)
-    if lrs is None:
+    if lrs is None or expected.accepts("lr"):
         return
-    ok = len(own) == len(lrs) and all(
-        a is not None and b is not None and 0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False)
-    )
-    yield compared(
-        "learning rate of the warm-up",
-        "M2",
-        ok,
-        expected=f"at most {show_row(lrs)}",
-        found=show_row(own),
-        where="optimizer param_groups",
-        cause="" if ok else "the trainer did not apply the warm-up of the rollback",
-    )
+    pairs = zip(own, lrs, strict=False)
+    ok = len(own) == len(lrs) and all(a is not None and b is not None and 0 <= a <= b * (1 + COMPUTED) for a, b in pairs)
+    cause = "the trainer did not apply the warm-up of the rollback"
+    words = {"expected": f"at most {show_row(lrs)}", "found": show_row(own), "where": "optimizer param_groups"}
+    yield compared("learning rate of the warm-up", "M2", ok, cause=cause, **words)
 
 
 def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
@@ -396,30 +314,71 @@ def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
     memory = expected.memory
     if memory is None or expected.contract is not None or accepted_world(expected, found):
         return
-    if expected.accepts("schedule"):
-        return
     for index, (saved, own) in enumerate(zip(memory.schedulers, found.schedulers, strict=False)):
         if saved.name != own.name or len(saved.further) != len(own.further):
             continue
         for points, own_points in zip(saved.further, own.further, strict=True):
-            bad = next((i for i, (a, b) in enumerate(zip(points, own_points, strict=False)) if _differ(a, b)), None)
-            if bad is None:
-                continue
-            step = list(far_points())[bad]
-            yield failed(
-                "schedule further on",
-                "M2",
-                expected=f"step +{step}: {points[bad]:.6g}",
-                found=f"step +{step}: {own_points[bad]:.6g}",
-                where=f"function of scheduler {index} ({own.name})",
-                cause="the LR is equal now and differs later: the schedule was built with another length; "
-                'if that is intended, accept "schedule: why"',
-            )
-            break
+            rows = zip(far_points(), points, own_points, strict=False)
+            apart = [(step, a, b) for step, a, b in rows if abs(a - b) > SIX_DIGITS * max(abs(a), abs(b))]
+            if apart:
+                step, a, b = apart[0]
+                where = f"function of scheduler {index} ({own.name})"
+                check = judge(expected, "schedule further on", a, b, where=where)
+                yield replace(check, expected=f"step +{step}: {a:.6g}", found=f"step +{step}: {b:.6g}")
+                break
 
 
-def _differ(a: float, b: float) -> bool:
-    return abs(a - b) > SIX_DIGITS * max(abs(a), abs(b))
+# ---- likely causes: signatures from the catalogue of silent resume failures --------------------------------------------
+
+
+def _lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float | None], own: Sequence[float | None]) -> str:
+    """Why the LRs of the groups (`own`) are not the expected ones (`lrs`)."""
+    if not own:
+        return "no optimizer is known to the guard: load after prepare()"
+    if len(own) != len(lrs):
+        return "the number of parameter groups changed"
+    if restarted := _restarted_scheduler(expected.memory, found.schedulers):
+        return restarted
+    contract = expected.contract
+    ratio = contract.lr_ratio if contract is not None else None
+    if contract is not None and ratio and close_rows((tuple(lr and lr * ratio for lr in own),), (tuple(lrs),), COMPUTED):
+        return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
+    if all(lr == 0 for lr in own):
+        return "LR is zero: the warm-up starts again"
+    return "the optimizer's groups were not restored, or something set their LR after the load"
+
+
+def _forecast_cause(expected: Expectation, found: Memory) -> str:
+    """Why the LRs of the next steps differ although the present ones may not."""
+    if restarted := _restarted_scheduler(expected.memory, found.schedulers):
+        return restarted
+    if expected.memory and [one.unit for one in expected.memory.schedulers] != [one.unit for one in found.schedulers]:
+        return "the scheduler advances at a different speed: the number of processes changed"
+    return "the schedule differs from the one at the save: other arguments (warm-up, horizon), class, or bound optimizer"
+
+
+def _restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
+    saved = memory.schedulers if memory else ()
+    if saved and not schedulers:
+        return "the scheduler is not prepared or registered in this launch: its saved state was not loaded"
+    for index, own in enumerate(schedulers):
+        if own.last_epoch == 0 and (index >= len(saved) or saved[index].last_epoch):
+            return f"scheduler {index} ({own.name}) was not restored: it is at its beginning and would warm up again"
+    return ""
+
+
+def position_cause(saved: Scheduler, own: Scheduler) -> str:
+    """Why a scheduler's `last_epoch` differs; "" where nothing more is known."""
+    if not own.last_epoch:
+        return "the scheduler was not restored: it is at its beginning"
+    if not saved.last_epoch:
+        return "the scheduler was stepped during the load"
+    for factor in (2, 3, 4, 8, 16):
+        if own.last_epoch in (saved.last_epoch * factor, saved.last_epoch // factor):
+            return f"off by a factor of {factor}: stepped twice, or counted in another number of processes"
+    if abs(own.last_epoch - saved.last_epoch) <= saved.unit:
+        return "stepped once too often or once too few around the save or the load"
+    return ""
 
 
 # ---- state right after the load, before training changed it ----------------------------------------------------------
@@ -452,28 +411,25 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
     saved = memory.of_rank(rank)
     if saved is not None and saved.buffers:
         yield check_buffers(saved.buffers, loaded.buffers, f"saved buffers, rank {rank}")
-    if memory.frozen and found.frozen and not expected.accepts("frozen_parameters"):
+    if memory.frozen and found.frozen:
         own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
-        where, cause = "requires_grad", "the set of trained layers changed"
-        yield equal("frozen parameters", "M3", memory.frozen, own, where, cause)
-    for name, digest in memory.objects.items():
-        if f"state of `{name}`" in found.unknown:
+        yield judge(expected, "frozen parameters", memory.frozen, own)
+    for key, digest in memory.objects.items():
+        name = f"state of `{key}`"
+        if name in found.unknown:
             continue
-        own = loaded.objects.get(name, "")
-        if own == digest and found.objects.get(name) == loaded.objects_before.get(name) is not None:
-            own = found.objects[name]
-        where, cause = "register_for_checkpointing", "it was not restored, or was created again after the load"
-        yield equal(f"state of `{name}`", "M1", digest, own, where, cause)
+        own = loaded.objects.get(key, "")
+        if own == digest and found.objects.get(key) == loaded.objects_before.get(key) is not None:
+            own = found.objects[key]
+        yield judge(expected, name, digest, own, rule="registered object")
 
 
 def check_mode(expected: Expectation, found: Memory) -> Iterator[Check]:
     """Whether the models are in the same training mode as at the last step before the save."""
     modes = expected.memory.training if expected.memory else None
-    if modes is None or found.training is None or len(modes) != len(found.training):
-        return
-    cause = "a validation before the first step left the model without dropout: call `model.train()`"
-    yield equal("training mode", "M1", _modes(modes), _modes(found.training), "model.training", cause)
+    if modes is not None and found.training is not None and len(modes) == len(found.training):
+        yield judge(expected, "training mode", _modes(modes), _modes(found.training))
 
 
-def _modes(modes: tuple[bool, ...]) -> str:
+def _modes(modes: Sequence[bool]) -> str:
     return ", ".join("training" if mode else "evaluation" for mode in modes)

@@ -10,11 +10,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.checks.check import Check, failed, not_compared, noted, show_row
+from chronicle.resume.checks.check import Check, failed, not_compared, noted
 from chronicle.resume.contract import Contract, same_checkpoint
 from chronicle.resume.fingerprint import LiveState, saved_buffers
 from chronicle.resume.journal import GuardHistory
 from chronicle.resume.memory import Memory
+from chronicle.resume.rules import show_row
 from chronicle.settings import is_url
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import digest_file

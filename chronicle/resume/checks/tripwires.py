@@ -7,14 +7,18 @@ are relative to the run's own last steps, and a curve too short to show its nois
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from chronicle.resume.checks.check import Check, accepted_world, failed, noted, show_row
+from chronicle.resume.checks.check import Check, failed, noted
+from chronicle.resume.checks.memory import accepted_world
 from chronicle.resume.contract import Expectation
+from chronicle.resume.learning_rate import NUM_FORECAST
 from chronicle.resume.memory import LrRow, Memory
+from chronicle.resume.rules import show_row
 from rollback.channels import Role, canonical_of, value_of
 
 NUM_TRIPWIRE_STEPS = 50
@@ -158,6 +162,47 @@ class LrTripwire:
             where=f"step {index + 1} of this launch",
             cause="the LR edit of the rollback was accepted without proof, and something else sets the LR",
         )
+
+
+class LrWatch:
+    """The LRs of one process: whether forecasts of them come true, and the fifty steps after a first one."""
+
+    def __init__(self) -> None:
+        self.recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)  # of the last optimizer steps
+        self.witness = LrWitness()
+        self.tripwire: LrTripwire | None = None
+        self._knows_schedulers = False
+
+    @property
+    def last(self) -> LrRow | None:
+        """LRs of the last step; None where none was taken."""
+        return self.recent[-1] if self.recent else None
+
+    def begins(self) -> None:
+        """The next optimizer step is a first one: what was foretold before it no longer holds."""
+        self.recent.clear()
+        self.witness, self.tripwire = self.witness.predict(()), None
+
+    def knows(self, schedulers: Sequence[object]) -> None:
+        """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
+        if schedulers and not self._knows_schedulers:
+            self._knows_schedulers, self.witness = True, LrWitness()
+
+    def foretell(self, rows: Sequence[LrRow] | None) -> None:
+        """The LRs of the next steps, as far as they can be forecast."""
+        if rows is not None:
+            self.witness = self.witness.predict(rows)
+
+    def see(self, lrs: LrRow) -> Check | None:
+        """The LRs of one optimizer step; a failed or noted check where they are not those that were promised."""
+        self.recent.append(lrs)
+        self.witness = self.witness.see(lrs)
+        if self.tripwire is None:
+            return None
+        check = self.tripwire.feed(lrs)
+        if self.tripwire.done:
+            self.tripwire = None
+        return check
 
 
 def _near(a: LrRow, b: LrRow, factor: float) -> bool:

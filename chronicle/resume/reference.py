@@ -1,0 +1,213 @@
+"""THE reference: what a resumed run must look like right before its first step.
+
+A save is not always the state in which the next step is taken. A script frees its frozen layers at the third epoch, adds a
+parameter group, sets the LR of the next step by hand, takes the data of the next stage, moves a momentum encoder. A resume does
+the same after its load. So the right thing to compare with is what the first pass had right before *its* next step. A launch
+that goes on after a save describes memory once more there, without the digests of moments. `<run>/sequels/<state>.<rank>` keeps
+the description if it differs from the save, and else only says that it does not.
+
+Where the launch ended right at its save there is no such file, and the save is the reference. What is known then is what this
+training does by itself, which every checkpoint carries: what it changed between earlier saves and their next steps (`habits`),
+which layers it froze, and the values that its options had (`used`).
+"""
+
+import json
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.checks.check import Check, attempt
+from chronicle.resume.checks.memory import check_memory, check_mode
+from chronicle.resume.contract import Expectation
+from chronicle.resume.fingerprint import groups_of
+from chronicle.resume.learning_rate import number
+from chronicle.resume.memory import LrRow, Memory, RankDigest
+from chronicle.resume.rules import judge
+from chronicle.resume.trained import check_trained
+
+VERSION = 1
+NUM_KEPT = 64  # files of one launch and rank
+NUM_RANKS = 8  # that keep theirs; the others read rank 0's
+NUM_HABITS = 64
+LOSS_FACTOR = "loss-factor "  # a habit that the envelope keeps (`motion.LossFactor`)
+
+Place = tuple[str, str]  # name of a check, and where
+
+
+class Reference:
+    """Keeps and reads it, on one rank. `directory` None: nothing is kept. `failed` is told of errors of the guard itself."""
+
+    def __init__(self, directory: Path | None, rank: int, failed: Callable[[str, str], None] = lambda where, why: None) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._failed = failed
+        self._saved: Memory | None = None  # the state whose next step is awaited
+        self._frozen: list[str] = []  # which parameters took no gradient, one after the other
+        self._kept: list[Path] = []
+        self.habits: tuple[str, ...] = ()  # names of what this training has changed between a save and its next step
+        self.options = OptionValues()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the next step is the first one after a save."""
+        return self._saved is not None
+
+    def saved(self, memory: Memory) -> None:
+        """This state was saved."""
+        keeps = self._directory is not None and self._rank < NUM_RANKS
+        self._saved = memory if keeps and memory.state_id else None
+
+    def loaded(self) -> None:
+        """Another state is in memory: the next step follows no save."""
+        self._saved = None
+
+    def resumes(self, memory: Memory | None) -> None:
+        """The training goes on from this memory: its past is ours."""
+        past = memory or Memory()
+        self.habits = tuple(name for name in past.habits if not name.startswith(LOSS_FACTOR))
+        self._frozen = [one for one in past.seen_frozen or (past.frozen,) if one]
+        self.options.used = {name: list(rows) for name, rows in past.used.items()}
+
+    def frozen_now(self, frozen: str) -> tuple[str, ...]:
+        """What took no gradient so far in this training, and takes none now."""
+        if frozen and frozen not in self._frozen[-1:]:
+            self._frozen = [*self._frozen[-(NUM_HABITS - 1) :], frozen]
+        return tuple(self._frozen)
+
+    def stepping(self, describe: Callable[[], Memory]) -> None:
+        """The first step after a save is about to be taken: keep what is no longer as it was saved."""
+        saved, self._saved = self._saved, None
+        if saved is None or self._directory is None:
+            return
+        found = _light(describe())
+        for part, why in found.unknown.items():
+            if part not in saved.unknown:
+                self._failed(f"description of {part} after a save", why)
+        # what has moved since the save is the very difference that is looked for
+        found = replace(found, trained={**found.trained, "moved": list(saved.trained.get("moved") or ())})
+        self.frozen_now(found.frozen)
+        checks = list(_compare(Expectation(basis="manifest", memory=_light(saved)), found))
+        for check in checks:
+            if check.error:
+                self._failed(f"check of {check.name} after a save", check.error)
+        wrong = [check.name for check in checks if not check.ok]
+        self.habits = tuple(dict.fromkeys((*self.habits, *wrong)))[:NUM_HABITS]
+        record = {"v": VERSION, **({"memory": found.to_json()} if wrong else {})}
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"{saved.state_id}.{self._rank}"
+        path.write_text(json.dumps(record, separators=(",", ":"), default=str) + "\n", encoding="utf-8")
+        self._kept.append(path)
+        if len(self._kept) > NUM_KEPT:
+            self._kept.pop(0).unlink(missing_ok=True)
+
+    def compare(self, expected: Expectation, memory: Memory, found: Memory) -> tuple[bool, set[Place], list[Check]]:
+        """Whether the next step after this save was seen; what is as it was there; and what differs from it.
+
+        Of a rank that did not save itself, it is what rank 0 saw, as the description of the checkpoint is.
+        """
+        record = self._read(memory)
+        if not isinstance(record.get("memory"), dict):
+            return bool(record), set(), []
+        then = Memory.from_json(record["memory"])
+        then = replace(then, lr_source=memory.lr_source, recent_lrs=memory.recent_lrs, used=memory.used)
+        wrong = [check for check in _compare(replace(expected, memory=then), found) if not check.ok or check.error]
+        places = {(check.name, check.where) for check in wrong}
+        at_save = _compare(replace(expected, memory=_light(memory)), found)
+        return True, {place for check in at_save if (place := (check.name, check.where)) not in places}, wrong
+
+    def _read(self, memory: Memory) -> dict[str, Any]:
+        if self._directory is None or not memory.state_id:
+            return {}
+        own = self._directory / f"{memory.state_id}.{self._rank}"
+        try:
+            record = json.loads((own if own.exists() else own.with_suffix(".0")).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) and record.get("v") == VERSION else {}
+
+
+def _light(memory: Memory) -> Memory:
+    """Of the digests only the weights': moments are the same until the step, what is registered is compared at the load."""
+    groups = tuple(replace(group, moment_norm=None) for group in memory.groups)
+    ranks = tuple(RankDigest(rank=one.rank, weights=one.weights) for one in memory.ranks if one.weights)
+    return replace(memory, ranks=ranks, groups=groups, averages={}, objects={})
+
+
+def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """Everything that a script may change between a save and its next step."""
+    memory = expected.memory
+    assert memory is not None
+    yield from attempt("memory", "M1", lambda: check_memory(expected, found, at_first_step=True))
+    yield from attempt("training mode", "M1", lambda: check_mode(expected, found))
+    yield from attempt("what is trained", "M6", lambda: check_trained(expected, found))
+    if memory.frozen and found.frozen:
+        yield judge(expected, "frozen parameters", memory.frozen, found.frozen)
+
+
+# ---- the options of the parameter groups -------------------------------------------------------------------------------
+
+LR = "lr"
+NUM_VALUES = 1024  # numbers of one option that are kept
+FIRST = 16  # rows from the beginning of the training, which are kept for ever
+NOT_OPTIONS = {"params", "initial_lr", "max_lr", "min_lr", "step"}
+
+Rows = Mapping[str, LrRow]  # name of an option that is a number -> one value per parameter group
+
+
+class OptionValues:
+    """What one process knows of the numbers in its parameter groups. `used`: every option's values so far, oldest first."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, list[LrRow]] = {}
+        self._built: weakref.WeakKeyDictionary[Any, Rows] = weakref.WeakKeyDictionary()  # before the latest load
+        self._read: weakref.WeakKeyDictionary[Any, Rows] = weakref.WeakKeyDictionary()  # right after it
+
+    def before_load(self, optimizers: Iterable[Any]) -> None:
+        """A state is about to be loaded: what the options are now is what the script's constructor gave."""
+        for optimizer in optimizers:
+            self._built[optimizer] = option_rows((optimizer,))
+            self._read.pop(optimizer, None)
+
+    def after_load(self, optimizers: Iterable[Any]) -> None:
+        """A state was loaded, and nothing else has set an option yet."""
+        for optimizer in optimizers:
+            self._read[optimizer] = option_rows((optimizer,))
+
+    def at_load(self, name: str, optimizers: Sequence[Any]) -> tuple[LrRow, LrRow]:
+        """One option before and right after the load; empty where the load of an optimizer was not seen."""
+        if not all(one in self._built and one in self._read for one in optimizers):
+            return (), ()
+        rows: list[LrRow] = []
+        for known in (self._built, self._read):
+            values = [known[one].get(name) or (None,) * len(one.param_groups) for one in optimizers]
+            rows.append(tuple(value for row in values for value in row))
+        return rows[0], rows[1]
+
+    def see(self, optimizers: Iterable[Any]) -> None:
+        """The options but the LR: at the first step of a launch and at its saves."""
+        for name, row in option_rows(optimizers).items():
+            if name != LR:
+                self.add(name, row)
+
+    def add(self, name: str, row: LrRow) -> None:
+        """The value of an option in all groups."""
+        rows = self.used.setdefault(name, [])
+        if row in rows[-2:] or (len(rows) <= FIRST and row in rows):
+            return
+        rows.append(row)
+        if len(rows) * max(1, len(row)) > NUM_VALUES and len(rows) > FIRST + 2:
+            del rows[FIRST]
+
+    def record(self) -> dict[str, tuple[LrRow, ...]]:
+        """What a checkpoint carries: the LRs, and the options that ever moved."""
+        return {name: tuple(rows) for name, rows in self.used.items() if name == LR or len(rows) > 1}
+
+
+def option_rows(optimizers: Iterable[Any]) -> dict[str, LrRow]:
+    """Every option that is a number, in all parameter groups in order."""
+    groups = [group for _, group in groups_of(optimizers)]
+    numbers = {name for group in groups for name, value in group.items() if number(value) is not None}
+    flags = {name for group in groups for name, value in group.items() if isinstance(value, bool)}
+    return {name: tuple(number(group.get(name)) for group in groups) for name in sorted(numbers - flags - NOT_OPTIONS)}
