@@ -114,7 +114,7 @@ def compare_files(
         one, other, twin = first.get(name), resumed.get(name), again.get(name)
         if one is None or other is None:
             if (name in again) is (name in first):
-                files.findings.append(_missing(name, one is None))
+                changed[NUMBERS.sub("*", name)].append(_missing(name, one is None))
             else:
                 files.by_nature.append(name)
             continue

@@ -26,6 +26,7 @@ from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import open_state_file
 from rollback.files.torch_tree import Leaf, TorchFile
 
+OURS = {"ChronicleCallback"}  # what the guard keeps in a checkpoint of Lightning
 MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 20_000
 CHUNK_BYTES = 1 << 20
@@ -63,6 +64,8 @@ def read_leaves(checkpoint: Path, step: int, places: Mapping[str, str]) -> dict[
         name = "" if path == checkpoint else number.sub("N", file)
         try:
             for keys, value in _leaves_of(path, places):
+                if OURS & set(keys.split(".")):
+                    continue
                 found[f"{name}: {keys}" if name and keys else name or keys] = value
         except (RollbackError, OSError, ValueError) as problem:
             found[name or file] = Value(LeafForm.UNREAD, str(problem))

@@ -35,7 +35,8 @@ from chronicle.rehearse.leaves import Value, largest_difference, read_leaves
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
-MOST_SECONDS = 120.0  # from our signal to the end of a launch
+MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
+ENOUGH_SECONDS = 5.0  # for one that is not needed any more
 Say = Callable[[str], None]
 
 
@@ -153,7 +154,7 @@ def _until_the_last_step(running: Running, asked: Rehearsal) -> Played:
     else:
         return running.wait(MOST_SECONDS)
     running.tell(signal.SIGTERM)
-    return running.wait(MOST_SECONDS)
+    return running.wait(ENOUGH_SECONDS)  # what is compared is on disk
 
 
 def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
