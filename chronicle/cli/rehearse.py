@@ -44,7 +44,8 @@ def rehearse(
     One that is told to resume:
     chronicle rehearse --resume-args '--resume_from_checkpoint {checkpoint}' -- python train.py --output_dir {out}
 
-    `{out}`, `{name}` and `{port}` stand for an output directory, a name and a free port of each launch. The HF Trainer saves
+    `{out}`, `{name}` and `{port}` stand for an output directory, a name and a free port of each launch. Without `{out}` each
+    runs in a copy of the working directory. The HF Trainer saves
     and ends at the steps that are asked for; other scripts by their own arguments, or they are ended at that step.
 
     Returns 0 when the resume was exact, or as equal as two undisturbed launches are; 5 when something differs; 3 when it

@@ -7,6 +7,7 @@ the scratch directory too, and no tracker is told.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import read_journal
 from chronicle.journal.events import LaunchEnd, events_of
 from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
@@ -34,20 +35,37 @@ from rollback.errors import RollbackError
 
 LOOK_SECONDS = 0.2
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
-PLACES = ("{out}", "{name}", "{port}")
+MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
+MOST_COPIED_BYTES = 256 << 20
+LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "logs", "wandb", "mlruns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a launch writes: `out` is what `{out}` stands for, `logs` is ours."""
+    """Where a launch writes: `out` is what `{out}` stands for, or a copy of the working directory in which it runs."""
 
     name: str
     scratch: Path
+    is_copy: bool = False
 
     @property
     def out(self) -> Path:
-        """The directory for `{out}`."""
-        return self.scratch / self.name / "out"
+        """The directory for `{out}`, or the copy."""
+        return self.scratch / self.name / ("copy" if self.is_copy else "out")
+
+    @property
+    def cwd(self) -> Path:
+        """Where the launch runs."""
+        return self.out if self.is_copy else Path.cwd()
+
+    def prepare(self) -> None:
+        """Make the directory, or the copy, in which no checkpoint is. Raises `UsageProblem` where it would be too large."""
+        if not self.is_copy:
+            self.out.mkdir(parents=True, exist_ok=True)
+        elif not self.out.exists():
+            _copy(Path.cwd(), self.out)
+            for one in _checkpoints_below(self.out):
+                shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
 
     @property
     def paths(self) -> RunPaths:
@@ -100,7 +118,7 @@ class Running:
         self._told: float | None = None
         self._seen: list[object] = []
         self._earlier = set(list_launch_numbers(place.paths))
-        place.out.mkdir(parents=True, exist_ok=True)
+        place.prepare()
         ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
         command = [sys.executable, "-m", "chronicle_ml", *ours, "--", *words]
         self._output = place.scratch / place.name / "output.log"
@@ -108,8 +126,8 @@ class Running:
         self._lines, self._printed = PrintedLines(), 0
         with self._output.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment(place, asked, handed),
-                start_new_session=True,
+                command, cwd=place.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=_environment(place, asked, handed), start_new_session=True,
             )  # fmt: skip
 
     def looks(self) -> Iterator[int]:
@@ -191,12 +209,45 @@ class Running:
 
 
 def saved_in(out: Path) -> dict[int, Checkpoint]:
-    """The checkpoints in a directory by their step; those whose step is not known are left out."""
+    """The checkpoints in a directory, and in those below it, by their step; those whose step is not known are left out."""
+    return {one.step: one for one in _checkpoints_below(out) if one.step is not None}
+
+
+def _checkpoints_below(out: Path) -> list[Checkpoint]:
+    found: list[Checkpoint] = []
+    folders = [(out, 0)]
+    while folders:
+        folder, level = folders.pop()
+        try:
+            listed = list_checkpoints(folder, include_abandoned=False)
+        except RollbackError:
+            listed = []
+        found += listed
+        inside = {one.path for one in listed}
+        if level < MOST_LEVELS and folder not in inside:
+            folders += [(path, level + 1) for path in _folders_in(folder) if path not in inside]
+    return found
+
+
+def _folders_in(folder: Path) -> list[Path]:
     try:
-        found = list_checkpoints(out, include_abandoned=False)
-    except RollbackError:
-        return {}
-    return {one.step: one for one in found if one.step is not None}
+        return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The working directory without repositories, environments and caches."""
+    size = 0
+    for folder, names, files in os.walk(source):
+        names[:] = [name for name in names if name not in LEFT_OUT]
+        size += sum((Path(folder) / name).lstat().st_size for name in files)
+        if size > MOST_COPIED_BYTES:
+            raise UsageProblem(
+                f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
+                "put {out} where the command names its output directory, as in `--output_dir {out}`",
+            )
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
 
 
 def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from chronicle.rehearse.judge import (
     compare_prints,
     judge,
 )
-from chronicle.rehearse.launches import PLACES, Place, Played, Running, saved_in
+from chronicle.rehearse.launches import Place, Played, Running, saved_in
 from chronicle.rehearse.leaves import Value, largest_difference, read_leaves
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
@@ -54,12 +54,9 @@ class Rehearsal:
     def __post_init__(self) -> None:
         if not 0 < self.at < self.to:
             raise UsageProblem(f"--at {self.at} --to {self.to}: expected 0 < at < to")
-        for words in (self.command, self.resume_with):
-            if words and not any("{out}" in word for word in words):
-                raise UsageProblem(
-                    "the command does not say where it may write: no {out} in it",
-                    "put {out} where it names its output directory, as in `--output_dir {out}`: nothing else may be written",
-                )
+        if self.resume_with and _names_out(self.resume_with) is not _names_out(self.command):
+            remedy = "put it into both, or into none: then each runs in a copy of this directory"
+            raise UsageProblem("{out} is in one of the two commands only", remedy)
 
     @property
     def resume(self) -> tuple[str, ...]:
@@ -93,7 +90,12 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     """Play the four launches in `scratch` and compare. Raises `ChronicleError` where a launch could not be played."""
     began = time.monotonic()
     say(f"rehearsal: 4 launches, about {3 * asked.to} steps; everything is written into `{scratch}`")
-    first_place, again_place, broken_place = (Place(name=name, scratch=scratch) for name in ("a", "again", "b"))
+    is_copy = not _names_out(asked.command)
+    first_place, again_place, broken_place = (
+        Place(name=name, scratch=scratch, is_copy=is_copy) for name in ("a", "again", "b")
+    )
+    if is_copy:
+        say("no {out} in the command: each launch runs in a copy of this directory; what it writes elsewhere is not kept apart")
     first = _undisturbed(asked, first_place, say)
     again = _undisturbed(asked, again_place, say)
     broken = _ended(asked, broken_place, say)
@@ -310,6 +312,5 @@ def _start_of(place: Place) -> LaunchStart | None:
     return next((start for _, start in events_of(read_journal(place.paths).entries, LaunchStart)), None)
 
 
-def placeholders() -> str:
-    """The names that may stand in a command."""
-    return ", ".join(PLACES)
+def _names_out(words: Sequence[str]) -> bool:
+    return any("{out}" in word for word in words)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -100,10 +101,26 @@ def test_a_term_with_and_without_a_handler(tmp_path: Path) -> None:
     assert "enable_jit_checkpoint" in found["findings"][0]["advice"]
 
 
+@pytest.mark.slow
+def test_a_script_that_writes_beside_itself_runs_in_copies(tmp_path: Path) -> None:
+    """No {out}: nothing is written into the working directory, and a checkpoint that lies there is not resumed from."""
+    text = SCRIPT.replace('out, lose = sys.argv[1], sys.argv[2]', 'out, lose = "saved", "nothing"')
+    text = text.replace("import os,", "import os; os.makedirs('saved', exist_ok=True)\nimport", 1)
+    (tmp_path / "here.py").write_text(text)
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "step-10.pt").write_bytes(pickle.dumps({"param_groups": [{"lr": 0.1}], "state": {}, "step": 10}))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    words = [*CHRONICLE, "rehearse", "--json", "--run", "r", "--logs", str(tmp_path / "logs"), "--", sys.executable, "here.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert json.loads(done.stdout)["verdict"] == "resumes exactly", done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*") if "logs" not in path.parts) == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--", "python", "train.py"], "no {out} in it"), (["--at", "9", "--to", "9", "--", "x", "{out}"], "0 < at < to"),
+        (["--resume-with", "python x", "--", "x", "{out}"], "in one of the two commands only"),
+        (["--at", "9", "--to", "9", "--", "x", "{out}"], "0 < at < to"),
         ([], "no launcher given"), (["--signal", "STOP", "--", "x", "{out}"], "expected KILL, TERM, USR1"),
     ],
 )  # fmt: skip
