@@ -98,8 +98,10 @@ class Played:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that was logged."""
-        return max((point.step for point in self.points), default=None)
+        """The last step that was logged or printed."""
+        steps = [point.step for point in self.points]
+        steps += [step for ring in self.prints.values() for step in ring]
+        return max(steps, default=None)
 
     @property
     def first_step(self) -> int | None:
