@@ -133,7 +133,10 @@ def _wrap(holder: Any, name: str, tell: Callable[[Any, Any, Any], None]) -> None
 
     def tell_all(*args: Any, **kwargs: Any) -> None:
         for run in tuple(_hears_saves):
-            tell(run, args, kwargs)
+            try:
+                tell(run, args, kwargs)
+            except Exception as problem:  # noqa: BLE001 nothing may reach the save of the script
+                last_resort(functools.partial(run.lost, "save"), problem)
 
     call = getattr(holder, name, None)
     if call is not None and not is_wrapped(call):
