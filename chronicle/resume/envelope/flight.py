@@ -215,7 +215,9 @@ class Envelope:
         """Few questions at every step; a look where one of them, or the time, asks for it."""
         if is_engine:
             self._clipping.engine_step(key, self._step())
-        self._look_at_structure()
+        if self._structure is not None and self._structure.has_turned():
+            self._begin()
+            self._look_at_structure()
         if self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due():
             self._compare_now()
         pace = self._paces.get(key)
@@ -253,6 +255,7 @@ class Envelope:
             self._look_for_orphans(key, live)
         self._motion.open(key, groups, self._names, step)
         self._feel_pulse(key, params)
+        self._look_at_structure()
         if not is_engine:
             if pace.looks == 0 or key in self._rearm:
                 self._promises.arm(key, params)

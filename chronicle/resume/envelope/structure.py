@@ -1,6 +1,6 @@
 """What a launch begins with and keeps: tied weights, training modes, dtypes, frozen layers, and an LR that is the scheduler's.
 
-Recorded right before the first step, compared before every other by identity and flags: no tensor is read.
+Recorded right before the first step, compared at every look by identity and flags: no tensor is read.
 
 The first forward passes of a launch: one in training and one in evaluation mode, watched once each and then left alone.
 
@@ -39,10 +39,26 @@ class Structure:
         self._ids = [id(p) for p in self._params]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
+        self._quick = self._now()  # when it was last asked
 
     def has_new_parameters(self) -> bool:
         """Whether the models hold other parameters than at the beginning: a layer was replaced or added."""
         return [id(p) for model in self._models for p in model.parameters()] != self._ids
+
+    def has_turned(self) -> bool:
+        """Whether a whole model changed its mode, tied weights came apart or the dtype changed, since this was last asked.
+
+        Cheap enough for every step.
+        """
+        now = self._now()
+        if now == self._quick:
+            return False
+        self._quick = now
+        return True
+
+    def _now(self) -> tuple[Any, ...]:
+        tied = [id(module._parameters.get(attribute)) for group in self._ties for module, attribute, _ in group]
+        return [model.training for model in self._models], tied, self._params[-1].dtype if self._params else None
 
     def changes(self) -> Iterator[StructureBreach]:
         """What differs from the beginning."""
