@@ -234,13 +234,13 @@ class Envelope:
             self._pulse = None
         if self._promises.armed and not is_engine:
             self._promises.before_step(key, self._step(), self._declared(self._begin()))
-        if not is_engine and not self._lr_is_ours():
-            self._look_at_lr(key)
         is_due = pace.steps >= pace.wait or key in self._rearm or self._doubts(key)
         if is_due or (self._pulse is not None and self._pulse.stands_still(key)):
             self._look(key, pace, is_engine)
             return
         pace.steps += 1
+        if not is_engine and self._plan.strays(key) and not self._lr_is_ours():
+            self._look_at_lr(key)
 
     def _look(self, key: Any, pace: _Pace, is_engine: bool) -> None:
         begun = time.perf_counter()
@@ -262,6 +262,8 @@ class Envelope:
             if self._structure is not None and self._structure.has_new_parameters():
                 self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
                 self._look_for_orphans(key, live)
+            if not self._lr_is_ours():
+                self._look_at_lr(key)
         self._rearm.discard(key)
         if pace.looks == FULL_LOOKS - 1:
             self._look_at_batches(live)

@@ -158,24 +158,33 @@ def _unfrozen(model: Any) -> Iterator[StructureBreach]:
 
 # ---- the LR in use ---------------------------------------------------------------------------------------------------
 
-MATCHED, DIFFERENT = 3, 2  # steps
+MATCHED, DIFFERENT = 3, 2  # looks
 
 
 @dataclass(slots=True)
 class _Plan:
     """What is known of the LR of one optimizer."""
 
-    matched: int = 0  # steps at which it was its scheduler's
-    different: int = 0  # steps since then at which it was not
-    since: int | None = None  # the first of these
+    matched: int = 0  # looks at which it was its scheduler's
+    different: int = 0  # looks since then at which it was not
+    since: int | None = None  # the step of the first of these
+    scheduler: Any = None  # its only one, whose LR it has used so far
     by_hand: bool = False  # a script that sets LRs by hand as well is not accused
 
 
 class PlannedLr:
-    """The LR of every group against what its only scheduler set last, at every step of a launch."""
+    """The LR of every group against what its only scheduler set last, over the whole launch."""
 
     def __init__(self) -> None:
         self._plans: dict[int, _Plan] = defaultdict(_Plan)
+
+    def strays(self, optimizer: Any) -> bool:
+        """Whether the LR of an optimizer that used its scheduler's is another one now. Cheap enough for every step."""
+        plan = self._plans[id(optimizer)]
+        planned = getattr(plan.scheduler, "_last_lr", None)
+        if planned is None:
+            return False
+        return bool(plan.different) or [group.get("lr") for group in optimizer.param_groups] != planned
 
     def look(self, optimizer: Any, schedulers: Sequence[Any], step: int | None) -> tuple[int | None, str] | None:
         """Since which step this optimizer's LR is not its scheduler's, and how it differs."""
@@ -186,15 +195,20 @@ class PlannedLr:
             return None
         plan = self._plans[id(optimizer)]
         pairs = zip(used, planned, strict=True)
-        wrong = [(a, b) for a, b in pairs if a != b and not math.isclose(a or 0.0, b, rel_tol=1e-6, abs_tol=1e-18)]
+        wrong = [(a, b) for a, b in pairs if not math.isclose(a or 0.0, b, rel_tol=1e-6, abs_tol=1e-18)]
         if not wrong:
             plan.matched, plan.different = plan.matched + 1, 0
+            if plan.matched >= MATCHED and not plan.by_hand and used == planned:  # numbers, and no tensor
+                plan.scheduler = own[0]
             return None
         plan.by_hand = plan.by_hand or plan.matched < MATCHED
+        if plan.by_hand:
+            return None
         plan.since = step if plan.different == 0 else plan.since
         plan.different += 1
-        if plan.by_hand or plan.different < DIFFERENT:
+        if plan.different < DIFFERENT:
             return None
+        plan.scheduler = None
         return plan.since, f"LR {wrong[0][0]:.6g} is used, its scheduler set {wrong[0][1]:.6g}"
 
 
