@@ -178,11 +178,6 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVERS.fullmatch(name) is not None
 
 
-def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
-    """Whether `name`, which is not a state file, contains the stem of one."""
-    return stems.search(name) is not None
-
-
 # --- Files of one save, side by side
 
 _SAVED = re.compile(rf"(.+)\.(?:{TORCH_ENDINGS}|model|npz|safetensors|json)")
