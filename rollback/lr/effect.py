@@ -19,6 +19,7 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
+from rollback.files.edits import dotted
 from rollback.files.json_file import Keys
 from rollback.files.pickle_values import StoredFloat
 from rollback.lr.oracle import LrTable, Unknown, simulate_lrs
@@ -50,7 +51,11 @@ class FieldEdit:
     @property
     def field(self) -> str:
         """The key path as text, such as `param_groups.0.lr`."""
-        return ".".join(str(key) for key in self.keys)
+        return dotted(self.keys)
+
+    def to_json(self) -> list[Any]:
+        """The form in a written plan."""
+        return [self.file, list(self.keys), self.before, self.after]
 
 
 def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
@@ -107,9 +112,8 @@ def need_plain_number(value: Any, *, file: str, keys: Keys) -> float | int:
     """Return `value` when it is a Python int or float, else raise `PlanRefused` naming where it was found."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    name = ".".join(str(key) for key in keys)
     raise PlanRefused(
-        f"LR `{name}` in `{file}` is stored as {type(value).__name__}: expected a Python float",
+        f"LR `{dotted(keys)}` in `{file}` is stored as {type(value).__name__}: expected a Python float",
         remedy="save the optimizer with float LRs (not tensor or numpy ones), or edit this field in the training script",
     )
 
@@ -135,6 +139,7 @@ def _numbers(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
 # --- Proof of the effect
 
 _RATIO_TOLERANCE = 1e-9
+_PROVED_STEPS = 20
 
 # class -> (scheduler fields, group fields) that its next LRs are computed from; most classes do not use `base_lrs`
 _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -182,9 +187,6 @@ def prove_ratio(
     edited_state: Mapping[str, Any] | None,
     edited_groups: Sequence[Mapping[str, Any]],
     scale: float,
-    *,
-    k: int = 20,
-    scheduler_steps: int = 1,
 ) -> Proof | Disproof:
     """Prove that the edited state and groups give `scale` times the original LRs at every later step.
 
@@ -197,11 +199,11 @@ def prove_ratio(
     if reason is not None:
         return Disproof(reason)
     if state is None or edited_state is None:
-        rows: LrTable = tuple(tuple(float(group["lr"]) for group in groups) for _ in range(k))
-        scaled: LrTable = tuple(tuple(float(group["lr"]) for group in edited_groups) for _ in range(k))
+        rows: LrTable = tuple(tuple(float(group["lr"]) for group in groups) for _ in range(_PROVED_STEPS))
+        scaled: LrTable = tuple(tuple(float(group["lr"]) for group in edited_groups) for _ in range(_PROVED_STEPS))
         return Proof(ratio=scale, before=rows, after=scaled)
-    before = simulate_lrs(state, groups, k, scheduler_steps=scheduler_steps, rounded=False)
-    after = simulate_lrs(edited_state, edited_groups, k, scheduler_steps=scheduler_steps, rounded=False)
+    before = simulate_lrs(state, groups, _PROVED_STEPS, rounded=False)
+    after = simulate_lrs(edited_state, edited_groups, _PROVED_STEPS, rounded=False)
     if isinstance(before, Unknown) or isinstance(after, Unknown):
         return Proof(ratio=scale, before=before, after=after)
     return _compare(before, after, scale)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -31,6 +31,7 @@ from rollback.plan.request import (
     Source,
     refuse_unhonoured,
 )
+from rollback.records import record_of
 
 VERSION = 1
 TRACKER = "latest_checkpointed_iteration.txt"  # of Megatron-LM: the iteration, not a name (checkpointing.py `read_metadata`)
@@ -135,34 +136,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as written by `chronicle rollback --plan-out`, without its digest."""
-        return {
-            "v": VERSION,
-            "request": self.request.to_json(),
-            "run": self.run,
-            "root": self.root,
-            "entry": self.entry,
-            "source": self.source,
-            "single_file": self.single_file,
-            "format": self.format,
-            "step": self.step,
-            "launch": self.launch,
-            "parent_launch": self.parent_launch,
-            "optimizer_step": self.optimizer_step,
-            "edits": [[e.file, list(e.keys), e.before, e.after] for e in self.edits],
-            "config_edits": [[e.file, list(e.keys), e.before, e.after] for e in self.config_edits],
-            "copies": list(self.copies),
-            "classes": dict(self.classes),
-            "expected": self.expected.to_json(),
-            "schedulers": [dict(scheduler) for scheduler in self.schedulers],
-            "world_size": self.world_size,
-            "abandon": [asdict(later) for later in self.abandon],
-            "displaces": self.displaces,
-            "pointers": [asdict(pointer) for pointer in self.pointers],
-            "inputs": [asdict(file) for file in self.inputs],
-            "has_manifest": self.has_manifest,
-            "notes": list(self.notes),
-            "cost": asdict(self.cost),
-        }
+        return {"v": VERSION} | record_of(self)
 
 
 def compose_plan(
@@ -307,6 +281,7 @@ def _notes(
 
 _SHOWN_STEPS = 5
 _SHOWN_GROUPS = 3
+_SHOWN_WIDTH = 90
 
 
 def format_plan(plan: Plan, *, guarded: bool = False) -> str:
@@ -450,10 +425,10 @@ def _count(things: Collection[object], noun: str) -> str:
     return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
 
 
-def _wrapped(names: Sequence[str], width: int = 90) -> Iterator[str]:
+def _wrapped(names: Sequence[str]) -> Iterator[str]:
     line = ""
     for name in names:
-        if line and len(line) + len(name) > width:
+        if line and len(line) + len(name) > _SHOWN_WIDTH:
             yield line
             line = ""
         line += f"  {name}"

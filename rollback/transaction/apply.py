@@ -35,13 +35,14 @@ from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, PatchedFile, Receipt, Record, is_patched
 from rollback.transaction.protocol import apply_change
-from rollback.transaction.staging import StagedFile, Writer
+from rollback.transaction.staging import StagedFile, Writer, inside
 
 # From this size on a file is patched in place where its filesystem has no reflinks: copying it and proving the copy reads
 # it five times to change eight bytes, which is most of the command's time.
 PATCHED_BYTES = 32 << 20
 # A larger file is never copied, and fingerprinted by size, time and inode: gigabytes are not even read.
 LARGE_BYTES = 128 << 20
+PLAN_AGAIN = "make a new plan with `chronicle rollback`"
 # deepspeed/runtime/engine.py: a file naming a directory beside it
 POINTER_NAMES = ("latest", "latest_universal", TRACKER, LAST)
 
@@ -186,7 +187,7 @@ def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]])
         if data.get("entry") != chosen.path.name or not (files or patches):
             continue
         for name in {*(file.path for file in files), *(file.path for file in patches)}:
-            path = chosen.path / name if name else chosen.path
+            path = inside(chosen.path, name)
             if not path.is_file():
                 return found
             if name not in digests and any(file.path == name for file in files):
@@ -194,7 +195,7 @@ def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]])
         here = {(file.path, p.offset): p for file in patches for p in file.patches}
         if any(digests[file.path] != file.after for file in files):
             continue
-        if not found and not all(is_patched(chosen.path / f.path if f.path else chosen.path, f) for f in patches):
+        if not found and not all(is_patched(inside(chosen.path, f.path), f) for f in patches):
             continue
         if any(patched.get(key, patch.new) != patch.new for key, patch in here.items()):
             continue
@@ -347,27 +348,19 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
     for file in plan.inputs:
         path = folder / file.path
         if not path.is_file():
-            raise PlanRefused(
-                f"`{path}` was removed after the plan was made", remedy="make a new plan with `chronicle rollback`"
-            )
+            raise PlanRefused(f"`{path}` was removed after the plan was made", PLAN_AGAIN)
         if file_fingerprint(path) != file.fingerprint:
-            raise PlanRefused(
-                f"`{path}` was changed after the plan was made", remedy="make a new plan with `chronicle rollback`"
-            )
+            raise PlanRefused(f"`{path}` was changed after the plan was made", PLAN_AGAIN)
     root = Path(plan.root)
     for pointer in plan.pointers:
         text = read_pointer(root / pointer.path)
         if text != pointer.before:
             raise PlanRefused(
-                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}",
-                "make a new plan with `chronicle rollback`",
+                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}", PLAN_AGAIN
             )
     for later in plan.abandon:
         if not is_there(root / later.name):
-            raise PlanRefused(
-                f"`{root / later.name}` was removed after the plan was made",
-                remedy="make a new plan with `chronicle rollback`",
-            )
+            raise PlanRefused(f"`{root / later.name}` was removed after the plan was made", PLAN_AGAIN)
 
 
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
@@ -389,10 +382,7 @@ def _editor(edits: Sequence[FieldEdit]) -> Writer:
         for edit in edits:
             found = original.get(edit.keys)
             if found != edit.before:
-                raise PlanRefused(
-                    f"`{source}`: {'.'.join(map(str, edit.keys))} is {found!r}, planned: {edit.before!r}",
-                    "make a new plan with `chronicle rollback`",
-                )
+                raise PlanRefused(f"`{source}`: {edit.field} is {found!r}, planned: {edit.before!r}", PLAN_AGAIN)
         write_edited_copy(original, {edit.keys: edit.after for edit in edits}, target)
         _check_edited(original, target, edits)
 

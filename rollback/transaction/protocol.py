@@ -45,7 +45,7 @@ from rollback.transaction.change import (
 )
 from rollback.transaction.moves import inode_of, run_moves
 from rollback.transaction.prepare import prepare_rollback, prepare_undo
-from rollback.transaction.staging import StagedFile, refuse_odd_entries
+from rollback.transaction.staging import StagedFile, inside, refuse_odd_entries
 
 
 def apply_change(
@@ -363,7 +363,7 @@ def check_change(change: Change) -> None:
             raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")
     refuse_odd_entries(change.source, {**change.writers, **change.patches})
     for name in change.patches:
-        refuse_shared(change.source / name if name else change.source)
+        refuse_shared(inside(change.source, name))
 
 
 def refuse_shared(path: Path) -> None:
@@ -376,6 +376,10 @@ def refuse_shared(path: Path) -> None:
         )
     if not os.access(path, os.W_OK):
         raise Refused(f"`{path}` is not writable", remedy="run as the user who owns the checkpoints")
+
+
+_CHANGED = "`{}` was changed after the rollback: expected the bytes that the rollback wrote"
+_GO_TO_ANOTHER = "abandon this checkpoint and go back to another one with `chronicle rollback --to`"
 
 
 def check_undo(data: Mapping[str, Any], root: Path) -> None:
@@ -401,24 +405,16 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
     for config in data.get("configs") or ():
         path = Path(config["path"])
         if not path.is_file() or sha256_of(path) != config["after"]:
-            raise Refused(
-                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="restore what the rollback wrote (kept in the run's objects directory), or keep the rollback",
-            )
+            restore = "restore what the rollback wrote (kept in the run's objects directory), or keep the rollback"
+            raise Refused(_CHANGED.format(path), restore)
     for file in map(StagedFile.from_json, data["files"]):
-        path = place / file.path if file.path else place
+        path = inside(place, file.path)
         if not path.is_file() or sha256_of(path) != file.after:
-            raise Refused(
-                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
-            )
+            raise Refused(_CHANGED.format(path), _GO_TO_ANOTHER)
     for patched in map(PatchedFile.from_json, data["patched"]):
-        path = place / patched.path if patched.path else place
+        path = inside(place, patched.path)
         if not is_patched(path, patched):
-            raise Refused(
-                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
-            )
+            raise Refused(_CHANGED.format(path), _GO_TO_ANOTHER)
         refuse_shared(path)
     if not os.access(root.parent, os.W_OK | os.X_OK) or not os.access(root, os.W_OK | os.X_OK):
         raise Refused(f"`{root}` or its parent is not writable", remedy="run as the user who owns the checkpoints")
