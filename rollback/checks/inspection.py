@@ -124,22 +124,18 @@ def compare_states(before: CheckpointState, after: CheckpointState) -> list[Diff
     ]
 
 
+_COMPARED = (
+    "step", "format", "optimizer_step", "scheduler_unit", "world_size", "counters", "rng", "data", "topology", "config",
+)  # fmt: skip
+
+
 def _comparable(state: CheckpointState) -> dict[str, object]:
     """The summary without values that always differ, such as paths."""
     summary = summarise(state)
     return {
-        "step": summary["step"],
-        "format": summary["format"],
-        "optimizer_step": summary["optimizer_step"],
-        "scheduler_unit": summary["scheduler_unit"],
-        "world_size": summary["world_size"],
+        **{name: summary[name] for name in _COMPARED},
         "scheduler": [{k: v for k, v in _scheduler(s).items() if k != "last_epoch"} for s in state.schedulers],
         "optimizer": summary["optimizers"],
-        "counters": summary["counters"],
-        "rng": summary["rng"],
-        "data": summary["data"],
-        "topology": summary["topology"],
-        "config": summary["config"],
         "files": {f.path: f.size_bytes for f in state.checkpoint.files},
     }
 

@@ -128,11 +128,11 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
         raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
     strays = [
         Finding(
-            check="F1",
-            severity=Severity.ERROR,
-            path=path,
-            message=f"stray file: a loader could load it as state, but {known.name} writes no file of this name",
-            remedy=QUARANTINE,
+            "F1",
+            Severity.ERROR,
+            path,
+            f"stray file: a loader could load it as state, but {known.name} writes no file of this name",
+            QUARANTINE,
         )
         for path in checkpoint.strays
     ]
@@ -167,11 +167,11 @@ def root_stray_findings(names: Sequence[str]) -> list[Finding]:
     """F1 for files beside the checkpoints, which a loader that looks for the latest may take."""
     return [
         Finding(
-            check="F1",
-            severity=Severity.WARN,
-            path=name,
-            message="stray file among the checkpoints: a loader that looks for the latest may load it or fail on it",
-            remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
+            "F1",
+            Severity.WARN,
+            name,
+            "stray file among the checkpoints: a loader that looks for the latest may load it or fail on it",
+            "move it elsewhere, or let `chronicle verify --all --quarantine` do it",
         )
         for name in names
     ]
@@ -190,7 +190,7 @@ def check_sound(manifest: Manifest) -> list[Finding]:
         return []
     message = f"spoilt when it was saved: {words}"
     remedy = "go back to an earlier checkpoint: `chronicle spikes` names one"
-    return [Finding(check="F11", severity=Severity.ERROR, path="chronicle-manifest.json", message=message, remedy=remedy)]
+    return [Finding("F11", Severity.ERROR, "chronicle-manifest.json", message, remedy)]
 
 
 def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]]:
@@ -250,7 +250,7 @@ def _check_contents(
 
 
 def _from_error(check: str, problem: RollbackError, path: str) -> Finding:
-    return Finding(check=check, severity=Severity.ERROR, path=path, message=problem.message, remedy=problem.remedy)
+    return Finding(check, Severity.ERROR, path, problem.message, problem.remedy)
 
 
 # --- F1 and F3: the files against the manifest
@@ -307,11 +307,11 @@ def _compare_contents(
                 wrong.append((file.path, digest[:12], file.sha256[:12]))
     return [
         Finding(
-            check="F3",
-            severity=Severity.ERROR,
-            path=name,
-            message=f"content changed since it was saved: digest {found}, the manifest says {expected}",
-            remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
+            "F3",
+            Severity.ERROR,
+            name,
+            f"content changed since it was saved: digest {found}, the manifest says {expected}",
+            "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
         )
         for name, found, expected in wrong
     ]
@@ -323,29 +323,29 @@ def _is_hex(text: str) -> bool:
 
 def _vanished(path: str) -> Finding:
     return Finding(
-        check="F1",
-        severity=Severity.ERROR,
-        path=path,
-        message="missing: the manifest lists this file",
-        remedy="restore it, or go back to a complete checkpoint",
+        "F1",
+        Severity.ERROR,
+        path,
+        "missing: the manifest lists this file",
+        "restore it, or go back to a complete checkpoint",
     )
 
 
 def _unlisted(entry: DirectoryEntry) -> Finding:
     return Finding(
-        check="F1",
-        severity=Severity.WARN,
-        path=entry.path,
-        message=f"this file of {entry.size_bytes} bytes is not in the manifest: it was added after the save",
-        remedy="move it out of the checkpoint, or run `chronicle manifest` to take it in",
+        "F1",
+        Severity.WARN,
+        entry.path,
+        f"this file of {entry.size_bytes} bytes is not in the manifest: it was added after the save",
+        "move it out of the checkpoint, or run `chronicle manifest` to take it in",
     )
 
 
 def _other_size(file: ManifestFile, entry: DirectoryEntry) -> Finding:
     return Finding(
-        check="F1",
-        severity=Severity.ERROR,
-        path=file.path,
-        message=f"{entry.size_bytes} bytes, the manifest says {file.size_bytes}",
-        remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
+        "F1",
+        Severity.ERROR,
+        file.path,
+        f"{entry.size_bytes} bytes, the manifest says {file.size_bytes}",
+        "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
     )

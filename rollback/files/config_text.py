@@ -27,12 +27,12 @@ MAX_CHARACTERS = 1 << 20
 KINDS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
 
 
-class NotPlainJson(ValueError):
-    """The text is not a JSON object, names a key twice, or is too large or too deep; the message says which."""
-
-
 class NotPlainConfig(ValueError):
     """The text cannot be read exactly; the message says where and why."""
+
+
+class NotPlainJson(NotPlainConfig):
+    """The text is not a JSON object, names a key twice, or is too large or too deep; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,6 @@ def numbers(text: str, kind: str) -> dict[Keys, Number]:
         if kind == "json":
             return {keys: Number(float(text[a:b]), a, b) for keys, (a, b) in number_spans(text).items()}
         return dict(_toml(text) if kind == "toml" else _Yaml(text).read())
-    except NotPlainJson as problem:
-        raise NotPlainConfig(str(problem)) from None
     except RecursionError:
         raise NotPlainConfig("nested too deeply") from None
 
