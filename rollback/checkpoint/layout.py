@@ -72,6 +72,16 @@ class StateFile:
     rank: int | None
     size_bytes: int
 
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """The path without its last part."""
+        return self.path.rpartition("/")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rollback.checkpoint.layout import Role
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.lr import infer_scheduler_class
+from rollback.records import record_of
 
 LR_FIELDS = ("_last_lr", "base_lrs", "max_lrs", "min_lrs", "eta_min")
 GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "betas", "momentum", "eps")
@@ -26,7 +27,7 @@ class Difference:
 
     def to_json(self) -> dict[str, object]:
         """The form that `chronicle diff --json` prints."""
-        return {"name": self.name, "before": self.before, "after": self.after}
+        return record_of(self)
 
 
 def summarise(state: CheckpointState) -> dict[str, object]:

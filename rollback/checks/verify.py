@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollback.checkpoint.formats.format import CheckpointFormat
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
+from rollback.checkpoint.layout import Checkpoint, Role, StateFile
 from rollback.checkpoint.listing import format_named
 from rollback.checkpoint.manifest import (
     Manifest,
@@ -255,6 +255,10 @@ def _from_error(check: str, problem: RollbackError, path: str) -> Finding:
 
 # --- F1 and F3: the files against the manifest
 
+_RESTORE = "restore it, or go back to a complete checkpoint"
+_TAKE_IN = "move it out of the checkpoint, or run `chronicle manifest` to take it in"
+_GO_TO_INTACT = "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`"
+
 
 def compare_manifest(
     directory: Path,
@@ -267,14 +271,22 @@ def compare_manifest(
     """Compare a directory with its manifest: names and sizes (F1), with `full` also contents (F3)."""
     entries = {entry.path: entry for entry in listed_entries(directory)}
     listed = {file.path: file for file in manifest.files}
-    findings = [_vanished(path) for path in sorted(listed.keys() - entries.keys())]
-    findings += [_unlisted(entries[path]) for path in sorted(entries.keys() - listed.keys())]
+    findings = [
+        Finding("F1", Severity.ERROR, path, "missing: the manifest lists this file", _RESTORE)
+        for path in sorted(listed.keys() - entries.keys())
+    ]
+    for path in sorted(entries.keys() - listed.keys()):
+        said = f"this file of {entries[path].size_bytes} bytes is not in the manifest: it was added after the save"
+        findings.append(Finding("F1", Severity.WARN, path, said, _TAKE_IN))
     same_size = []
     for path in sorted(listed.keys() & entries.keys()):
-        if entries[path].size_bytes != listed[path].size_bytes:
-            findings.append(_other_size(listed[path], entries[path]))
-        else:
+        found, expected = entries[path].size_bytes, listed[path].size_bytes
+        if found == expected:
             same_size.append(listed[path])
+        else:
+            findings.append(
+                Finding("F1", Severity.ERROR, path, f"{found} bytes, the manifest says {expected}", _GO_TO_INTACT)
+            )
     if full:
         findings += _compare_contents(directory, same_size, executor, progress)
     return findings
@@ -311,7 +323,7 @@ def _compare_contents(
             Severity.ERROR,
             name,
             f"content changed since it was saved: digest {found}, the manifest says {expected}",
-            "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
+            _GO_TO_INTACT,
         )
         for name, found, expected in wrong
     ]
@@ -319,33 +331,3 @@ def _compare_contents(
 
 def _is_hex(text: str) -> bool:
     return re.fullmatch(r"[0-9a-fA-F]{8}", text) is not None
-
-
-def _vanished(path: str) -> Finding:
-    return Finding(
-        "F1",
-        Severity.ERROR,
-        path,
-        "missing: the manifest lists this file",
-        "restore it, or go back to a complete checkpoint",
-    )
-
-
-def _unlisted(entry: DirectoryEntry) -> Finding:
-    return Finding(
-        "F1",
-        Severity.WARN,
-        entry.path,
-        f"this file of {entry.size_bytes} bytes is not in the manifest: it was added after the save",
-        "move it out of the checkpoint, or run `chronicle manifest` to take it in",
-    )
-
-
-def _other_size(file: ManifestFile, entry: DirectoryEntry) -> Finding:
-    return Finding(
-        "F1",
-        Severity.ERROR,
-        file.path,
-        f"{entry.size_bytes} bytes, the manifest says {file.size_bytes}",
-        "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
-    )

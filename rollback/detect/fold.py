@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Self
 
+from rollback.records import plain_form
+
 
 class Fold:
     """A fold that can be stored after any point: folded in two halves it says what it says folded at once."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values; floats keep every bit through repr."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        """Return the state as plain JSON values."""
+        return {name: plain_form(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -22,16 +24,6 @@ class Fold:
         for name, known in vars(fold).items():
             setattr(fold, name, _like(known, record[name]))
         return fold
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Fold):
-        return value.to_json()
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, deque | list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _like(known: Any, value: Any) -> Any:

@@ -83,10 +83,6 @@ class Fusion(Fold):
         self.objective = False  # rewards or objectives are logged: the loss need not fall
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values."""
-        return super().to_json() | {"events": [event.to_json() for event in self.events]}
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Rebuild the fusion with its events and groups."""

@@ -142,23 +142,20 @@ _RATIO_TOLERANCE = 1e-9
 _PROVED_STEPS = 20
 
 # class -> (scheduler fields, group fields) that its next LRs are computed from; most classes do not use `base_lrs`
+_BY_LR_ALONE = (
+    SchedulerClass.STEP, SchedulerClass.MULTI_STEP, SchedulerClass.CONSTANT, SchedulerClass.LINEAR, SchedulerClass.EXPONENTIAL,
+    SchedulerClass.POLYNOMIAL, SchedulerClass.SEQUENTIAL, SchedulerClass.CHAINED,
+)  # fmt: skip
 _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(_BY_LR_ALONE, ((), ("lr",))),
     SchedulerClass.LAMBDA: (("base_lrs",), ("lr",)),
-    SchedulerClass.STEP: ((), ("lr",)),
-    SchedulerClass.MULTI_STEP: ((), ("lr",)),
-    SchedulerClass.CONSTANT: ((), ("lr",)),
-    SchedulerClass.LINEAR: ((), ("lr",)),
-    SchedulerClass.EXPONENTIAL: ((), ("lr",)),
-    SchedulerClass.POLYNOMIAL: ((), ("lr",)),
     SchedulerClass.COSINE: (("base_lrs", "eta_min"), ("lr",)),
     SchedulerClass.WARM_RESTARTS: (("base_lrs", "eta_min"), ("lr",)),
-    SchedulerClass.ONE_CYCLE: ((), ("lr", "initial_lr", "max_lr", "min_lr")),
+    SchedulerClass.ONE_CYCLE: ((), _GROUP_FIELDS),
     SchedulerClass.CYCLIC: (("base_lrs", "max_lrs"), ("lr",)),
     SchedulerClass.PLATEAU: (("min_lrs", "eps"), ("lr",)),
-    SchedulerClass.SEQUENTIAL: ((), ("lr",)),
-    SchedulerClass.CHAINED: ((), ("lr",)),
     SchedulerClass.TIMM: (_TIMM_FIELDS[:3], ("lr",)),
-    SchedulerClass.MMENGINE: (("base_values", "eta_min", "eta_max"), ("lr", "initial_lr", "max_lr", "min_lr")),
+    SchedulerClass.MMENGINE: (("base_values", "eta_min", "eta_max"), _GROUP_FIELDS),
     SchedulerClass.MMENGINE_OTHER: ((), ()),
     SchedulerClass.MEGATRON: (("max_lr", "start_lr", "min_lr"), ("lr", "max_lr", "min_lr")),
     SchedulerClass.NEW_BOB: (("hyperparam_value",), ("lr",)),  # each new value is the last one times a factor
@@ -290,11 +287,17 @@ def _replaced(tree: Any, keys: Keys, made: Mapping[Keys, float | int]) -> Any:
 # --- The state of a checkpoint after edits
 
 
+def edits_by_file(edits: Iterable[FieldEdit]) -> dict[str, list[FieldEdit]]:
+    """The edits of each file, in their order."""
+    found: dict[str, list[FieldEdit]] = {}
+    for edit in edits:
+        found.setdefault(edit.file, []).append(edit)
+    return found
+
+
 def edited_state(state: CheckpointState, edits: Sequence[FieldEdit]) -> CheckpointState:
     """The state that will be read from the edited files."""
-    by_file: dict[str, list[FieldEdit]] = {}
-    for edit in edits:
-        by_file.setdefault(edit.file, []).append(edit)
+    by_file = edits_by_file(edits)
     schedulers = [replace(s, state=edited_tree(s.state, s.prefix, by_file.get(s.file, ()))) for s in state.schedulers]
     optimizers = []
     for o in state.optimizers:

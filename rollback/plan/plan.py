@@ -19,7 +19,8 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import CheckpointState
 from rollback.files.config_text import ConfigFile
 from rollback.lr.authority import Evidence
-from rollback.lr.effect import FieldEdit
+from rollback.lr.effect import FieldEdit, edits_by_file
+from rollback.lr.launch_command import number_words
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import (
     Cost,
@@ -327,16 +328,13 @@ def _row(label: str, text: str) -> str:
 
 
 def _edits(plan: Plan) -> Iterator[str]:
-    all_edits = (*plan.edits, *plan.config_edits)
-    files = dict.fromkeys(edit.file for edit in all_edits)
-    for file in files:
+    for file, edits in edits_by_file((*plan.edits, *plan.config_edits)).items():
         what = plan.classes.get(file) or ("config of the next launch" if file.startswith("/") else "")
         yield _row("edit", file + (f"  ({what})" if what else ""))
-        edits = [edit for edit in all_edits if edit.file == file]
         rows = _merged(edits)
         width = max(len(name) for name, _, _ in rows)
         for name, before, after in rows:
-            yield _row("", f"  {name:<{width}}  {_number(before)} → {_number(after)}")
+            yield _row("", f"  {name:<{width}}  {number_words(before)} → {number_words(after)}")
 
 
 def _merged(edits: Sequence[FieldEdit]) -> list[tuple[str, float | int, float | int]]:
@@ -357,10 +355,6 @@ def _span(indices: Sequence[int]) -> str:
     if len(indices) == 1:
         return str(first)
     return f"{first}-{last}" if last - first + 1 == len(indices) else ",".join(map(str, indices))
-
-
-def _number(value: float | int) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
 def _lr_sentence(plan: Plan, guarded: bool) -> str:

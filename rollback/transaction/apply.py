@@ -30,7 +30,7 @@ from rollback.files.json_file import Keys
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import Leaf, LeafKind, TorchFile
 from rollback.lr.authority import Evidence
-from rollback.lr.effect import FieldEdit
+from rollback.lr.effect import FieldEdit, edits_by_file
 from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, PatchedFile, Receipt, Record, is_patched
@@ -241,9 +241,7 @@ def apply_plan(
     source = Path(plan.source)
     folder = source.parent if plan.single_file else source
     refuse_stale(plan, folder)
-    by_file: dict[str, list[FieldEdit]] = {}
-    for edit in plan.edits:
-        by_file.setdefault(edit.file, []).append(edit)
+    by_file = edits_by_file(plan.edits)
     root = Path(plan.root)
     patches = plan_patches(folder, by_file, reflinks=lambda: disk.can_reflink(root.parent))
     copied = {name: edits for name, edits in by_file.items() if name not in patches}
@@ -274,9 +272,8 @@ def apply_plan(
 def edited_copies(plan: Plan, source: Path, target: Path) -> tuple[StagedFile, ...]:
     """Write the edited files of a plan, and their manifest, from the directory `source` to `target`; each is checked."""
     changed: list[StagedFile] = []
-    names = list(dict.fromkeys(edit.file for edit in plan.edits))
-    writers = {name: _editor([edit for edit in plan.edits if edit.file == name]) for name in names}
-    if plan.has_manifest and names:
+    writers = {name: _editor(edits) for name, edits in edits_by_file(plan.edits).items()}
+    if plan.has_manifest and writers:
         writers[MANIFEST_NAME] = _manifest_writer(plan, {})  # last: it holds the digests of the others
     for name, writer in writers.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -365,9 +362,9 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
 
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
     """The new text of each config file; `refuse_stale` has checked that its old text is the planned one."""
-    for name in dict.fromkeys(edit.file for edit in plan.config_edits):
+    for name, edits in edits_by_file(plan.config_edits).items():
         text = Path(name).read_bytes().decode("utf-8")  # line ends as they are
-        values = {edit.keys: edit.after for edit in plan.config_edits if edit.file == name}
+        values = {edit.keys: edit.after for edit in edits}
         yield Path(name), replace_config_numbers(text, config_kind(name) or "json", values).encode()
 
 

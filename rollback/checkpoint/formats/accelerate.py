@@ -34,6 +34,7 @@ from rollback.checkpoint.state import (
     LrHint,
     OptimizerState,
     SchedulerState,
+    as_mapping,
     counters_in,
     find_states,
     hints_in,
@@ -144,14 +145,14 @@ class AccelerateFormat(CheckpointFormat):
 
 def _dcp_folders(files: Sequence[StateFile]) -> list[str]:
     """The DCP directories of an FSDP checkpoint, relative to it."""
-    folders = {file.path.rpartition("/")[0] for file in files}
+    folders = {file.folder for file in files}
     return sorted(folder for folder in folders if _FSDP_DIR.fullmatch(folder.rpartition("/")[2]))
 
 
 def _gaps(files: Sequence[StateFile], role: Role, stem: str) -> list[Finding]:
     """Numbered files must be contiguous from 0: Accelerate loads by count and index."""
     pattern = re.compile(re.escape(stem).replace(r"\{\}", r"(\d+)"))
-    numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.path.rpartition("/")[2]))}
+    numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.name))}
     highest = max(numbers, default=-1)
     what = f"it is number {{}} of 0–{highest}, and only {len(numbers)} exist"
     return list(gaps(numbers, stem.format, what.format, highest))
@@ -175,7 +176,7 @@ def read_accelerate_state(
         content = read_state_file(checkpoint.path / file.path)
         digests[file.rank or 0] = rng_digest(content)
         if file.rank == 0:
-            counters.update(counters_in(file.path, {"step": content.get(("step",))} if content.has(("step",)) else {}))
+            counters.update(counters_in(file.path, {"step": (as_mapping(content.tree) or {}).get("step")}))
     ranks = tuple(sorted(digests))
     world_size = len(ranks) or None
     all_optimizers = (*optimizers, *engine_optimizers)

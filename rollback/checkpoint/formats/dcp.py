@@ -97,7 +97,7 @@ def dcp_findings(directory: Path, folder: str) -> tuple[Finding, ...]:
 
 def missing_in_dcp(files: Sequence[StateFile], folder: str) -> list[Finding]:
     """F2 by names: the metadata is there, and at least one part."""
-    names = {file.path.rpartition("/")[2] for file in files if file.path.rpartition("/")[0] == folder}
+    names = {file.name for file in files if file.folder == folder}
     found = []
     if METADATA_NAME not in names:
         found.append((METADATA_NAME, "it is written last, so the save was interrupted"))

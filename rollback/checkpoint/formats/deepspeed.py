@@ -80,7 +80,7 @@ def role_in_tag(name: str) -> RoleAndRank | None:
 
 def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> EngineState:
     """Read model states and every rank's optimizer states of one tag."""
-    model_files = [file for file in files if file.role is Role.MODEL and _MODEL_STATES.fullmatch(_name(file))]
+    model_files = [file for file in files if file.role is Role.MODEL and _MODEL_STATES.fullmatch(file.name)]
     optim_files = [file for file in files if file.role is Role.OPTIMIZER]
     models = [_read_model_states(checkpoint.path, file) for file in model_files]
     parts = map_files(read_optim_states, [(checkpoint.path, file) for file in optim_files])
@@ -96,10 +96,6 @@ def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> EngineSta
         counters=_named(first.counters, model_files),
         findings=tuple(findings),
     )
-
-
-def _name(file: StateFile) -> str:
-    return file.path.rpartition("/")[2]
 
 
 def _named(counters: Mapping[str, int | float], files: Sequence[StateFile]) -> dict[str, int | float]:
@@ -172,7 +168,7 @@ def _rank_count(
         Finding(
             "F2",
             Severity.ERROR,
-            (optims or models)[0].path.rpartition("/")[0] or ".",
+            (optims or models)[0].folder or ".",
             f"{what} where {why}",
             "go back to a complete checkpoint: the loader would stop, or read the first parts only",
         )
@@ -182,7 +178,7 @@ def _rank_count(
 
 def missing_in_tag(files: Sequence[StateFile]) -> list[Finding]:
     """F2 by names alone: model states are there, and the ranks are contiguous from 0."""
-    named = [(_MODEL_STATES.fullmatch(_name(f)) or _OPTIM_STATES.fullmatch(_name(f)), f) for f in files]
+    named = [(_MODEL_STATES.fullmatch(f.name) or _OPTIM_STATES.fullmatch(f.name), f) for f in files]
     found: list[Finding] = []
     if not any(match and "model_states" in match[0] for match, _ in named):
         found.append(missing_file("mp_rank_00_model_states.pt", "no model states"))
@@ -240,8 +236,8 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """As for Accelerate, but weights and optimizer are in the tag directory."""
-        tags = sorted({f.path.rpartition("/")[0] for f in files if _ENGINE_DIR.fullmatch(f.path)})
-        found = [f for tag in tags for f in missing_in_tag([x for x in files if x.path.rpartition("/")[0] == tag])]
+        tags = sorted({f.folder for f in files if _ENGINE_DIR.fullmatch(f.path)})
+        found = [f for tag in tags for f in missing_in_tag([x for x in files if x.folder == tag])]
         return found + super().missing([f for f in files if not _ENGINE_DIR.fullmatch(f.path)])
 
     def usual(self, files: Sequence[StateFile]) -> list[Finding]:
@@ -252,8 +248,8 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Accelerate's files and the engine's, read together."""
         in_tags = [file for file in checkpoint.files if _ENGINE_DIR.fullmatch(file.path)]
-        tags = sorted({file.path.rpartition("/")[0] for file in in_tags})
-        engines = [read_engine(checkpoint, [f for f in in_tags if f.path.rpartition("/")[0] == tag]) for tag in tags]
+        tags = sorted({file.folder for file in in_tags})
+        engines = [read_engine(checkpoint, [f for f in in_tags if f.folder == tag]) for tag in tags]
         own = replace(checkpoint, files=tuple(f for f in checkpoint.files if f not in in_tags))
         state = read_accelerate_state(
             own,

@@ -57,7 +57,7 @@ class FolderFormat(NamedFormat):
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The states of all parts together, each named by its file."""
-        folders = {f.path.rpartition("/")[0] for f in checkpoint.files if f.path.rpartition("/")[2] == METADATA_NAME}
+        folders = {f.folder for f in checkpoint.files if f.name == METADATA_NAME}
         parts = [read_dcp_state(checkpoint, folder, owner="app") for folder in sorted(folders)]
         for file in checkpoint.files:
             read = re.fullmatch(self.torch_files, file.path) and not re.fullmatch(self.texts, file.path)
@@ -93,7 +93,7 @@ def _read_part(checkpoint: Checkpoint, file: StateFile) -> CheckpointState:
         return CheckpointState(
             checkpoint=checkpoint, schedulers=(scheduler_state(file.path, (), content.tree, owner="app"),)
         )
-    folder = file.path.rpartition("/")[0]
+    folder = file.folder
 
     def at(name: str) -> str:
         return f"{folder}/{name}" if folder else name
