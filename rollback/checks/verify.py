@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import Checkpoint, Role, StateFile
-from rollback.checkpoint.listing import format_named
+from rollback.checkpoint.listing import format_of
 from rollback.checkpoint.manifest import (
     Manifest,
     ManifestFile,
@@ -123,9 +123,7 @@ def refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> None
 
 def check_names(checkpoint: Checkpoint) -> list[Finding]:
     """F1 and F2 from names alone: strays and missing files."""
-    known = format_named(checkpoint.format)
-    if known is None:
-        raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
+    known = format_of(checkpoint)
     strays = [
         Finding(
             "F1",
@@ -219,10 +217,10 @@ def _check_files(
 ) -> list[Finding]:
     findings: list[Finding] = []
     targets: list[ChecksumTarget] = []
-    writer = format_named(checkpoint.format)
+    writer = format_of(checkpoint)
     for file in files:
         if file.role is not Role.MANIFEST:
-            known = writer is None or writer.role_of(file.path) is not None
+            known = writer.role_of(file.path) is not None
             found, more = examine_file(checkpoint.folder / file.path, file.path, full=full, known=known)
             findings += found
             targets += more
@@ -235,10 +233,8 @@ def _check_files(
 def _check_contents(
     checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool
 ) -> tuple[CheckpointState | None, list[Finding]]:
-    known = format_named(checkpoint.format)
-    assert known is not None
     try:
-        state = known.read_state(checkpoint)
+        state = format_of(checkpoint).read_state(checkpoint)
         moments = check_moments(checkpoint, state.optimizers, max_files=len(state.optimizers) if full else MOMENT_FILES)
         if full:
             moments = [one for one in moments if one.check != "F11"] + check_values(checkpoint, state.optimizers)

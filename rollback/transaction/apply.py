@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies
+from rollback.checkpoint.listing import format_of, list_checkpoints, list_elsewhere, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.remnants import find_remnants, unreadable_beside
@@ -77,8 +77,8 @@ def plan_from_disk(
 
     Reads the fingerprints of the files to be edited, pointer files and symbolic links. Raises `PlanRefused`.
     """
-    known = format_named(chosen.format)
-    if known is not None and not known.editable:
+    known = format_of(chosen)
+    if not known.editable:
         raise PlanRefused(
             f"`{chosen.path}` is a checkpoint of {chosen.format}: such checkpoints are read and checked, a rollback does not "
             "move or edit them",
@@ -88,7 +88,7 @@ def plan_from_disk(
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
     is_here = RemoteView.opened is None  # in a store nothing is moved
-    is_loose = known is not None and known.by_content and is_here
+    is_loose = known.by_content and is_here
     remnants = find_remnants(root, listed, chosen) if is_here and not request.keep_later else {}
     plan = compose_plan(
         request,

@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +124,17 @@ def recover_change(
             traces.remove(disk)
             record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "reverted"})
             return None
-        prepared = Prepared.from_json(moved(json.loads((traces.workspace / READY).read_bytes())))
-        receipt = _finish(prepared, traces.workspace, record, disk)
+        receipt = _finish(_read_ready(traces.workspace, moved), traces.workspace, record, disk)
         record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "finished", "receipt": receipt.id})
     except OSError as problem:
         raise StoppedPartWay(
             f"recovery stopped: {_words(problem)}", remedy="fix the cause, then run `chronicle recover` again"
         ) from problem
     return receipt
+
+
+def _read_ready(workspace: Path, moved: Callable[[Any], Any]) -> Prepared:
+    return Prepared.from_json(moved(json.loads((workspace / READY).read_bytes())))
 
 
 def remove_leftovers(
@@ -142,7 +146,7 @@ def remove_leftovers(
     for intent in closed:
         workspace = workspace_of(root.parent, intent)
         if (workspace / READY).is_file():
-            _clean(Prepared.from_json(moved(intent, json.loads((workspace / READY).read_bytes()))), workspace, disk)
+            _clean(_read_ready(workspace, partial(moved, intent)), workspace, disk)
             removed += 1
         elif workspace.is_dir():
             _remove_workspace(workspace, disk)
