@@ -139,10 +139,4 @@ class Finding(NamedTuple):
 
     def to_json(self) -> dict[str, str | None]:
         """The finding as a JSON object."""
-        return {
-            "check": self.check,
-            "severity": self.severity.value,
-            "path": self.path,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
+        return {**self._asdict(), "severity": self.severity.value}

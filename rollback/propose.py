@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from rollback.channels import Role, role_of
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.plan.request import RESHUFFLE, SKIP
+from rollback.records import record_of
 
 # --- Values
 
@@ -68,15 +69,6 @@ class PastRollback:
     action: Action = Action.SKIP
     lr_scale: float = 1.0
     day: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """How many rollbacks may be proposed before a person has to decide; counted over `History.rollbacks`."""
-
-    per_region: int = 3
-    per_day: int = 4
-    discarded_fraction: float = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +134,7 @@ class Proposal:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        record = asdict(self)
-        record["action"] = self.action.value
-        for name in ("events", "alternatives", "reasons", "exhausted"):
-            record[name] = list(record[name])
-        return record
+        return record_of(self)
 
 
 # --- The policy
@@ -157,6 +145,7 @@ RELAPSE_STEPS, RELAPSE_DISTANCES = 2000, 3
 HARDWARE_STEPS = 100
 SKIP_AFTER_ONSET = 200
 MIN_LR_FACTOR = 0.1
+PER_REGION, PER_DAY, DISCARDED_FRACTION = 3, 4, 0.15  # budgets: beyond them a person has to decide
 EXACT = frozenset((Kind.LR_MISMATCH, Kind.POISONED, Kind.REPLICAS))  # kinds whose first wrong step is known
 RAISED_LR = 1.2
 
@@ -165,11 +154,9 @@ def propose(
     events: Sequence[Event],
     checkpoints: Sequence[CandidateCheckpoint],
     history: History | None = None,
-    *,
-    budgets: Budgets | None = None,
 ) -> Proposal | None:
     """Return the proposal for the newest cluster that calls for one, or None when nothing does."""
-    history, budgets = history or History(), budgets or Budgets()
+    history = history or History()
     events = _standing(events)
     calling = [event for event in events if event.tier is Tier.PROPOSE and event.status is not Status.RECOVERED]
     if not calling:
@@ -215,13 +202,13 @@ def propose(
     if history.lr_factor * lr_scale < MIN_LR_FACTOR:
         lr_scale, action = 1.0, Action.STOP
         reasons.append(f"the LR is already {history.lr_factor:.4g} × the original: it is not reduced further")
-    exhausted = _exhausted(history, budgets, relapses, target, onset)
+    exhausted = _exhausted(history, relapses, target, onset)
     by_hand = _by_hand(target, action, lr_scale, history)
     return Proposal(
         events=tuple(event.id for event in cluster), cluster=calling[-1].cluster, onset_step=onset,
         onset_low_step=low, before_step=limit, target_step=target.step if target else None,
         target_launch=target.launch if target else None, action=action, lr_scale=lr_scale,
-        cost_steps=max(0, history.last_step - target.step) if target else None,
+        cost_steps=_cost(history, target) if target else None,
         cost_hours=_hours(history, target), alternatives=tuple(_alternative(history, c) for c in older[-3:-1][::-1]),
         reasons=tuple(reasons), exhausted=exhausted,
         command=_command(target, checkpoints, action, lr_scale, history, onset, honours) if target else None,
@@ -370,34 +357,37 @@ def _is_wrong_lr(event: Event, onset: int) -> bool:
 
 
 def _exhausted(
-    history: History, budgets: Budgets, relapses: Sequence[PastRollback], target: CandidateCheckpoint | None, onset: int
+    history: History, relapses: Sequence[PastRollback], target: CandidateCheckpoint | None, onset: int
 ) -> tuple[str, ...]:
     """Return a sentence for each budget that this rollback would overdraw."""
     spent = []
-    if len(relapses) >= budgets.per_region:
-        spent.append(f"{len(relapses)} rollbacks in the region of step {onset} (budget {budgets.per_region})")
+    if len(relapses) >= PER_REGION:
+        spent.append(f"{len(relapses)} rollbacks in the region of step {onset} (budget {PER_REGION})")
     today = [past for past in history.rollbacks if past.day is not None and past.day == history.day]
-    if len(today) >= budgets.per_day:
-        spent.append(f"{len(today)} rollbacks in one day (budget {budgets.per_day})")
-    cost = max(0, history.last_step - target.step) if target else 0
+    if len(today) >= PER_DAY:
+        spent.append(f"{len(today)} rollbacks in one day (budget {PER_DAY})")
+    cost = _cost(history, target) if target else 0
     if history.last_step and history.rollbacks:
         share = (history.discarded_steps + cost) / (history.last_step + history.discarded_steps)
-        if share > budgets.discarded_fraction:
-            spent.append(f"{share:.0%} of all steps discarded (budget {budgets.discarded_fraction:.0%})")
+        if share > DISCARDED_FRACTION:
+            spent.append(f"{share:.0%} of all steps discarded (budget {DISCARDED_FRACTION:.0%})")
     return tuple(spent)
+
+
+def _cost(history: History, target: CandidateCheckpoint) -> int:
+    """The steps that going back to it discards."""
+    return max(0, history.last_step - target.step)
 
 
 def _hours(history: History, target: CandidateCheckpoint | None) -> float | None:
     if target is None or history.seconds_per_step is None:
         return None
-    return round(max(0, history.last_step - target.step) * history.seconds_per_step / 3600.0, 3)
+    return round(_cost(history, target) * history.seconds_per_step / 3600.0, 3)
 
 
 def _alternative(history: History, candidate: CandidateCheckpoint) -> Alternative:
-    cost = max(0, history.last_step - candidate.step)
-    return Alternative(
-        step=candidate.step, launch=candidate.launch, cost_steps=cost, cost_hours=_hours(history, candidate)
-    )
+    cost, hours = _cost(history, candidate), _hours(history, candidate)
+    return Alternative(step=candidate.step, launch=candidate.launch, cost_steps=cost, cost_hours=hours)
 
 
 def _by_hand(target: CandidateCheckpoint | None, action: Action, lr_scale: float, history: History) -> str:

@@ -72,6 +72,16 @@ class StateFile:
     rank: int | None
     size_bytes: int
 
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """The path without its last part."""
+        return self.path.rpartition("/")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
@@ -176,11 +186,6 @@ _LEFTOVERS = re.compile(
 def is_leftover(name: str) -> bool:
     """Whether it is the name of a leftover: a backup, a swap file, a copy."""
     return _LEFTOVERS.fullmatch(name) is not None
-
-
-def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
-    """Whether `name`, which is not a state file, contains the stem of one."""
-    return stems.search(name) is not None
 
 
 # --- Files of one save, side by side

@@ -52,9 +52,12 @@ def find_format(name: str, entries: Sequence[DirectoryEntry]) -> CheckpointForma
     return next((known for known in FORMATS if known.claims(name, entries)), None)
 
 
-def format_named(name: str) -> CheckpointFormat | None:
-    """The format with that name, or None."""
-    return next((known for known in FORMATS if known.name == name), None)
+def format_of(checkpoint: Checkpoint) -> CheckpointFormat:
+    """The format of a checkpoint; raises `UnknownFormat` where this program has none of that name."""
+    known = next((one for one in FORMATS if one.name == checkpoint.format), None)
+    if known is None:
+        raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
+    return known
 
 
 def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint:
@@ -65,7 +68,7 @@ def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint
     """
     path = Path(path)
     if not path.exists():
-        raise CheckpointNotFound(*_not_there(path))
+        raise CheckpointNotFound(_not_there(path))
     found = _describe(Path(os.path.abspath(path)), abandoned=_abandoned_id(path))
     if found is None:
         raise UnknownFormat(*_what_is_there(path))
@@ -86,7 +89,7 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
         for folder in _directories(root.parent / _ABANDONED_DIR):
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
-    own = {c.path for c in found if c.step is not None or c.strays or not _is_by_content(c)}
+    own = {c.path for c in found if c.step is not None or c.strays or not format_of(c).by_content}
     stateless: dict[Path, dict[str, int]] = {}
     for one in found:
         if one.single_file and one.path not in own:
@@ -300,10 +303,8 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
     """Read the step from the counters if name and manifest do not give it; not with strays, which are refused first."""
     if checkpoint.step is not None or checkpoint.strays:
         return checkpoint
-    known = format_named(checkpoint.format)
-    assert known is not None
     try:
-        state = known.read_state(checkpoint)
+        state = format_of(checkpoint).read_state(checkpoint)
     except RollbackError:
         return checkpoint  # no step: reading or verifying it reports why
     step = state.optimizer_step if state.writer_step is None else state.writer_step
@@ -327,11 +328,6 @@ def _with_parts(checkpoint: Checkpoint, stateless: Mapping[str, int] | None = No
     roles = {name: Role.MODEL if name.endswith(".safetensors") else Role.CUSTOM for name in parts}
     files = [StateFile(path=name, role=role, rank=None, size_bytes=stateless[name]) for name, role in roles.items()]
     return replace(checkpoint, files=(*checkpoint.files, *files)) if files else checkpoint
-
-
-def _is_by_content(checkpoint: Checkpoint) -> bool:
-    known = format_named(checkpoint.format)
-    return known is not None and known.by_content
 
 
 def _entries_of(root: Path) -> tuple[DirectoryEntry, ...]:
@@ -387,14 +383,14 @@ def _way_to_near(checkpoints: Sequence[Checkpoint], step: int, root: Path | None
     return f"name one of these, such as --to {steps[0]}" if steps else "name the directory that holds them with --checkpoints"
 
 
-def _not_there(path: Path) -> tuple[str, str | None]:
+def _not_there(path: Path) -> str:
     names = [entry.name for entry in _entries_of(path.parent)][:8]
     if not names:
-        return f"`{path}` does not exist, nor anything beside it", None
-    return f"`{path}` does not exist: beside it are {', '.join(names)}", None
+        return f"`{path}` does not exist, nor anything beside it"
+    return f"`{path}` does not exist: beside it are {', '.join(names)}"
 
 
-def _what_is_there(path: Path) -> tuple[str, str | None]:
+def _what_is_there(path: Path) -> tuple[str, str]:
     if path.is_file():
         return (
             f"`{path}` is not a checkpoint file of a known writer",
@@ -424,10 +420,7 @@ def read_state(checkpoint: Checkpoint | Path | str, *, allow_strays: bool = Fals
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     if not allow_strays:
         refuse_strays(checkpoint)
-    known = format_named(checkpoint.format)
-    if known is None:
-        raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
-    return known.read_state(checkpoint)
+    return format_of(checkpoint).read_state(checkpoint)
 
 
 def refuse_strays(checkpoint: Checkpoint) -> None:

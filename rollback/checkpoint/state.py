@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
@@ -45,7 +45,7 @@ class OptimizerState:
     """One stored optimizer (or one rank's part of it): `prefix` leads to the dict that holds `param_groups`.
 
     `steps` are the smallest and the largest per-parameter step counters, None when there are none. `num_states`
-    counts parameters with state; `step_keys` are key paths of the counters, relative to the file.
+    counts parameters with state.
     """
 
     file: str
@@ -54,7 +54,6 @@ class OptimizerState:
     steps: tuple[int, int] | None
     rank: int | None = None
     num_states: int = 0
-    step_keys: tuple[Prefix, ...] = ()
     owner: str = "optimizer"
     moments: tuple[str, ...] = ()
     flat_names: tuple[tuple[str, ...], ...] = ()  # where keys are flattened: the parameters of each group
@@ -167,6 +166,7 @@ _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"
                    {"hyperparam_value", "metric_values"})  # timm, mmengine, Megatron, SpeechBrain  # fmt: skip
 _MAX_COUNTERS = 64
 _MAX_SEARCHED = 200_000
+_STATE_LEVELS, _HINT_LEVELS = 5, 6  # so deep they are looked for
 MAX_LEVELS = 12  # nested schedulers: each takes two levels
 _MAX_VALUES = 1_000_000  # of one state dict; a container counts as _CONTAINER of them
 _CONTAINER = 10
@@ -196,7 +196,7 @@ def is_optimizer(value: object) -> bool:
     return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
 
 
-def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, str]]:
+def find_states(tree: object) -> list[tuple[Prefix, object, str]]:
     """(key path, value, "optimizer" or "scheduler") of every state dict in a tree, outermost first, in its order."""
     found: list[tuple[Prefix, object, str]] = []
     todo: deque[tuple[Prefix, object]] = deque([((), tree)])
@@ -210,7 +210,7 @@ def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, 
             found.append((prefix, value, "optimizer"))
         elif is_scheduler(value):
             found.append((prefix, value, "scheduler"))
-        elif len(prefix) < levels:
+        elif len(prefix) < _STATE_LEVELS:
             children = as_mapping(value) or (dict(enumerate(value)) if isinstance(value, (list, tuple)) else {})
             todo += [((*prefix, key), part) for key, part in children.items() if isinstance(key, (str, int))]
     return found
@@ -226,7 +226,7 @@ _MAX_HINTS = 32
 _MAX_HINT_VALUES = 400
 
 
-def hints_in(file: str, tree: object, found: Sequence[Prefix] = (), *, levels: int = 6) -> tuple[LrHint, ...]:
+def hints_in(file: str, tree: object, found: Sequence[Prefix]) -> tuple[LrHint, ...]:
     """The parts of a tree that concern the LR and are not among the `found` state dicts of torch's classes.
 
     A dict counts when its name or that of a container around it is a scheduler's, when its fields are, or when it names
@@ -242,7 +242,7 @@ def hints_in(file: str, tree: object, found: Sequence[Prefix] = (), *, levels: i
         seen.add(id(value))
         parts = as_mapping(value)
         if parts is None:
-            if isinstance(value, (list, tuple)) and len(prefix) < levels and len(value) <= _MAX_HINT_VALUES:
+            if isinstance(value, (list, tuple)) and len(prefix) < _HINT_LEVELS and len(value) <= _MAX_HINT_VALUES:
                 todo += [((*prefix, index), part, named) for index, part in enumerate(value)]
             continue
         kind = _hint_kind(parts, named)
@@ -252,7 +252,7 @@ def hints_in(file: str, tree: object, found: Sequence[Prefix] = (), *, levels: i
             hints.append(LrHint(file=file, keys=prefix, kind=kind, values=values))
             if kind is HintKind.SCHEDULER and not holds:
                 continue
-        if len(prefix) < levels:
+        if len(prefix) < _HINT_LEVELS:
             for key, part in parts.items():
                 if isinstance(key, (str, int)) and not isinstance(part, TensorRef):
                     todo.append(((*prefix, key), part, named or _SCHEDULER_NAME.search(str(key)) is not None))
@@ -299,7 +299,7 @@ def _is_lr_value(value: object) -> bool:
 
 
 def scheduler_state(
-    file: str, prefix: Prefix, value: object, *, owner: str, authoritative: bool = True, rank: int | None = None
+    file: str, prefix: Prefix, value: object, *, owner: str, rank: int | None = None
 ) -> SchedulerState:
     """The scheduler at `prefix` of `file`, numbers of 0-dim tensors and numpy scalars as plain numbers."""
     return SchedulerState(
@@ -307,7 +307,6 @@ def scheduler_state(
         prefix=prefix,
         state=numbers_in(value, Budget(file)),
         owner=owner,
-        authoritative=authoritative,
         rank=rank,
     )
 
@@ -363,23 +362,19 @@ def optimizer_state(
     )
     state = (as_mapping(found.get("state")) or {}) if flat is None else flat.states
     steps: list[int] = []
-    keys: list[Prefix] = []
     moments: set[str] = set()
-    for name, parts in state.items():
+    for parts in state.values():
         entry = as_mapping(parts) or {}
         tensors = {**entry, **(as_mapping(entry.get(BNB_STATE)) or {})}
         moments.update(str(key) for key, part in tensors.items() if isinstance(part, TensorRef) and part.shape)
         step = _count(entry.get("step"))
         if step is not None:
             steps.append(step)
-            known = name if isinstance(name, (str, int)) else str(name)
-            keys.append((*prefix, "state", known, "step") if flat is None else (*prefix, f"state.{known}.step"))
     listed = groups if isinstance(groups, list) else []
-    for index, group in enumerate(listed):
+    for group in listed:
         step = _count(group.get("step")) if isinstance(group, dict) else None
         if step is not None:  # FusedAdam stores the counter in the group
             steps.append(step)
-            keys.append((*prefix, "param_groups", index, "step"))
     budget = Budget(file)
     return OptimizerState(
         file=file,
@@ -388,7 +383,6 @@ def optimizer_state(
         steps=(min(steps), max(steps)) if steps else None,
         rank=rank,
         num_states=len(state),
-        step_keys=tuple(keys),
         owner=owner,
         moments=tuple(sorted(moments)),
         flat_names=() if flat is None else tuple(names for _, names in flat.groups),
@@ -420,6 +414,34 @@ def _numbers_below(value: object, path: str, levels: int) -> Iterator[tuple[str,
             yield name, number
         elif levels > 1:
             yield from _numbers_below(part, name, levels - 1)
+
+
+def newest_step(optimizers: Iterable[OptimizerState]) -> int | None:
+    """The largest step counter of all optimizers; None when there is none."""
+    return max((one.steps[1] for one in optimizers if one.steps), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStates:
+    """The optimizers and schedulers of a tree, found by their keys, and where they lie."""
+
+    optimizers: tuple[OptimizerState, ...]
+    schedulers: tuple[SchedulerState, ...]
+    prefixes: tuple[Prefix, ...]
+
+
+def states_in(file: str, tree: object, *, owner: str, rank: int | None = None) -> FoundStates:
+    """The optimizers and schedulers in the tree of `file`."""
+    found = find_states(tree)
+    return FoundStates(
+        optimizers=tuple(
+            optimizer_state(file, prefix, value, owner=owner, rank=rank) for prefix, value, kind in found if kind == "optimizer"
+        ),
+        schedulers=tuple(
+            scheduler_state(file, prefix, value, owner=owner, rank=rank) for prefix, value, kind in found if kind == "scheduler"
+        ),
+        prefixes=tuple(prefix for prefix, _, _ in found),
+    )
 
 
 def last_epoch_of(state: Mapping[str, object]) -> int | None:

@@ -61,12 +61,6 @@ def examine_file(
     return [damage(name, message, remedy) for message, remedy in problems], targets
 
 
-def check_file(path: Path, name: str, *, full: bool) -> list[Finding]:
-    """F3 for one file, its checksums included, here and now."""
-    findings, targets = examine_file(path, name, full=full)
-    return findings + checksum_findings(targets)
-
-
 def checksum_findings(
     targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: ByteProgress | None = None
 ) -> list[Finding]:
@@ -84,11 +78,11 @@ def checksum_findings(
 def damage(name: str, message: str, remedy: str | None) -> Finding:
     """An F3 finding."""
     return Finding(
-        check="F3",
-        severity=Severity.ERROR,
-        path=name,
-        message=message,
-        remedy=remedy or "restore the file from a copy, or go back to another checkpoint",
+        "F3",
+        Severity.ERROR,
+        name,
+        message,
+        remedy or "restore the file from a copy, or go back to another checkpoint",
     )
 
 
@@ -224,11 +218,11 @@ def _check(checkpoint: Checkpoint, optimizer: OptimizerState) -> list[Finding]:
         found.append(("F11", "second moments hold NaN"))
     return [
         Finding(
-            check=check,
-            severity=Severity.ERROR,
-            path=optimizer.file,
-            message=message,
-            remedy="go back to an earlier checkpoint",
+            check,
+            Severity.ERROR,
+            optimizer.file,
+            message,
+            "go back to an earlier checkpoint",
         )
         for check, message in found
     ]

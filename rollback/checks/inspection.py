@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rollback.checkpoint.layout import Role
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.lr import infer_scheduler_class
+from rollback.records import record_of
 
 LR_FIELDS = ("_last_lr", "base_lrs", "max_lrs", "min_lrs", "eta_min")
 GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "betas", "momentum", "eps")
@@ -26,7 +27,7 @@ class Difference:
 
     def to_json(self) -> dict[str, object]:
         """The form that `chronicle diff --json` prints."""
-        return {"name": self.name, "before": self.before, "after": self.after}
+        return record_of(self)
 
 
 def summarise(state: CheckpointState) -> dict[str, object]:
@@ -124,22 +125,18 @@ def compare_states(before: CheckpointState, after: CheckpointState) -> list[Diff
     ]
 
 
+_COMPARED = (
+    "step", "format", "optimizer_step", "scheduler_unit", "world_size", "counters", "rng", "data", "topology", "config",
+)  # fmt: skip
+
+
 def _comparable(state: CheckpointState) -> dict[str, object]:
     """The summary without values that always differ, such as paths."""
     summary = summarise(state)
     return {
-        "step": summary["step"],
-        "format": summary["format"],
-        "optimizer_step": summary["optimizer_step"],
-        "scheduler_unit": summary["scheduler_unit"],
-        "world_size": summary["world_size"],
+        **{name: summary[name] for name in _COMPARED},
         "scheduler": [{k: v for k, v in _scheduler(s).items() if k != "last_epoch"} for s in state.schedulers],
         "optimizer": summary["optimizers"],
-        "counters": summary["counters"],
-        "rng": summary["rng"],
-        "data": summary["data"],
-        "topology": summary["topology"],
-        "config": summary["config"],
         "files": {f.path: f.size_bytes for f in state.checkpoint.files},
     }
 

@@ -37,15 +37,15 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
         usual = max(set(newest.values()), key=list(newest.values()).count)
         for file, step in newest.items():
             if step != usual:
-                yield _finding("F4", Severity.ERROR, file, f"its optimizer is at step {step}, the others at {usual}: "
+                yield Finding("F4", Severity.ERROR, file, f"its optimizer is at step {step}, the others at {usual}: "
                                "it belongs to another checkpoint", WRONG_FILE)  # fmt: skip
     for file, (low, high) in by_file.items():
         if low != high:
-            yield _finding("F4", Severity.INFO, file, f"parameters were updated between {low} and {high} times: "
+            yield Finding("F4", Severity.INFO, file, f"parameters were updated between {low} and {high} times: "
                            "some had no gradient at some steps")  # fmt: skip
     named, counted = state.checkpoint.step, state.optimizer_step
     if named is not None and counted is not None and not _counts(named, _steps_of_each(state.optimizers) or [counted]):
-        yield _finding(
+        yield Finding(
             "F4",
             Severity.WARN,
             ".",
@@ -57,10 +57,10 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
         if named is None or value == named:
             continue
         if state.checkpoint.step_source == "counters":  # a script's own counter: what it counts is unknown
-            yield _finding("F4", Severity.INFO, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
+            yield Finding("F4", Severity.INFO, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
                            f"the optimizer has made {named} steps: not compared, the script may count otherwise")  # fmt: skip
         else:
-            yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
+            yield Finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
                            f"the checkpoint has step {named}", WRONG_FILE)  # fmt: skip
 
 
@@ -93,12 +93,12 @@ def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> It
     if last_epoch is None and infer_scheduler_class(scheduler.state) in (None, *FOREIGN):
         return  # not torch's: it counts by a name of its own, or its caller tells it the step
     if last_epoch is None:
-        yield _finding("F4", Severity.WARN, scheduler.file, "the scheduler state has no counter: it restarts at 0",
+        yield Finding("F4", Severity.WARN, scheduler.file, "the scheduler state has no counter: it restarts at 0",
                        "check that this run wrote the file")  # fmt: skip
         return
     count = scheduler.state.get("_step_count")
     if isinstance(count, int) and count != last_epoch + 1:
-        yield _finding("F4", Severity.INFO, scheduler.file, f"_step_count is {count}, last_epoch {last_epoch}: "
+        yield Finding("F4", Severity.INFO, scheduler.file, f"_step_count is {count}, last_epoch {last_epoch}: "
                        "usually one apart")  # fmt: skip
     if step is None or not scheduler.authoritative or "last_batch_iteration" in scheduler.state:
         return
@@ -112,7 +112,7 @@ def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> It
     if behind and last_epoch < expected // 2:
         why += "; a schedule that restarted from zero also looks like this"
     message = f"last_epoch is {last_epoch} but the optimizer made {step} steps (expected {unit} per step): {why}"
-    yield _finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle diff A B`")
+    yield Finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle diff A B`")
 
 
 def _scheduler_disagreements(schedulers: Sequence[SchedulerState]) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def _scheduler_disagreements(schedulers: Sequence[SchedulerState]) -> Iterator[F
                 continue
             for field in ("last_epoch", "last_batch_iteration", "base_lrs", "_last_lr"):
                 if _differ(one.state.get(field), other.state.get(field)):
-                    yield _finding(
+                    yield Finding(
                         "F4",
                         Severity.ERROR,
                         other.file,
@@ -142,7 +142,7 @@ def check_lrs(state: CheckpointState) -> Iterator[Finding]:
         for index, group in enumerate(optimizer.groups):
             lr = group.get("lr")
             if isinstance(lr, (int, float)) and (not math.isfinite(lr) or lr < 0):
-                yield _finding("F5", Severity.ERROR, optimizer.file, f"group {index} has lr {lr!r}", GO_BACK)
+                yield Finding("F5", Severity.ERROR, optimizer.file, f"group {index} has lr {lr!r}", GO_BACK)
     yield from _ranks_agree(state.optimizers)
     owners = [s for s in state.schedulers if s.authoritative and s.rank in (None, 0)]
     optimizers = [o for o in state.optimizers if o.rank in (None, 0) and o.groups]
@@ -165,12 +165,12 @@ def _compare_lrs(scheduler: SchedulerState, optimizer: OptimizerState) -> Iterat
         if len(stored) == len(known) < len(optimizer.groups) and known == list(optimizer.groups[: len(known)]):
             continue  # the other groups were added after the scheduler was made (a backbone that is thawed)
         if len(stored) != len(optimizer.groups):
-            yield _finding("F5", Severity.ERROR, scheduler.file, f"{field} has {len(stored)} values, `{optimizer.file}` "
+            yield Finding("F5", Severity.ERROR, scheduler.file, f"{field} has {len(stored)} values, `{optimizer.file}` "
                            f"{len(optimizer.groups)} groups", WRONG_FILE)  # fmt: skip
             return
         for index, (value, group) in enumerate(zip(stored, optimizer.groups, strict=True)):
             if key in group and _differ(value, group[key]):
-                yield _finding(
+                yield Finding(
                     "F5",
                     Severity.WARN,
                     scheduler.file,
@@ -185,7 +185,7 @@ def _ranks_agree(optimizers: Sequence[OptimizerState]) -> Iterator[Finding]:
     for part in parts[1:]:
         for index, (group, first) in enumerate(zip(part.groups, parts[0].groups, strict=False)):
             if _differ(group.get("lr"), first.get("lr")):
-                yield _finding(
+                yield Finding(
                     "F5",
                     Severity.ERROR,
                     part.file,
@@ -199,7 +199,7 @@ def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
     """F6: an optimizer that made steps has state for its parameters."""
     for optimizer in state.optimizers:
         if not optimizer.num_states and optimizer.groups and not _keeps_none(optimizer):
-            yield _finding(
+            yield Finding(
                 "F6",
                 Severity.ERROR,
                 optimizer.file,
@@ -209,12 +209,12 @@ def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
         listed = [group["params"] for group in optimizer.groups if isinstance(group.get("params"), list)]
         params = sum(len(names) for names in listed if isinstance(names, list))
         if optimizer.rank is None and 0 < optimizer.num_states < params:
-            yield _finding("F6", Severity.INFO, optimizer.file, f"{optimizer.num_states} of {params} parameters have "
+            yield Finding("F6", Severity.INFO, optimizer.file, f"{optimizer.num_states} of {params} parameters have "
                            "state: the others are frozen or never had a gradient")  # fmt: skip
     if state.unread:
-        yield _finding("F6", Severity.INFO, ".", f"{state.unread} not read: nothing is known of the optimizer's state")
+        yield Finding("F6", Severity.INFO, ".", f"{state.unread} not read: nothing is known of the optimizer's state")
     elif not state.optimizers:
-        yield _finding("F6", Severity.WARN, ".", "no optimizer state was found: moments would start from zero", GO_BACK)
+        yield Finding("F6", Severity.WARN, ".", "no optimizer state was found: moments would start from zero", GO_BACK)
 
 
 def _keeps_none(optimizer: OptimizerState) -> bool:
@@ -229,29 +229,25 @@ def check_random_states(state: CheckpointState) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     for rank, digest in state.rng_digests.items():
         if digest in seen:
-            yield _finding("F7", severity, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
+            yield Finding("F7", severity, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
                            "the state of one rank was saved for all",
                            "this is right only if all ranks share one seed")  # fmt: skip
         seen.setdefault(digest, rank)
     recorded = state.topology.get("world_size")
     if state.rng_ranks and isinstance(recorded, int) and len(state.rng_ranks) != recorded:
-        yield _finding("F7", Severity.WARN, ".", f"random states of {len(state.rng_ranks)} ranks: expected {recorded}; "
+        yield Finding("F7", Severity.WARN, ".", f"random states of {len(state.rng_ranks)} ranks: expected {recorded}; "
                        "the other ranks start new ones")  # fmt: skip
 
 
 def check_data(state: CheckpointState) -> Iterator[Finding]:
     """F8: the checkpoint stores a data position."""
     if not state.data and not state.unread:
-        yield _finding(
+        yield Finding(
             "F8",
             Severity.INFO,
             ".",
             "no data position is stored: the resumed run reads its data from the start unless the script skips batches",
         )
-
-
-def _finding(check: str, severity: Severity, path: str, message: str, remedy: str | None = None) -> Finding:
-    return Finding(check=check, severity=severity, path=path, message=message, remedy=remedy)
 
 
 def _differ(one: object, other: object) -> bool:

@@ -23,9 +23,9 @@ from pathlib import Path
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import OptimizerState, find_states
 from rollback.disk import RemoteView, pread
-from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, RollbackError, Severity
-from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
+from rollback.files.dcp_file import METADATA_NAME, DcpChunk, DcpEntry, read_dcp_index
+from rollback.files.edits import dotted
 from rollback.files.json_file import Keys
 from rollback.files.pickle_values import TensorRef, item_size
 from rollback.files.safetensors_file import list_tensors
@@ -38,6 +38,7 @@ CHUNK_BYTES = 4 << 20  # a multiple of every element's size
 WIDE, HALF = b"\x7f\xff", b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"  # highest bytes of elements that are not finite
 NOT_FINITE = {"float64": WIDE, "float32": WIDE, "bfloat16": WIDE, "float16": HALF}
 SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_Place = tuple[int, int]  # (offset, bytes)
 REMEDY = "go back to an earlier checkpoint: `chronicle spikes` names one"
 
 
@@ -59,9 +60,7 @@ class _Tensor:
     in_state_dict: bool
 
 
-def check_values(
-    checkpoint: Checkpoint, optimizers: Sequence[OptimizerState], progress: ByteProgress | None = None
-) -> list[Finding]:
+def check_values(checkpoint: Checkpoint, optimizers: Sequence[OptimizerState]) -> list[Finding]:
     """F11: an ERROR for each file with spoilt numbers, and what was not counted or not looked at as INFO."""
     if RemoteView.opened is not None:
         return [_finding(Severity.INFO, ".", "not looked for NaN: its bytes would be fetched from the store once more")]
@@ -84,8 +83,6 @@ def check_values(
     notes: list[str] = []
     for one in tensors:
         words = _what_is_wrong(checkpoint.folder / one.file, one)
-        if progress is not None:
-            progress(one.num_bytes)
         if not words:
             continue
         counts = one.of_optimizer or (one.shape in trained if trained else one.in_state_dict and words == "NaN")
@@ -108,7 +105,7 @@ def _first_of(said: Sequence[str]) -> str:
 
 
 def _finding(severity: Severity, path: str, message: str, remedy: str | None = None) -> Finding:
-    return Finding(check="F11", severity=severity, path=path, message=message, remedy=remedy)
+    return Finding("F11", severity, path, message, remedy)
 
 
 # --- which tensors there are
@@ -137,65 +134,79 @@ def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerS
         return
     prefixes = [one.prefix for one in optimizers if one.file == name]
     prefixes += [prefix for prefix, _, kind in find_states(file.tree) if kind == "optimizer"]
-    leaves = list(file.leaves())
-    mixed = {leaf.keys[:-1] for leaf in leaves if leaf.kind not in (LeafKind.TENSOR, LeafKind.SCALAR_TENSOR)}
-    found = [(leaf.keys, leaf.value) for leaf in leaves if isinstance(leaf.value, TensorRef) and leaf.value.shape]
-    records = _records_of(segment)
+    tensors = (LeafKind.TENSOR, LeafKind.SCALAR_TENSOR)
+    mixed = {leaf.keys[:-1] for leaf in file.leaves() if leaf.kind not in tensors}
     seen: set[tuple[str, int, int]] = set()  # tied weights are one tensor
-    with open_state_file(file.path) as (fd, _):
-        for keys, tensor in found:
-            here = ("" if tensor.storage is None else tensor.storage.key, tensor.storage_offset, tensor.numel)
-            if here in seen or tensor.dtype not in NOT_FINITE or not tensor.numel:
-                continue
-            seen.add(here)
-            place = _place(fd, segment, records, tensor)
-            if place is None:
-                yield ".".join(map(str, keys))
-            else:
-                own = any(keys[: len(prefix)] == tuple(prefix) for prefix in prefixes)
-                yield _of(name, keys, tensor, place, of_optimizer=own, in_state_dict=keys[:-1] not in mixed)
+    for keys, tensor, place in _in_tree(file):
+        here = ("" if tensor.storage is None else tensor.storage.key, tensor.storage_offset, tensor.numel)
+        if here in seen or not _has_floats(tensor):
+            continue
+        seen.add(here)
+        own = any(keys[: len(prefix)] == tuple(prefix) for prefix in prefixes)
+        yield _of(name, keys, tensor, place, of_optimizer=own, in_state_dict=keys[:-1] not in mixed)
 
 
 def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor | str]:
     """Each entry of a `.distcp` file is a zip with one tensor."""
     with open_state_file(path) as (fd, size_bytes):
-        for entry in read_dcp_index(path.parent / METADATA_NAME):
-            for chunk in entry.chunks:
-                if chunk.file != path.name:
-                    continue
-                if chunk.offset + chunk.length > size_bytes:
-                    yield ".".join(map(str, entry.keys))  # it lies behind the end: the file was cut, which has its own finding
-                    continue
-                content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
-                tensor = content.value
-                if not isinstance(tensor, TensorRef) or tensor.dtype not in NOT_FINITE or not tensor.numel or not tensor.shape:
-                    continue
-                place = _place(fd, segment, _records_of(segment), tensor)
-                if place is None:
-                    yield ".".join(map(str, entry.keys))
-                else:
-                    own = any(str(key).startswith("optim") for key in entry.keys)
-                    yield _of(name, entry.keys, tensor, place, of_optimizer=own, in_state_dict=True)
+        for entry, _, chunk in _entries_of(path):
+            if chunk.offset + chunk.length > size_bytes:
+                yield dotted(entry.keys)  # it lies behind the end: the file was cut, which has its own finding
+                continue
+            tensor, place = _read_entry(fd, chunk)
+            if isinstance(tensor, TensorRef) and _has_floats(tensor):
+                own = any(str(key).startswith("optim") for key in entry.keys)
+                yield _of(name, entry.keys, tensor, place, of_optimizer=own, in_state_dict=True)
+
+
+def _has_floats(tensor: TensorRef) -> bool:
+    return bool(tensor.shape) and tensor.dtype in NOT_FINITE and tensor.numel > 0
 
 
 def _of(
-    file: str, keys: Keys, tensor: TensorRef, place: tuple[int, int], *, of_optimizer: bool, in_state_dict: bool
-) -> _Tensor:
-    name = ".".join(map(str, keys))
+    file: str, keys: Keys, tensor: TensorRef, place: _Place | None, *, of_optimizer: bool, in_state_dict: bool
+) -> _Tensor | str:
+    name = dotted(keys)
+    if place is None:
+        return name
     return _Tensor(
         file=file, name=name, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1],
         of_optimizer=of_optimizer, in_state_dict=in_state_dict,
     )  # fmt: skip
 
 
+def _in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorRef, _Place | None]]:
+    """Each tensor of a torch file, with its place if its elements are in one piece."""
+    segment = file.segments[0] if len(file.segments) == 1 else None
+    with open_state_file(file.path) as (fd, _):
+        records = {} if segment is None else _records_of(segment)
+        for leaf in file.leaves():
+            if isinstance(leaf.value, TensorRef):
+                place = None if segment is None else _place(fd, segment, records, leaf.value)
+                yield leaf.keys, leaf.value, place
+
+
+def _entries_of(path: Path) -> Iterator[tuple[DcpEntry, int, DcpChunk]]:
+    """(entry, number of the chunk in it, chunk) of everything in a `.distcp` file."""
+    for entry in read_dcp_index(path.parent / METADATA_NAME):
+        for number, chunk in enumerate(entry.chunks):
+            if chunk.file == path.name:
+                yield entry, number, chunk
+
+
+def _read_entry(fd: int, chunk: DcpChunk) -> tuple[object, _Place | None]:
+    """The value of one chunk, and the place of a tensor in one piece."""
+    content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
+    tensor = content.value
+    return tensor, _place(fd, segment, _records_of(segment), tensor) if isinstance(tensor, TensorRef) else None
+
+
 def _records_of(segment: PickleSegment) -> dict[str, ZipRecord]:
     return {record.name: record for record in (segment.layout.records if segment.layout is not None else ())}
 
 
-def _place(
-    fd: int, segment: PickleSegment, records: dict[str, ZipRecord], tensor: TensorRef
-) -> tuple[int, int] | None:
-    """(offset, bytes) of a tensor that lies in one piece; None for any other."""
+def _place(fd: int, segment: PickleSegment, records: dict[str, ZipRecord], tensor: TensorRef) -> _Place | None:
+    """The place of a tensor that lies in one piece; None for any other."""
     size = item_size(tensor.dtype)
     if tensor.storage is None or segment.layout is None or segment.record is None:
         return None
@@ -225,42 +236,23 @@ class TensorPlace:
 
 def places_in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorPlace | None]]:
     """The key path of each tensor of a torch zip, with its place; None where its elements are not in one piece."""
-    segment = file.segments[0] if len(file.segments) == 1 else None
-    with open_state_file(file.path) as (fd, _):
-        records = {} if segment is None else _records_of(segment)
-        for leaf in file.leaves():
-            tensor = leaf.value
-            if not isinstance(tensor, TensorRef):
-                continue
-            place = None if segment is None else _place(fd, segment, records, tensor)
-            if place is None:
-                yield leaf.keys, None
-                continue
-            yield leaf.keys, TensorPlace(
-                keys=leaf.keys, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1]
-            )
+    for keys, tensor, place in _in_tree(file):
+        yield keys, _tensor_place(keys, tensor, place)
 
 
 def places_in_entries(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
     """The same of a `.distcp` file: each entry is a zip with one tensor, or another value, which has no place."""
     with open_state_file(path) as (fd, _):
-        for entry in read_dcp_index(path.parent / METADATA_NAME):
-            for number, chunk in enumerate(entry.chunks):
-                if chunk.file != path.name:
-                    continue
-                keys = (*entry.keys, number)
-                content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
-                tensor = content.value
-                if not isinstance(tensor, TensorRef):
-                    yield keys, None
-                    continue
-                place = _place(fd, segment, _records_of(segment), tensor)
-                if place is None:
-                    yield keys, None
-                    continue
-                yield keys, TensorPlace(
-                    keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1]
-                )
+        for entry, number, chunk in _entries_of(path):
+            keys = (*entry.keys, number)
+            tensor, place = _read_entry(fd, chunk)
+            yield keys, _tensor_place(keys, tensor, place)
+
+
+def _tensor_place(keys: Keys, tensor: object, place: _Place | None) -> TensorPlace | None:
+    if place is None or not isinstance(tensor, TensorRef):
+        return None
+    return TensorPlace(keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1])
 
 
 # --- the elements

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollback.checkpoint.formats.format import CheckpointFormat
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
-from rollback.checkpoint.listing import format_named
+from rollback.checkpoint.layout import Checkpoint, Role, StateFile
+from rollback.checkpoint.listing import format_of
 from rollback.checkpoint.manifest import (
     Manifest,
     ManifestFile,
@@ -123,16 +123,14 @@ def refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> None
 
 def check_names(checkpoint: Checkpoint) -> list[Finding]:
     """F1 and F2 from names alone: strays and missing files."""
-    known = format_named(checkpoint.format)
-    if known is None:
-        raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
+    known = format_of(checkpoint)
     strays = [
         Finding(
-            check="F1",
-            severity=Severity.ERROR,
-            path=path,
-            message=f"stray file: a loader could load it as state, but {known.name} writes no file of this name",
-            remedy=QUARANTINE,
+            "F1",
+            Severity.ERROR,
+            path,
+            f"stray file: a loader could load it as state, but {known.name} writes no file of this name",
+            QUARANTINE,
         )
         for path in checkpoint.strays
     ]
@@ -167,11 +165,11 @@ def root_stray_findings(names: Sequence[str]) -> list[Finding]:
     """F1 for files beside the checkpoints, which a loader that looks for the latest may take."""
     return [
         Finding(
-            check="F1",
-            severity=Severity.WARN,
-            path=name,
-            message="stray file among the checkpoints: a loader that looks for the latest may load it or fail on it",
-            remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
+            "F1",
+            Severity.WARN,
+            name,
+            "stray file among the checkpoints: a loader that looks for the latest may load it or fail on it",
+            "move it elsewhere, or let `chronicle verify --all --quarantine` do it",
         )
         for name in names
     ]
@@ -190,7 +188,7 @@ def check_sound(manifest: Manifest) -> list[Finding]:
         return []
     message = f"spoilt when it was saved: {words}"
     remedy = "go back to an earlier checkpoint: `chronicle spikes` names one"
-    return [Finding(check="F11", severity=Severity.ERROR, path="chronicle-manifest.json", message=message, remedy=remedy)]
+    return [Finding("F11", Severity.ERROR, "chronicle-manifest.json", message, remedy)]
 
 
 def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]]:
@@ -219,10 +217,10 @@ def _check_files(
 ) -> list[Finding]:
     findings: list[Finding] = []
     targets: list[ChecksumTarget] = []
-    writer = format_named(checkpoint.format)
+    writer = format_of(checkpoint)
     for file in files:
         if file.role is not Role.MANIFEST:
-            known = writer is None or writer.role_of(file.path) is not None
+            known = writer.role_of(file.path) is not None
             found, more = examine_file(checkpoint.folder / file.path, file.path, full=full, known=known)
             findings += found
             targets += more
@@ -235,10 +233,8 @@ def _check_files(
 def _check_contents(
     checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool
 ) -> tuple[CheckpointState | None, list[Finding]]:
-    known = format_named(checkpoint.format)
-    assert known is not None
     try:
-        state = known.read_state(checkpoint)
+        state = format_of(checkpoint).read_state(checkpoint)
         moments = check_moments(checkpoint, state.optimizers, max_files=len(state.optimizers) if full else MOMENT_FILES)
         if full:
             moments = [one for one in moments if one.check != "F11"] + check_values(checkpoint, state.optimizers)
@@ -250,10 +246,14 @@ def _check_contents(
 
 
 def _from_error(check: str, problem: RollbackError, path: str) -> Finding:
-    return Finding(check=check, severity=Severity.ERROR, path=path, message=problem.message, remedy=problem.remedy)
+    return Finding(check, Severity.ERROR, path, problem.message, problem.remedy)
 
 
 # --- F1 and F3: the files against the manifest
+
+_RESTORE = "restore it, or go back to a complete checkpoint"
+_TAKE_IN = "move it out of the checkpoint, or run `chronicle manifest` to take it in"
+_GO_TO_INTACT = "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`"
 
 
 def compare_manifest(
@@ -267,14 +267,22 @@ def compare_manifest(
     """Compare a directory with its manifest: names and sizes (F1), with `full` also contents (F3)."""
     entries = {entry.path: entry for entry in listed_entries(directory)}
     listed = {file.path: file for file in manifest.files}
-    findings = [_vanished(path) for path in sorted(listed.keys() - entries.keys())]
-    findings += [_unlisted(entries[path]) for path in sorted(entries.keys() - listed.keys())]
+    findings = [
+        Finding("F1", Severity.ERROR, path, "missing: the manifest lists this file", _RESTORE)
+        for path in sorted(listed.keys() - entries.keys())
+    ]
+    for path in sorted(entries.keys() - listed.keys()):
+        said = f"this file of {entries[path].size_bytes} bytes is not in the manifest: it was added after the save"
+        findings.append(Finding("F1", Severity.WARN, path, said, _TAKE_IN))
     same_size = []
     for path in sorted(listed.keys() & entries.keys()):
-        if entries[path].size_bytes != listed[path].size_bytes:
-            findings.append(_other_size(listed[path], entries[path]))
-        else:
+        found, expected = entries[path].size_bytes, listed[path].size_bytes
+        if found == expected:
             same_size.append(listed[path])
+        else:
+            findings.append(
+                Finding("F1", Severity.ERROR, path, f"{found} bytes, the manifest says {expected}", _GO_TO_INTACT)
+            )
     if full:
         findings += _compare_contents(directory, same_size, executor, progress)
     return findings
@@ -307,11 +315,11 @@ def _compare_contents(
                 wrong.append((file.path, digest[:12], file.sha256[:12]))
     return [
         Finding(
-            check="F3",
-            severity=Severity.ERROR,
-            path=name,
-            message=f"content changed since it was saved: digest {found}, the manifest says {expected}",
-            remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
+            "F3",
+            Severity.ERROR,
+            name,
+            f"content changed since it was saved: digest {found}, the manifest says {expected}",
+            _GO_TO_INTACT,
         )
         for name, found, expected in wrong
     ]
@@ -319,33 +327,3 @@ def _compare_contents(
 
 def _is_hex(text: str) -> bool:
     return re.fullmatch(r"[0-9a-fA-F]{8}", text) is not None
-
-
-def _vanished(path: str) -> Finding:
-    return Finding(
-        check="F1",
-        severity=Severity.ERROR,
-        path=path,
-        message="missing: the manifest lists this file",
-        remedy="restore it, or go back to a complete checkpoint",
-    )
-
-
-def _unlisted(entry: DirectoryEntry) -> Finding:
-    return Finding(
-        check="F1",
-        severity=Severity.WARN,
-        path=entry.path,
-        message=f"this file of {entry.size_bytes} bytes is not in the manifest: it was added after the save",
-        remedy="move it out of the checkpoint, or run `chronicle manifest` to take it in",
-    )
-
-
-def _other_size(file: ManifestFile, entry: DirectoryEntry) -> Finding:
-    return Finding(
-        check="F1",
-        severity=Severity.ERROR,
-        path=file.path,
-        message=f"{entry.size_bytes} bytes, the manifest says {file.size_bytes}",
-        remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
-    )

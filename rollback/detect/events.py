@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Any, Self
+
+from rollback.records import record_of
 
 LONE_ROWS = 2  # logged points
 
@@ -100,13 +102,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; enums as their names, tuples as lists."""
-        record: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Enum):
-                value = value.value
-            record[field.name] = list(value) if isinstance(value, tuple) else value
-        return record
+        return record_of(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:

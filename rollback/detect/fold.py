@@ -1,4 +1,4 @@
-"""The base of every fold: its state is what `__slots__` names, and goes through plain JSON values."""
+"""The base of every fold: its state is what `__init__` sets, and goes through plain JSON values."""
 
 from __future__ import annotations
 
@@ -7,33 +7,23 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Self
 
+from rollback.records import plain_form
+
 
 class Fold:
     """A fold that can be stored after any point: folded in two halves it says what it says folded at once."""
 
-    __slots__: tuple[str, ...] = ()
-
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values; floats keep every bit through repr."""
-        return {name: _plain(getattr(self, name)) for name in self.__slots__}
+        """Return the state as plain JSON values."""
+        return {name: plain_form(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Rebuild the fold from `to_json`; a value takes the type that it has in a fresh fold."""
         fold = cls()
-        for name in cls.__slots__:
-            setattr(fold, name, _like(getattr(fold, name), record[name]))
+        for name, known in vars(fold).items():
+            setattr(fold, name, _like(known, record[name]))
         return fold
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Fold):
-        return value.to_json()
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, deque | list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _like(known: Any, value: Any) -> Any:

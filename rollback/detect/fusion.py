@@ -36,8 +36,6 @@ MARKS = (ORDER, PROVISIONAL, OFTEN[:20])  # beginnings of sentences that come an
 class Group(Fold):
     """The channel events behind one event, as they were last; `leader` is the place of the loss's where there is one."""
 
-    __slots__ = ("cluster", "leader", "members", "number", "role", "row", "step")
-
     def __init__(self, role: Role = Role.LOSS) -> None:
         self.role, self.leader = role, 0
         self.members: list[ChannelEvent] = []
@@ -74,11 +72,6 @@ class Group(Fold):
 class Fusion(Fold):
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
 
-    __slots__ = (
-        "crossings", "events", "first_loss", "first_row", "first_step", "groups", "loss_events", "lr_wrong", "objective",
-        "sign",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.groups: list[Group] = []  # open or recent ones
@@ -89,10 +82,6 @@ class Fusion(Fold):
         self.sign = 0.0
         self.objective = False  # rewards or objectives are logged: the loss need not fall
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values."""
-        return super().to_json() | {"events": [event.to_json() for event in self.events]}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:

@@ -77,6 +77,16 @@ class BytePatch:
     old: bytes
     new: bytes
 
+    def to_json(self) -> list[Any]:
+        """A JSON list; bytes are written as hex."""
+        return [self.offset, self.old.hex(), self.new.hex()]
+
+    @classmethod
+    def from_json(cls, values: Any) -> BytePatch:
+        """The inverse of `to_json`."""
+        offset, old, new = values
+        return cls(offset, bytes.fromhex(old), bytes.fromhex(new))
+
 
 def is_there(path: Path) -> bool:
     """Whether `path` exists, a dangling link included; raises `OSError` when that is unknown.
@@ -163,10 +173,11 @@ class Disk:
 
     def write_at(self, descriptor: int, offset: int, content: bytes, path: Path) -> None:
         """Write everything at `offset`; a short write is continued."""
-        while content:
+        view = memoryview(content)
+        while view:
             self.point("write", path)
-            done = os.pwrite(descriptor, content, offset)
-            content, offset = content[done:], offset + done
+            done = os.pwrite(descriptor, view, offset)
+            view, offset = view[done:], offset + done
 
     def copy_new(self, source: Path, target: Path) -> None:
         """Copy the bytes of `source` into `target`, which must not exist; durable."""
@@ -394,7 +405,7 @@ def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_f
         at = 0
         for piece in pieces:
             if isinstance(piece, bytes):
-                _write_all(fd, piece, at)
+                REAL_DISK.write_at(fd, at, piece, destination)
                 at += len(piece)
             elif not cloned or piece.start != at:
                 at = _copy_range(source_fd, fd, piece, at)
@@ -404,13 +415,6 @@ def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_f
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _write_all(fd: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written
 
 
 def _copy_range(source_fd: int, fd: int, piece: range, at: int) -> int:

@@ -63,8 +63,7 @@ def local_path(named: str | Path) -> Path:
 
 def fetch_whole(directory: Path) -> None:
     """Fetch the journal and the small files of a run, for readers that open them as files."""
-    view = RemoteView.opened
-    if isinstance(view, _View):
+    if view := _view():
         view.fetch_whole(os.path.abspath(directory))
 
 
@@ -75,8 +74,8 @@ def shown(text: str) -> str:
 
 def notes() -> tuple[str, ...]:
     """What could not be looked at in the stores, one sentence each."""
-    view = RemoteView.opened
-    return tuple(view.notes) if isinstance(view, _View) else ()
+    view = _view()
+    return tuple(view.notes) if view else ()
 
 
 def object_mark(path: Path) -> tuple[int, str]:
@@ -84,8 +83,8 @@ def object_mark(path: Path) -> tuple[int, str]:
 
     The tag is "" where the store tells none.
     """
-    view = RemoteView.opened
-    found = view.objects.get(os.path.abspath(path)) if isinstance(view, _View) else None
+    view = _view()
+    found = view.objects.get(os.path.abspath(path)) if view else None
     if found is None:
         raise StoreFailed(f"`{shown(str(path))}` is no object that was listed", "repeat the command")
     wanted = ("generation",) if found.url.startswith(_GOOGLE) else ("ETag",)
@@ -95,22 +94,25 @@ def object_mark(path: Path) -> tuple[int, str]:
 
 def bytes_read() -> int:
     """How many bytes of objects were fetched by this process."""
-    view = RemoteView.opened
-    return view.bytes_read if isinstance(view, _View) else 0
+    view = _view()
+    return view.bytes_read if view else 0
 
 
 def refuse_changed() -> None:
     """Raise `StoreFailed` if an object that was read is not the one that was listed."""
-    view = RemoteView.opened
-    if isinstance(view, _View):
+    if view := _view():
         view.compare()
 
 
 def accept_changes() -> None:
     """Do not compare again what was read so far: the command that read it writes from now on, or has compared it."""
-    view = RemoteView.opened
-    for one in (*view.objects.values(), *view.fetched.values()) if isinstance(view, _View) else ():
-        one.was_read = False
+    if view := _view():
+        for one in view.all_objects():
+            one.was_read = False
+
+
+def _view() -> _View | None:
+    return RemoteView.opened if isinstance(RemoteView.opened, _View) else None
 
 
 class _View(RemoteView):
@@ -125,6 +127,11 @@ class _View(RemoteView):
         self.listed: dict[str, tuple[str, Any, str]] = {}  # URL -> its scheme, filesystem and name there
         self.notes: list[str] = []
         self.bytes_read = 0
+
+    def all_objects(self) -> Iterator[_Object]:
+        """What was listed, whether its bytes are here or not."""
+        yield from self.objects.values()
+        yield from self.fetched.values()
 
     def show(self, scheme: str, rest: str) -> Path:
         """List what lies below a URL, and the names beside it; returns the local path that stands for it."""
@@ -218,7 +225,7 @@ class _View(RemoteView):
     def compare(self) -> None:
         """List again, and compare the objects of which something was read."""
         for url, (_, filesystem, base) in self.listed.items():
-            read = [one for one in (*self.objects.values(), *self.fetched.values()) if one.was_read]
+            read = [one for one in self.all_objects() if one.was_read]
             below = base.rstrip("/") + "/"
             inside = [o for o in read if o.filesystem is filesystem and (o.name == base or o.name.startswith(below))]
             if not inside:
@@ -249,8 +256,8 @@ class _Object:
         """Up to `count` bytes at `offset`, from what is kept or from the store."""
         count = max(0, min(count, self.size_bytes - offset))
         with self.lock:
-            index = bisect_right(self.starts, offset) - 1
-            if index >= 0 and offset < self.starts[index] + len(self.ranges[index]):
+            index = self._kept_at(offset)
+            if index is not None:
                 start = offset - self.starts[index]
                 return self.ranges[index][start : start + count]
             if not count:
@@ -265,14 +272,15 @@ class _Object:
         from concurrent.futures import ThreadPoolExecutor
 
         wanted = [(at, min(count, self.size_bytes - at)) for at, count in sorted(ranges) if 0 <= at < self.size_bytes]
-        wanted = [(at, count) for at, count in wanted if not self._is_kept(at)]
+        wanted = [(at, count) for at, count in wanted if self._kept_at(at) is None]
         with self.lock, ThreadPoolExecutor(max_workers=_AT_ONCE) as threads:
             for (at, _), data in zip(wanted, threads.map(lambda one: self.stream(*one), wanted), strict=True):
                 self._keep(at, data)
 
-    def _is_kept(self, offset: int) -> bool:
+    def _kept_at(self, offset: int) -> int | None:
+        """Which of the kept ranges holds this byte."""
         index = bisect_right(self.starts, offset) - 1
-        return index >= 0 and offset < self.starts[index] + len(self.ranges[index])
+        return index if index >= 0 and offset < self.starts[index] + len(self.ranges[index]) else None
 
     def _keep(self, offset: int, data: bytes) -> None:
         self.next_start = offset + len(data)

@@ -27,12 +27,12 @@ MAX_CHARACTERS = 1 << 20
 KINDS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
 
 
-class NotPlainJson(ValueError):
-    """The text is not a JSON object, names a key twice, or is too large or too deep; the message says which."""
-
-
 class NotPlainConfig(ValueError):
     """The text cannot be read exactly; the message says where and why."""
+
+
+class NotPlainJson(NotPlainConfig):
+    """The text is not a JSON object, names a key twice, or is too large or too deep; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,6 @@ def numbers(text: str, kind: str) -> dict[Keys, Number]:
         if kind == "json":
             return {keys: Number(float(text[a:b]), a, b) for keys, (a, b) in number_spans(text).items()}
         return dict(_toml(text) if kind == "toml" else _Yaml(text).read())
-    except NotPlainJson as problem:
-        raise NotPlainConfig(str(problem)) from None
     except RecursionError:
         raise NotPlainConfig("nested too deeply") from None
 
@@ -315,8 +313,11 @@ class _Yaml:
             self.at += 1
         return None
 
-    def _node(self, indent: int, keys: Keys) -> None:
-        """The mapping or list whose entries begin at this indentation."""
+    def _node(self, indent: int, keys: Keys, *, only_list: bool = False) -> None:
+        """The mapping or list whose entries begin at this indentation.
+
+        `only_list`: a list that is not indented under its key ends at the next key.
+        """
         index, seen = 0, set[str]()
         while (found := self._peek()) is not None and found >= indent:
             _, offset, line = self.lines[self.at]
@@ -327,6 +328,8 @@ class _Yaml:
                 self._item(indent, offset, rest, (*keys, index))
                 index += 1
                 continue
+            if only_list:
+                return
             match = _KEY.match(rest)
             if match is None:
                 self._refuse("is neither `key: value` nor an item of a list")
@@ -357,7 +360,7 @@ class _Yaml:
             deeper = below is not None and below > indent
             is_list = below == indent and self.lines[self.at][2][indent:].startswith("-") and isinstance(keys[-1], str)
             if below is not None and (deeper or is_list):
-                self._list_at(below, keys) if is_list else self._node(below, keys)
+                self._node(below, keys, only_list=is_list)
             return
         start = offset + len(rest) - len(rest.lstrip())
         value = bare.strip()
@@ -376,15 +379,6 @@ class _Yaml:
                 self._refuse("holds a quoted text that does not end on it")
             else:
                 self._scalar(start, value, keys)
-
-    def _list_at(self, indent: int, keys: Keys) -> None:
-        """A list that is not indented under its key: it ends at the next key."""
-        index = 0
-        while self._peek() == indent and (rest := self.lines[self.at][2][indent:]).startswith("-"):
-            if rest != "-" and not rest.startswith("- "):
-                return
-            self._item(indent, self.lines[self.at][1], rest, (*keys, index))
-            index += 1
 
     def _skip(self, indent: int) -> None:
         while self.at < len(self.lines):

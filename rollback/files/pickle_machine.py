@@ -166,25 +166,32 @@ class Machine:
 
 _MAX_INT_BYTES = 64  # no counter is larger, and printing takes quadratic time
 _BYTES_BYTES = 400  # cost of a bytes literal that knows its place, without its content
-_U16, _I32, _U32, _U64, _F64 = (struct.Struct(f) for f in ("<H", "<i", "<I", "<Q", ">d"))
+_U8, _U16, _I32, _U32, _U64, _F64 = (struct.Struct(f) for f in ("<B", "<H", "<i", "<I", "<Q", ">d"))
 
 
-def _op_none(m: Machine) -> None:
-    m.stack.append(None)
+def _constant(value: object) -> Opcode:
+    """The opcode that pushes this value."""
+
+    def push(m: Machine) -> None:
+        m.stack.append(value)
+
+    return push
 
 
-def _op_true(m: Machine) -> None:
-    m.stack.append(True)
+def _literal(layout: struct.Struct, push: Callable[[Machine, int, int], None]) -> Opcode:
+    """The opcode with a number of this layout behind it; `push` is given where the opcode began, and the number."""
 
+    def execute(m: Machine) -> None:
+        start = m.pos - 1
+        push(m, start, m.number(layout))
 
-def _op_false(m: Machine) -> None:
-    m.stack.append(False)
+    return execute
 
 
 # --- numbers
 
 
-def _push_int(m: Machine, value: int, start: int) -> None:
+def _push_int(m: Machine, start: int, value: int) -> None:
     """Push `value`, whose opcode began at `start`, as an int that knows its place."""
     m.spend(PLACED_INT_BYTES)
     number = int.__new__(StoredInt, value)
@@ -196,33 +203,13 @@ def _op_binint1(m: Machine) -> None:
     start = m.pos - 1
     value = m.data[m.pos]
     m.pos += 1
-    _push_int(m, value, start)
+    _push_int(m, start, value)
 
 
-def _op_binint2(m: Machine) -> None:
-    start = m.pos - 1
-    _push_int(m, m.number(_U16), start)
-
-
-def _op_binint(m: Machine) -> None:
-    start = m.pos - 1
-    _push_int(m, m.number(_I32), start)
-
-
-def _op_long1(m: Machine) -> None:
-    start = m.pos - 1
-    _push_int(m, _long(m, m.take(1)[0]), start)
-
-
-def _op_long4(m: Machine) -> None:
-    start = m.pos - 1
-    _push_int(m, _long(m, m.number(_I32)), start)
-
-
-def _long(m: Machine, count: int) -> int:
+def _push_long(m: Machine, start: int, count: int) -> None:
     if not 0 <= count <= _MAX_INT_BYTES:
         raise m.damage(f"an integer of {count} bytes: at most {_MAX_INT_BYTES} are read")
-    return int.from_bytes(m.take(count), "little", signed=True)
+    _push_int(m, start, int.from_bytes(m.take(count), "little", signed=True))
 
 
 def _op_text_int(m: Machine) -> None:
@@ -234,7 +221,7 @@ def _op_text_int(m: Machine) -> None:
     digits = text.removeprefix(b"-")
     if not digits.isdigit() or len(digits) > 2 * _MAX_INT_BYTES:
         raise m.damage(f"{text[:20]!r} is no integer")
-    _push_int(m, int(text), start)
+    _push_int(m, start, int(text))
 
 
 def _op_binfloat(m: Machine) -> None:
@@ -267,21 +254,6 @@ def _push_text(m: Machine, start: int, count: int) -> None:
     m.texts = (m.texts[1], start)
 
 
-def _op_binunicode(m: Machine) -> None:
-    start = m.pos - 1
-    _push_text(m, start, m.number(_U32))
-
-
-def _op_short_binunicode(m: Machine) -> None:
-    start = m.pos - 1
-    _push_text(m, start, m.take(1)[0])
-
-
-def _op_binunicode8(m: Machine) -> None:
-    start = m.pos - 1
-    _push_text(m, start, m.number(_U64))
-
-
 def _op_unicode_line(m: Machine) -> None:
     m.stack.append(m.line().decode("raw-unicode-escape"))
 
@@ -293,18 +265,9 @@ def _op_string_line(m: Machine) -> None:
     m.stack.append(text[1:-1].decode("latin1"))
 
 
-def _op_binstring(m: Machine) -> None:
-    count = m.number(_I32)
+def _push_string(m: Machine, _start: int, count: int) -> None:
     if count < 0:
         raise m.damage("a string of negative length")
-    _push_string(m, count)
-
-
-def _op_short_binstring(m: Machine) -> None:
-    _push_string(m, m.take(1)[0])
-
-
-def _push_string(m: Machine, count: int) -> None:
     raw = m.take(count)
     m.spend(count)
     m.stack.append(raw.decode("latin1"))
@@ -318,21 +281,6 @@ def _push_bytes(m: Machine, start: int, count: int) -> None:
     m.stack.append(raw)
 
 
-def _op_short_binbytes(m: Machine) -> None:
-    start = m.pos - 1
-    _push_bytes(m, start, m.take(1)[0])
-
-
-def _op_binbytes(m: Machine) -> None:
-    start = m.pos - 1
-    _push_bytes(m, start, m.number(_U32))
-
-
-def _op_binbytes8(m: Machine) -> None:
-    start = m.pos - 1
-    _push_bytes(m, start, m.number(_U64))
-
-
 def text_place(m: Machine, text: str) -> NumberPlace | None:
     """The place of the literal `text` if it is one of the last two that were read, else None."""
     encoded = text.encode("utf-8", "surrogatepass")
@@ -344,11 +292,14 @@ def text_place(m: Machine, text: str) -> NumberPlace | None:
 
 
 CONSTANT_OPCODES: dict[str, Opcode] = {
-    "N": _op_none, "\x88": _op_true, "\x89": _op_false, "K": _op_binint1, "M": _op_binint2, "J": _op_binint,
-    "\x8a": _op_long1, "\x8b": _op_long4, "I": _op_text_int, "L": _op_text_int, "G": _op_binfloat,
-    "F": _op_text_float, "X": _op_binunicode, "\x8c": _op_short_binunicode, "\x8d": _op_binunicode8,
-    "V": _op_unicode_line, "S": _op_string_line, "T": _op_binstring, "U": _op_short_binstring,
-    "C": _op_short_binbytes, "B": _op_binbytes, "\x8e": _op_binbytes8,
+    "N": _constant(None), "\x88": _constant(True), "\x89": _constant(False),
+    "K": _op_binint1, "M": _literal(_U16, _push_int), "J": _literal(_I32, _push_int),
+    "\x8a": _literal(_U8, _push_long), "\x8b": _literal(_I32, _push_long),
+    "I": _op_text_int, "L": _op_text_int, "G": _op_binfloat, "F": _op_text_float,
+    "X": _literal(_U32, _push_text), "\x8c": _literal(_U8, _push_text), "\x8d": _literal(_U64, _push_text),
+    "V": _op_unicode_line, "S": _op_string_line,
+    "T": _literal(_I32, _push_string), "U": _literal(_U8, _push_string),
+    "C": _literal(_U8, _push_bytes), "B": _literal(_U32, _push_bytes), "\x8e": _literal(_U64, _push_bytes),
 }  # fmt: skip
 
 

@@ -57,18 +57,15 @@ def _op_tuple_(m: Machine) -> None:
     m.stack.append(tuple(m.unplaced(m.pop_to_mark())))
 
 
-def _op_tuple1(m: Machine) -> None:
-    m.stack.append(tuple(m.unplaced([m.pop()])))
+def _tuple_of(size: int) -> Opcode:
+    """The opcode that makes a tuple of the top `size` values."""
 
+    def execute(m: Machine) -> None:
+        values = [m.pop() for _ in range(size)]
+        values.reverse()
+        m.stack.append(tuple(m.unplaced(values)))
 
-def _op_tuple2(m: Machine) -> None:
-    last = m.pop()
-    m.stack.append(tuple(m.unplaced([m.pop(), last])))
-
-
-def _op_tuple3(m: Machine) -> None:
-    last, middle = m.pop(), m.pop()
-    m.stack.append(tuple(m.unplaced([m.pop(), middle, last])))
+    return execute
 
 
 # --- lists
@@ -176,8 +173,8 @@ def _op_bytearray8(m: Machine) -> None:
 
 
 _CONTAINER_OPCODES: dict[str, Opcode] = {
-    "(": _op_mark, ")": _op_empty_tuple, "t": _op_tuple_, "\x85": _op_tuple1, "\x86": _op_tuple2,
-    "\x87": _op_tuple3, "]": _op_empty_list, "l": _op_list_, "a": _op_append, "e": _op_appends, "}": _op_empty_dict,
+    "(": _op_mark, ")": _op_empty_tuple, "t": _op_tuple_, "\x85": _tuple_of(1), "\x86": _tuple_of(2),
+    "\x87": _tuple_of(3), "]": _op_empty_list, "l": _op_list_, "a": _op_append, "e": _op_appends, "}": _op_empty_dict,
     "d": _op_dict_, "s": _op_setitem, "u": _op_setitems, "\x8f": _op_empty_set, "\x90": _op_appends,
     "\x91": _op_frozenset_, "\x96": _op_bytearray8,
 }  # fmt: skip
@@ -257,21 +254,14 @@ def _op_obj(m: Machine) -> None:
     m.stack.append(_call(m, items[0], tuple(items[1:])))
 
 
-def _extension(m: Machine, count: int) -> None:
-    code = int.from_bytes(m.take(count), "little")
-    _push_global(m, "copyreg", f"extension_{code}")
+def _extension(num_bytes: int) -> Opcode:
+    """The opcode that names a global by a code of so many bytes."""
 
+    def execute(m: Machine) -> None:
+        code = int.from_bytes(m.take(num_bytes), "little")
+        _push_global(m, "copyreg", f"extension_{code}")
 
-def _op_ext1(m: Machine) -> None:
-    _extension(m, 1)
-
-
-def _op_ext2(m: Machine) -> None:
-    _extension(m, 2)
-
-
-def _op_ext4(m: Machine) -> None:
-    _extension(m, 4)
+    return execute
 
 
 def _persistent(m: Machine, pid: object) -> None:
@@ -299,7 +289,7 @@ def _op_readonly_buffer(m: Machine) -> None:
 
 _CALL_OPCODES: dict[str, Opcode] = {
     "c": _op_global_, "\x93": _op_stack_global, "R": _op_reduce, "\x81": _op_reduce, "\x92": _op_newobj_ex,
-    "b": _op_build, "i": _op_inst, "o": _op_obj, "\x82": _op_ext1, "\x83": _op_ext2, "\x84": _op_ext4,
+    "b": _op_build, "i": _op_inst, "o": _op_obj, "\x82": _extension(1), "\x83": _extension(2), "\x84": _extension(4),
     "P": _op_persid, "Q": _op_binpersid, "\x97": _op_next_buffer, "\x98": _op_readonly_buffer,
 }  # fmt: skip
 

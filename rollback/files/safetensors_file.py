@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,22 +42,14 @@ class SafetensorsHeader:
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read and check the header; UnreadableFile when it does not describe exactly this file."""
-    with open_state_file(path) as (fd, size_bytes), naming(path):
-        length = int.from_bytes(read_at(fd, 0, 8), "little")
-        if not 0 < length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-            raise UnreadableFile(
-                f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged"
-            )
-        return _checked(json_parts(fd, 8, length, levels=0, wanted=_is_tensor), size_bytes - 8 - length)
+    with _opened(path) as (parts, start, size_bytes):
+        return _checked(parts, size_bytes - start)
 
 
 def list_tensors(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
     """(name, dtype, shape, offset in the file, bytes) of each tensor. Raises `UnreadableFile` for a damaged header."""
-    with open_state_file(path) as (fd, size_bytes), naming(path):
-        length = int.from_bytes(read_at(fd, 0, 8), "little")
-        if not 0 < length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-            raise UnreadableFile(f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged")
-        for name, tensor in _tensors(json_parts(fd, 8, length, levels=0, wanted=_is_tensor)):
+    with _opened(path) as (parts, data_start, _):
+        for name, tensor in _tensors(parts):
             try:
                 start, end = tensor["data_offsets"]
                 shape = tuple(tensor["shape"])
@@ -65,7 +58,17 @@ def list_tensors(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, i
                 raise UnreadableFile(
                     f"the header of tensor `{name[:80]}` is damaged: expected dtype, shape and data_offsets"
                 ) from problem
-            yield name, dtype, shape, 8 + length + start, end - start
+            yield name, dtype, shape, data_start + start, end - start
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Iterator[JsonPart], int, int]]:
+    """(parts of the header, where the data begins, size of the file)."""
+    with open_state_file(path) as (fd, size_bytes), naming(path):
+        length = int.from_bytes(read_at(fd, 0, 8), "little")
+        if not 0 < length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
+            raise UnreadableFile(f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged")
+        yield json_parts(fd, 8, length, levels=0, wanted=_is_tensor), 8 + length, size_bytes
 
 
 def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:

@@ -99,15 +99,6 @@ class TorchFile:
                 raise UnknownFormat(f"`{self.path.name}` has no field `{key}` at {where}: {_names(value)}")
         return plain_number(value)
 
-    def has(self, keys: Keys) -> bool:
-        """Whether a key path exists."""
-        value = self.tree
-        for key in keys:
-            found, value = step_into(value, key)
-            if not found:
-                return False
-        return True
-
     def leaves(self) -> Iterator[Leaf]:
         """The leaves in file order. A container reached twice is walked twice; one inside itself is a CYCLE leaf."""
         return walk_leaves(self.tree)

@@ -22,7 +22,7 @@ from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, Optimiz
 from rollback.files.config_text import ConfigFile
 from rollback.files.json_file import Keys
 from rollback.lr.effect import FieldEdit, of_first_rank
-from rollback.lr.launch_command import changed_command
+from rollback.lr.launch_command import changed_command, number_words
 from rollback.lr.launch_config import LaunchConfig, Wanted, leaves_of
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
@@ -117,7 +117,7 @@ def filled_by_trainer(
         Doubt(
             seen=f'{named} in `{path}` {"is" if len(filled) == 1 else "are"} "auto": the trainer fills in its own argument',
             change=_in_command(evidence, scale, {_TRAINERS_LR: after})
-            or f"give the trainer {_number(after)} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
+            or f"give the trainer {number_words(after)} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
             wanted=(Wanted(places=((_TRAINERS_LR,),), before=before, after=after),),
         ),
     )
@@ -363,18 +363,29 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
             "(olmo_core/optim/config.py: `initial_lr` is put back after the load)"
         )
         return _from_initial(seen, ("train_module", "optim", "lr"), state, scale, evidence)
-    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
-    for writer in WRITERS:
-        hints = [hint for hint in arguments if writer.claims(hint.values)]
-        if hints:
-            return _decided_by(writer, hints[0], state, scale, evidence)
-    listed = [change for hint in arguments[:4] for change in _named_lrs(hint, scale)]
+    by_writer = _by_known_writer(state, scale, evidence)
+    if by_writer is not None:
+        return by_writer
+    listed = [change for hint in _arguments(state)[:4] for change in _named_lrs(hint, scale)]
     said = f"; the file holds {', '.join(listed[:6])}" if listed else ""
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",
         change=_elsewhere(evidence, scale) or f"multiply it by {scale:.10g} where your script sets it",
     )
+
+
+def _arguments(state: CheckpointState) -> list[LrHint]:
+    return [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
+
+
+def _by_known_writer(state: CheckpointState, scale: float, evidence: Evidence) -> Doubt | None:
+    """The doubt of the first writer whose arguments are in the file; None where there is none."""
+    for writer in WRITERS:
+        for hint in _arguments(state):
+            if writer.claims(hint.values):
+                return _decided_by(writer, hint, state, scale, evidence)
+    return None
 
 
 def _decided_by(
@@ -387,10 +398,10 @@ def _decided_by(
     }
     after = {name: value * evidence.earlier * scale for name, value in held.items()}
     options = [
-        writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=_number(value))
+        writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=number_words(value))
         for name, value in after.items()
     ]
-    now = ", ".join(f"`{name}` {_number(value)}" for name, value in held.items())
+    now = ", ".join(f"`{name}` {number_words(value)}" for name, value in held.items())
     since = "" if evidence.earlier == 1.0 else f", and earlier rollbacks multiplied its LR by {evidence.earlier:.10g}"
     given = f"give the next launch `{' '.join(options)}`"
     return Doubt(
@@ -424,11 +435,9 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
             "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)"
         )
         return _from_initial(seen, ("optimizer", "lr"), state, scale, evidence)
-    arguments = [other for other in state.lr_hints if other.kind is HintKind.ARGUMENTS]
-    for writer in WRITERS:
-        known = [other for other in arguments if writer.claims(other.values)]
-        if known:
-            return _decided_by(writer, known[0], state, scale, evidence)
+    by_writer = _by_known_writer(state, scale, evidence)
+    if by_writer is not None:
+        return by_writer
     shown = ", ".join(f"{name} {_short(value)}" for name, value in list(hint.values.items())[:8])
     return Doubt(
         seen=f"`{where}` looks like the state of a scheduler of an unknown class: {shown}",
@@ -439,7 +448,7 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
 def _from_initial(seen: str, place: Keys, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
     """A writer that computes from the LR at `place` of its config; the groups' `initial_lr` tells what that was."""
     bases = _bases(state)
-    listed = ", ".join(f"{_number(lr)} → {_number(lr * scale)}" for lr in bases) or "multiplied by the factor"
+    listed = ", ".join(f"{number_words(lr)} → {number_words(lr * scale)}" for lr in bases) or "multiplied by the factor"
     name = ".".join(map(str, place))
     return Doubt(
         seen=seen,
@@ -481,12 +490,12 @@ def _of_megatron(scheduler: SchedulerState, state: CheckpointState, scale: float
     if from_file and not override and not warms:
         return
     options = [
-        f"--{name.replace('_', '-')} {_number(number * scale)}"
+        f"--{name.replace('_', '-')} {number_words(number * scale)}"
         for field, name in (("max_lr", "lr"), ("start_lr", "lr"), ("min_lr", "min_lr"))
         if isinstance(number := scheduler.state.get(field), int | float) and number > 0
     ]
     if warms and isinstance(initial, int | float):
-        options.append(f"--lr-warmup-init {_number(initial * evidence.earlier * scale)}")
+        options.append(f"--lr-warmup-init {number_words(initial * evidence.earlier * scale)}")
     rule = (
         f"with {_MEGATRON_OVERRIDES} it takes them from its arguments"
         if override
@@ -512,7 +521,7 @@ def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
     for name, value in hint.values.items():
         number = _first_number(value)
         if names_lr(name) and isinstance(number, int | float) and number > 0:
-            yield f"`{_place('', (*hint.keys, name))}` {_number(number)} (× {scale:.10g}: {_number(number * scale)})"
+            yield f"`{_place('', (*hint.keys, name))}` {number_words(number)} (× {scale:.10g}: {number_words(number * scale)})"
 
 
 def _in_command(evidence: Evidence, scale: float, known: Mapping[str, float] | None = None) -> str:
@@ -531,10 +540,6 @@ def _first_number(value: object) -> object:
 def _place(file: str, keys: Sequence[object]) -> str:
     dotted = ".".join(map(str, keys))
     return f"{file}:{dotted}" if file and dotted else file or dotted
-
-
-def _number(value: object) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _shown(values: Sequence[object] | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile, NotPlainJson, parse_object
+from rollback.files.edits import dotted
 from rollback.files.json_file import Keys
 from rollback.lr.effect import FieldEdit
 from rollback.lr.oracle import LrTable, Unknown, table_from
@@ -213,7 +214,7 @@ def plan_config(file: ConfigFile | None, recorded: Mapping[str, Any], scale: flo
         )
     wanted = dict(_wanted(kind, recorded, scale))
     if file is None:
-        listed = ", ".join(f"`{_dotted(keys)}` {before:.10g} → {after:.10g}" for keys, (before, after) in wanted.items())
+        listed = ", ".join(f"`{dotted(keys)}` {before:.10g} → {after:.10g}" for keys, (before, after) in wanted.items())
         raise PlanRefused(
             f"DeepSpeed's {kind} takes its LRs from the config file of the next launch, not from the checkpoint: {listed}",
             remedy=f"name that file with {_OPTION} (or `deepspeed_config` in chronicle.toml): it is edited and undone "
@@ -231,7 +232,7 @@ def plan_config(file: ConfigFile | None, recorded: Mapping[str, Any], scale: flo
     return ConfigPlan(
         edits=tuple(e for e in edits if e.after != e.before),
         notes=tuple(_notes(file, config, recorded)),
-        filled={_dotted(keys): pair for keys, pair in filled.items()},
+        filled={dotted(keys): pair for keys, pair in filled.items()},
         path=file.path,
     )
 
@@ -291,12 +292,12 @@ def _edit(file: ConfigFile, config: Mapping[str, Any], keys: Keys, after: float)
     value = _value_at(config, keys)
     if value is None:
         raise PlanRefused(
-            f"`{file.path}` ({file.origin}) does not contain `{_dotted(keys)}`, from which the next launch takes its LR",
-            remedy=f"write `{_dotted(keys)}` with {after:.10g} into it, or name another file with {_OPTION}",
+            f"`{file.path}` ({file.origin}) does not contain `{dotted(keys)}`, from which the next launch takes its LR",
+            remedy=f"write `{dotted(keys)}` with {after:.10g} into it, or name another file with {_OPTION}",
         )
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanRefused(
-            f"`{_dotted(keys)}` in `{file.path}` is {value!r}, expected a number", remedy="write the LR as a number"
+            f"`{dotted(keys)}` in `{file.path}` is {value!r}, expected a number", remedy="write the LR as a number"
         )
     return FieldEdit(file=file.path, keys=keys, before=value, after=after)
 
@@ -320,7 +321,3 @@ def _notes(file: ConfigFile, config: Mapping[str, Any], recorded: Mapping[str, A
                     f"`{section}.params.{name}` is {now[name]!r} in `{file.path}`, "
                     f"but the checkpoint was made with {then[name]!r}"
                 )
-
-
-def _dotted(keys: Keys) -> str:
-    return ".".join(map(str, keys))

@@ -19,6 +19,7 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
+from rollback.files.edits import dotted
 from rollback.files.json_file import Keys
 from rollback.files.pickle_values import StoredFloat
 from rollback.lr.oracle import LrTable, Unknown, simulate_lrs
@@ -50,7 +51,11 @@ class FieldEdit:
     @property
     def field(self) -> str:
         """The key path as text, such as `param_groups.0.lr`."""
-        return ".".join(str(key) for key in self.keys)
+        return dotted(self.keys)
+
+    def to_json(self) -> list[Any]:
+        """The form in a written plan."""
+        return [self.file, list(self.keys), self.before, self.after]
 
 
 def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
@@ -107,9 +112,8 @@ def need_plain_number(value: Any, *, file: str, keys: Keys) -> float | int:
     """Return `value` when it is a Python int or float, else raise `PlanRefused` naming where it was found."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    name = ".".join(str(key) for key in keys)
     raise PlanRefused(
-        f"LR `{name}` in `{file}` is stored as {type(value).__name__}: expected a Python float",
+        f"LR `{dotted(keys)}` in `{file}` is stored as {type(value).__name__}: expected a Python float",
         remedy="save the optimizer with float LRs (not tensor or numpy ones), or edit this field in the training script",
     )
 
@@ -135,25 +139,23 @@ def _numbers(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
 # --- Proof of the effect
 
 _RATIO_TOLERANCE = 1e-9
+_PROVED_STEPS = 20
 
 # class -> (scheduler fields, group fields) that its next LRs are computed from; most classes do not use `base_lrs`
+_BY_LR_ALONE = (
+    SchedulerClass.STEP, SchedulerClass.MULTI_STEP, SchedulerClass.CONSTANT, SchedulerClass.LINEAR, SchedulerClass.EXPONENTIAL,
+    SchedulerClass.POLYNOMIAL, SchedulerClass.SEQUENTIAL, SchedulerClass.CHAINED,
+)  # fmt: skip
 _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(_BY_LR_ALONE, ((), ("lr",))),
     SchedulerClass.LAMBDA: (("base_lrs",), ("lr",)),
-    SchedulerClass.STEP: ((), ("lr",)),
-    SchedulerClass.MULTI_STEP: ((), ("lr",)),
-    SchedulerClass.CONSTANT: ((), ("lr",)),
-    SchedulerClass.LINEAR: ((), ("lr",)),
-    SchedulerClass.EXPONENTIAL: ((), ("lr",)),
-    SchedulerClass.POLYNOMIAL: ((), ("lr",)),
     SchedulerClass.COSINE: (("base_lrs", "eta_min"), ("lr",)),
     SchedulerClass.WARM_RESTARTS: (("base_lrs", "eta_min"), ("lr",)),
-    SchedulerClass.ONE_CYCLE: ((), ("lr", "initial_lr", "max_lr", "min_lr")),
+    SchedulerClass.ONE_CYCLE: ((), _GROUP_FIELDS),
     SchedulerClass.CYCLIC: (("base_lrs", "max_lrs"), ("lr",)),
     SchedulerClass.PLATEAU: (("min_lrs", "eps"), ("lr",)),
-    SchedulerClass.SEQUENTIAL: ((), ("lr",)),
-    SchedulerClass.CHAINED: ((), ("lr",)),
     SchedulerClass.TIMM: (_TIMM_FIELDS[:3], ("lr",)),
-    SchedulerClass.MMENGINE: (("base_values", "eta_min", "eta_max"), ("lr", "initial_lr", "max_lr", "min_lr")),
+    SchedulerClass.MMENGINE: (("base_values", "eta_min", "eta_max"), _GROUP_FIELDS),
     SchedulerClass.MMENGINE_OTHER: ((), ()),
     SchedulerClass.MEGATRON: (("max_lr", "start_lr", "min_lr"), ("lr", "max_lr", "min_lr")),
     SchedulerClass.NEW_BOB: (("hyperparam_value",), ("lr",)),  # each new value is the last one times a factor
@@ -182,9 +184,6 @@ def prove_ratio(
     edited_state: Mapping[str, Any] | None,
     edited_groups: Sequence[Mapping[str, Any]],
     scale: float,
-    *,
-    k: int = 20,
-    scheduler_steps: int = 1,
 ) -> Proof | Disproof:
     """Prove that the edited state and groups give `scale` times the original LRs at every later step.
 
@@ -197,11 +196,11 @@ def prove_ratio(
     if reason is not None:
         return Disproof(reason)
     if state is None or edited_state is None:
-        rows: LrTable = tuple(tuple(float(group["lr"]) for group in groups) for _ in range(k))
-        scaled: LrTable = tuple(tuple(float(group["lr"]) for group in edited_groups) for _ in range(k))
+        rows: LrTable = tuple(tuple(float(group["lr"]) for group in groups) for _ in range(_PROVED_STEPS))
+        scaled: LrTable = tuple(tuple(float(group["lr"]) for group in edited_groups) for _ in range(_PROVED_STEPS))
         return Proof(ratio=scale, before=rows, after=scaled)
-    before = simulate_lrs(state, groups, k, scheduler_steps=scheduler_steps, rounded=False)
-    after = simulate_lrs(edited_state, edited_groups, k, scheduler_steps=scheduler_steps, rounded=False)
+    before = simulate_lrs(state, groups, _PROVED_STEPS, rounded=False)
+    after = simulate_lrs(edited_state, edited_groups, _PROVED_STEPS, rounded=False)
     if isinstance(before, Unknown) or isinstance(after, Unknown):
         return Proof(ratio=scale, before=before, after=after)
     return _compare(before, after, scale)
@@ -288,11 +287,17 @@ def _replaced(tree: Any, keys: Keys, made: Mapping[Keys, float | int]) -> Any:
 # --- The state of a checkpoint after edits
 
 
+def edits_by_file(edits: Iterable[FieldEdit]) -> dict[str, list[FieldEdit]]:
+    """The edits of each file, in their order."""
+    found: dict[str, list[FieldEdit]] = {}
+    for edit in edits:
+        found.setdefault(edit.file, []).append(edit)
+    return found
+
+
 def edited_state(state: CheckpointState, edits: Sequence[FieldEdit]) -> CheckpointState:
     """The state that will be read from the edited files."""
-    by_file: dict[str, list[FieldEdit]] = {}
-    for edit in edits:
-        by_file.setdefault(edit.file, []).append(edit)
+    by_file = edits_by_file(edits)
     schedulers = [replace(s, state=edited_tree(s.state, s.prefix, by_file.get(s.file, ()))) for s in state.schedulers]
     optimizers = []
     for o in state.optimizers:

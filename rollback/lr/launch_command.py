@@ -79,7 +79,7 @@ def changed_command(words: Sequence[str], scale: float, known: Mapping[str, floa
     after, changes, names = list(words), [], set[str]()
     for lr in reversed(list(lrs_named(words))):
         value = words[lr.at][lr.start : lr.end]
-        changed = _number(known[lr.name]) if lr.name in known and _is_number(value) else scaled_text(value, scale)
+        changed = number_words(known[lr.name]) if lr.name in known and _is_number(value) else scaled_text(value, scale)
         before = after[lr.at]
         after[lr.at] = f"{before[: lr.start]}{changed}{before[lr.end :]}"
         changes.append(f"`{lr.shown(before)}` → `{lr.shown(after[lr.at])}`")
@@ -94,7 +94,7 @@ def is_numbers(text: str) -> bool:
 
 def scaled_text(text: str, scale: float) -> str:
     """Every number of the text times `scale`."""
-    return _NUMBER.sub(lambda found: _number(float(found[0]) * scale), text)
+    return _NUMBER.sub(lambda found: number_words(float(found[0]) * scale), text)
 
 
 def _bare(name: str) -> str:
@@ -106,7 +106,8 @@ def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def _number(value: float) -> str:
-    return f"{value:.10g}"
+def number_words(value: object) -> str:
+    """A number as a person types it."""
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 

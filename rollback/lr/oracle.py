@@ -266,8 +266,8 @@ def simulate_lrs(
                 advance_optimizer_step(live, live_groups, scheduler_steps, values)
     except CannotCompute as problem:
         return Unknown(str(problem))
-    except (LookupError, AttributeError, TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
-        return Unknown(f"the scheduler state is malformed ({type(problem).__name__}: {problem})")
+    except _MALFORMED as problem:
+        return Unknown(_malformed(problem))
     return tuple(rows)
 
 
@@ -289,8 +289,8 @@ def reproduces_saved_lr(state: Mapping[str, Any], groups: Sequence[Mapping[str, 
         given = lr_from_scratch(state, groups)
     except CannotCompute as problem:
         return Unknown(str(problem))
-    except (LookupError, AttributeError, TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
-        return Unknown(f"the scheduler state is malformed ({type(problem).__name__}: {problem})", contradicts=True)
+    except _MALFORMED as problem:
+        return Unknown(_malformed(problem), contradicts=True)
     rounding = _rounding(state, groups)
     if given is not None and len(given) != len(held):
         reason = f"{name} holds {len(given)} base LRs, the optimizer has {len(held)} parameter groups: another optimizer's?"
@@ -301,6 +301,13 @@ def reproduces_saved_lr(state: Mapping[str, Any], groups: Sequence[Mapping[str, 
             contradicts=True,
         )
     return None
+
+
+_MALFORMED = (LookupError, AttributeError, TypeError, ValueError, ZeroDivisionError, OverflowError)
+
+
+def _malformed(problem: Exception) -> str:
+    return f"the scheduler state is malformed ({type(problem).__name__}: {problem})"
 
 
 def _plain(values: Any) -> bool:

@@ -46,61 +46,66 @@ class SchedulerClass(StrEnum):
     DEEPSPEED = "DeepSpeed"  # WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle: the LRs are in the config
 
 
-_COMMON = frozenset(
-    {"base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step", "verbose"}
-)
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_COMMON = _names("base_lrs last_epoch _step_count _last_lr _is_initial _get_lr_called_within_step verbose")
 
 # class -> (required keys, optional keys); tried from top to bottom, the most specific first
 _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] = (
     (
         SchedulerClass.TIMM,
-        frozenset({"base_values", "param_group_field", "t_in_epochs", "noise_range_t"}),
-        frozenset({"_initial_param_group_field", "metric", "noise_pct", "noise_type", "noise_std", "noise_seed", "t_initial"})
-        | frozenset({"lr_min", "cycle_mul", "cycle_decay", "cycle_limit", "warmup_t", "warmup_lr_init", "warmup_prefix"})
-        | frozenset({"k_decay", "warmup_steps", "decay_t", "decay_rate", "decay_milestones", "power", "lb", "ub"}),
+        _names("base_values param_group_field t_in_epochs noise_range_t"),
+        _names("""
+            _initial_param_group_field metric noise_pct noise_type noise_std noise_seed t_initial lr_min cycle_mul cycle_decay
+            cycle_limit warmup_t warmup_lr_init warmup_prefix k_decay warmup_steps decay_t decay_rate decay_milestones power
+            lb ub
+        """),
     ),
     (
         SchedulerClass.MMENGINE,
-        frozenset({"base_values", "param_name", "begin", "end", "by_epoch", "_last_value"}),
-        frozenset({"last_step", "_global_step", "step_size", "gamma", "milestones", "factor", "total_iters", "T_max"})
-        | frozenset({"eta_min", "eta_min_ratio", "start_factor", "end_factor", "power", "eta_max", "div_factor"})
-        | frozenset({"final_div_factor", "total_steps", "anneal_func", "_schedule_phases", "periods", "restart_weights"})
-        | frozenset({"cumulative_periods"}),
+        _names("base_values param_name begin end by_epoch _last_value"),
+        _names("""
+            last_step _global_step step_size gamma milestones factor total_iters T_max eta_min eta_min_ratio start_factor
+            end_factor power eta_max div_factor final_div_factor total_steps anneal_func _schedule_phases periods
+            restart_weights cumulative_periods
+        """),
     ),
-    (SchedulerClass.SEQUENTIAL, frozenset({"_schedulers", "_milestones"}), frozenset()),
-    (SchedulerClass.CHAINED, frozenset({"_schedulers"}), frozenset()),
+    (SchedulerClass.SEQUENTIAL, _names("_schedulers _milestones"), frozenset()),
+    (SchedulerClass.CHAINED, _names("_schedulers"), frozenset()),
     (
         SchedulerClass.PLATEAU,
-        frozenset({"num_bad_epochs", "patience", "factor", "min_lrs"}),
-        frozenset({"default_min_lr", "cooldown", "eps", "mode", "threshold", "best", "cooldown_counter", "mode_worse"})
-        | frozenset({"threshold_mode"}),
+        _names("num_bad_epochs patience factor min_lrs"),
+        _names("default_min_lr cooldown eps mode threshold best cooldown_counter mode_worse threshold_mode"),
     ),
     (
         SchedulerClass.ONE_CYCLE,
-        frozenset({"total_steps", "_schedule_phases"}),
-        frozenset({"cycle_momentum", "use_beta1", "_anneal_func_type", "anneal_func"}),
+        _names("total_steps _schedule_phases"),
+        _names("cycle_momentum use_beta1 _anneal_func_type anneal_func"),
     ),
     (
         SchedulerClass.CYCLIC,
-        frozenset({"max_lrs", "total_size", "step_ratio"}),
-        frozenset({"mode", "gamma", "scale_mode", "cycle_momentum", "use_beta1", "base_momentums", "max_momentums"})
-        | frozenset({"_scale_fn_custom", "_scale_fn_ref"}),
+        _names("max_lrs total_size step_ratio"),
+        _names("""
+            mode gamma scale_mode cycle_momentum use_beta1 base_momentums max_momentums _scale_fn_custom _scale_fn_ref
+        """),
     ),
-    (SchedulerClass.WARM_RESTARTS, frozenset({"T_0", "T_i", "T_mult", "T_cur", "eta_min"}), frozenset()),
-    (SchedulerClass.COSINE, frozenset({"T_max", "eta_min"}), frozenset()),
-    (SchedulerClass.MULTI_STEP, frozenset({"milestones", "gamma"}), frozenset()),
-    (SchedulerClass.STEP, frozenset({"step_size", "gamma"}), frozenset()),
-    (SchedulerClass.LINEAR, frozenset({"start_factor", "end_factor", "total_iters"}), frozenset()),
-    (SchedulerClass.CONSTANT, frozenset({"factor", "total_iters"}), frozenset()),
-    (SchedulerClass.POLYNOMIAL, frozenset({"total_iters", "power"}), frozenset()),
-    (SchedulerClass.EXPONENTIAL, frozenset({"gamma"}), frozenset()),
-    (SchedulerClass.LAMBDA, frozenset({"lr_lambdas"}), frozenset()),
-    (SchedulerClass.DEEPSPEED, frozenset({"last_batch_iteration"}), frozenset()),
-    (SchedulerClass.NEW_BOB, frozenset({"hyperparam_value", "metric_values", "current_patient"}), frozenset()),
+    (SchedulerClass.WARM_RESTARTS, _names("T_0 T_i T_mult T_cur eta_min"), frozenset()),
+    (SchedulerClass.COSINE, _names("T_max eta_min"), frozenset()),
+    (SchedulerClass.MULTI_STEP, _names("milestones gamma"), frozenset()),
+    (SchedulerClass.STEP, _names("step_size gamma"), frozenset()),
+    (SchedulerClass.LINEAR, _names("start_factor end_factor total_iters"), frozenset()),
+    (SchedulerClass.CONSTANT, _names("factor total_iters"), frozenset()),
+    (SchedulerClass.POLYNOMIAL, _names("total_iters power"), frozenset()),
+    (SchedulerClass.EXPONENTIAL, _names("gamma"), frozenset()),
+    (SchedulerClass.LAMBDA, _names("lr_lambdas"), frozenset()),
+    (SchedulerClass.DEEPSPEED, _names("last_batch_iteration"), frozenset()),
+    (SchedulerClass.NEW_BOB, _names("hyperparam_value metric_values current_patient"), frozenset()),
     (
         SchedulerClass.MEGATRON,
-        frozenset({"min_lr", "lr_decay_style", "lr_decay_steps", "num_steps"}),
-        frozenset({"max_lr", "start_lr", "lr_warmup_steps", "start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"}),
+        _names("min_lr lr_decay_style lr_decay_steps num_steps"),
+        _names("max_lr start_lr lr_warmup_steps start_wd end_wd wd_incr_style wd_incr_steps"),
     ),
 )
 

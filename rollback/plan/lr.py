@@ -362,11 +362,6 @@ def _beta2_places(state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
                 yield from ((optimizer.file, (*keys, 1), betas[1]) for keys in optimizer.group_keys(index, "betas"))
 
 
-def beta2_of(state: CheckpointState) -> float | None:
-    """The largest β2 of the parameter groups; None where no group has one."""
-    return max((float(value) for _, _, value in _beta2_places(state) if isinstance(value, int | float)), default=None)
-
-
 def _check_counters(sets: Mapping[str, float | int], state: CheckpointState, request: RollbackRequest) -> None:
     moved = [name for name in ("last_epoch", "T_cur", "last_batch_iteration") if name in sets]
     for scheduler in state.schedulers if moved else ():

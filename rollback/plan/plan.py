@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -19,7 +19,8 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import CheckpointState
 from rollback.files.config_text import ConfigFile
 from rollback.lr.authority import Evidence
-from rollback.lr.effect import FieldEdit
+from rollback.lr.effect import FieldEdit, edits_by_file
+from rollback.lr.launch_command import number_words
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import (
     Cost,
@@ -31,6 +32,7 @@ from rollback.plan.request import (
     Source,
     refuse_unhonoured,
 )
+from rollback.records import record_of
 
 VERSION = 1
 TRACKER = "latest_checkpointed_iteration.txt"  # of Megatron-LM: the iteration, not a name (checkpointing.py `read_metadata`)
@@ -135,34 +137,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as written by `chronicle rollback --plan-out`, without its digest."""
-        return {
-            "v": VERSION,
-            "request": self.request.to_json(),
-            "run": self.run,
-            "root": self.root,
-            "entry": self.entry,
-            "source": self.source,
-            "single_file": self.single_file,
-            "format": self.format,
-            "step": self.step,
-            "launch": self.launch,
-            "parent_launch": self.parent_launch,
-            "optimizer_step": self.optimizer_step,
-            "edits": [[e.file, list(e.keys), e.before, e.after] for e in self.edits],
-            "config_edits": [[e.file, list(e.keys), e.before, e.after] for e in self.config_edits],
-            "copies": list(self.copies),
-            "classes": dict(self.classes),
-            "expected": self.expected.to_json(),
-            "schedulers": [dict(scheduler) for scheduler in self.schedulers],
-            "world_size": self.world_size,
-            "abandon": [asdict(later) for later in self.abandon],
-            "displaces": self.displaces,
-            "pointers": [asdict(pointer) for pointer in self.pointers],
-            "inputs": [asdict(file) for file in self.inputs],
-            "has_manifest": self.has_manifest,
-            "notes": list(self.notes),
-            "cost": asdict(self.cost),
-        }
+        return {"v": VERSION} | record_of(self)
 
 
 def compose_plan(
@@ -307,6 +282,7 @@ def _notes(
 
 _SHOWN_STEPS = 5
 _SHOWN_GROUPS = 3
+_SHOWN_WIDTH = 90
 
 
 def format_plan(plan: Plan, *, guarded: bool = False) -> str:
@@ -352,16 +328,13 @@ def _row(label: str, text: str) -> str:
 
 
 def _edits(plan: Plan) -> Iterator[str]:
-    all_edits = (*plan.edits, *plan.config_edits)
-    files = dict.fromkeys(edit.file for edit in all_edits)
-    for file in files:
+    for file, edits in edits_by_file((*plan.edits, *plan.config_edits)).items():
         what = plan.classes.get(file) or ("config of the next launch" if file.startswith("/") else "")
         yield _row("edit", file + (f"  ({what})" if what else ""))
-        edits = [edit for edit in all_edits if edit.file == file]
         rows = _merged(edits)
         width = max(len(name) for name, _, _ in rows)
         for name, before, after in rows:
-            yield _row("", f"  {name:<{width}}  {_number(before)} → {_number(after)}")
+            yield _row("", f"  {name:<{width}}  {number_words(before)} → {number_words(after)}")
 
 
 def _merged(edits: Sequence[FieldEdit]) -> list[tuple[str, float | int, float | int]]:
@@ -382,10 +355,6 @@ def _span(indices: Sequence[int]) -> str:
     if len(indices) == 1:
         return str(first)
     return f"{first}-{last}" if last - first + 1 == len(indices) else ",".join(map(str, indices))
-
-
-def _number(value: float | int) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
 def _lr_sentence(plan: Plan, guarded: bool) -> str:
@@ -450,10 +419,10 @@ def _count(things: Collection[object], noun: str) -> str:
     return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
 
 
-def _wrapped(names: Sequence[str], width: int = 90) -> Iterator[str]:
+def _wrapped(names: Sequence[str]) -> Iterator[str]:
     line = ""
     for name in names:
-        if line and len(line) + len(name) > width:
+        if line and len(line) + len(name) > _SHOWN_WIDTH:
             yield line
             line = ""
         line += f"  {name}"

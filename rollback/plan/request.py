@@ -7,12 +7,13 @@ These options need runtime support: a plan is refused unless the checkpoint's ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from rollback.errors import PlanRefused
 from rollback.lr.oracle import LrTable
+from rollback.records import record_of
 
 
 class Source(StrEnum):
@@ -66,8 +67,7 @@ class RollbackRequest:
 
     def to_json(self) -> dict[str, Any]:
         """The form in a written plan."""
-        record = asdict(self)
-        return record | {"sets": dict(self.sets), "accept_change": list(self.accept_change), "lr_in": list(self.lr_in)}
+        return record_of(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RollbackRequest:
@@ -154,10 +154,6 @@ class ExpectedLrs:
     source: Source
     reason: str = ""
     unproved: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The form in a written plan."""
-        return asdict(self) | {"source": str(self.source)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

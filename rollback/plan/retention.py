@@ -125,7 +125,7 @@ def check_retention(
         return []
     passed = f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}"
     message = f"{passed}: expected at least {SAFE}; do not delete any"
-    return [Finding(check="F10", severity=Severity.INFO, path=".", message=message)]
+    return [Finding("F10", Severity.INFO, ".", message)]
 
 
 @dataclass(frozen=True, slots=True)

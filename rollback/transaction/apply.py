@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_named, list_checkpoints, list_elsewhere, list_newest_copies
+from rollback.checkpoint.listing import format_of, list_checkpoints, list_elsewhere, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.remnants import find_remnants, unreadable_beside
@@ -30,18 +30,19 @@ from rollback.files.json_file import Keys
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import Leaf, LeafKind, TorchFile
 from rollback.lr.authority import Evidence
-from rollback.lr.effect import FieldEdit
+from rollback.lr.effect import FieldEdit, edits_by_file
 from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, PatchedFile, Receipt, Record, is_patched
 from rollback.transaction.protocol import apply_change
-from rollback.transaction.staging import StagedFile, Writer
+from rollback.transaction.staging import StagedFile, Writer, inside
 
 # From this size on a file is patched in place where its filesystem has no reflinks: copying it and proving the copy reads
 # it five times to change eight bytes, which is most of the command's time.
 PATCHED_BYTES = 32 << 20
 # A larger file is never copied, and fingerprinted by size, time and inode: gigabytes are not even read.
 LARGE_BYTES = 128 << 20
+PLAN_AGAIN = "make a new plan with `chronicle rollback`"
 # deepspeed/runtime/engine.py: a file naming a directory beside it
 POINTER_NAMES = ("latest", "latest_universal", TRACKER, LAST)
 
@@ -76,8 +77,8 @@ def plan_from_disk(
 
     Reads the fingerprints of the files to be edited, pointer files and symbolic links. Raises `PlanRefused`.
     """
-    known = format_named(chosen.format)
-    if known is not None and not known.editable:
+    known = format_of(chosen)
+    if not known.editable:
         raise PlanRefused(
             f"`{chosen.path}` is a checkpoint of {chosen.format}: such checkpoints are read and checked, a rollback does not "
             "move or edit them",
@@ -87,7 +88,7 @@ def plan_from_disk(
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
     is_here = RemoteView.opened is None  # in a store nothing is moved
-    is_loose = known is not None and known.by_content and is_here
+    is_loose = known.by_content and is_here
     remnants = find_remnants(root, listed, chosen) if is_here and not request.keep_later else {}
     plan = compose_plan(
         request,
@@ -186,7 +187,7 @@ def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]])
         if data.get("entry") != chosen.path.name or not (files or patches):
             continue
         for name in {*(file.path for file in files), *(file.path for file in patches)}:
-            path = chosen.path / name if name else chosen.path
+            path = inside(chosen.path, name)
             if not path.is_file():
                 return found
             if name not in digests and any(file.path == name for file in files):
@@ -194,7 +195,7 @@ def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]])
         here = {(file.path, p.offset): p for file in patches for p in file.patches}
         if any(digests[file.path] != file.after for file in files):
             continue
-        if not found and not all(is_patched(chosen.path / f.path if f.path else chosen.path, f) for f in patches):
+        if not found and not all(is_patched(inside(chosen.path, f.path), f) for f in patches):
             continue
         if any(patched.get(key, patch.new) != patch.new for key, patch in here.items()):
             continue
@@ -240,9 +241,7 @@ def apply_plan(
     source = Path(plan.source)
     folder = source.parent if plan.single_file else source
     refuse_stale(plan, folder)
-    by_file: dict[str, list[FieldEdit]] = {}
-    for edit in plan.edits:
-        by_file.setdefault(edit.file, []).append(edit)
+    by_file = edits_by_file(plan.edits)
     root = Path(plan.root)
     patches = plan_patches(folder, by_file, reflinks=lambda: disk.can_reflink(root.parent))
     copied = {name: edits for name, edits in by_file.items() if name not in patches}
@@ -273,9 +272,8 @@ def apply_plan(
 def edited_copies(plan: Plan, source: Path, target: Path) -> tuple[StagedFile, ...]:
     """Write the edited files of a plan, and their manifest, from the directory `source` to `target`; each is checked."""
     changed: list[StagedFile] = []
-    names = list(dict.fromkeys(edit.file for edit in plan.edits))
-    writers = {name: _editor([edit for edit in plan.edits if edit.file == name]) for name in names}
-    if plan.has_manifest and names:
+    writers = {name: _editor(edits) for name, edits in edits_by_file(plan.edits).items()}
+    if plan.has_manifest and writers:
         writers[MANIFEST_NAME] = _manifest_writer(plan, {})  # last: it holds the digests of the others
     for name, writer in writers.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -347,34 +345,26 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
     for file in plan.inputs:
         path = folder / file.path
         if not path.is_file():
-            raise PlanRefused(
-                f"`{path}` was removed after the plan was made", remedy="make a new plan with `chronicle rollback`"
-            )
+            raise PlanRefused(f"`{path}` was removed after the plan was made", PLAN_AGAIN)
         if file_fingerprint(path) != file.fingerprint:
-            raise PlanRefused(
-                f"`{path}` was changed after the plan was made", remedy="make a new plan with `chronicle rollback`"
-            )
+            raise PlanRefused(f"`{path}` was changed after the plan was made", PLAN_AGAIN)
     root = Path(plan.root)
     for pointer in plan.pointers:
         text = read_pointer(root / pointer.path)
         if text != pointer.before:
             raise PlanRefused(
-                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}",
-                "make a new plan with `chronicle rollback`",
+                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}", PLAN_AGAIN
             )
     for later in plan.abandon:
         if not is_there(root / later.name):
-            raise PlanRefused(
-                f"`{root / later.name}` was removed after the plan was made",
-                remedy="make a new plan with `chronicle rollback`",
-            )
+            raise PlanRefused(f"`{root / later.name}` was removed after the plan was made", PLAN_AGAIN)
 
 
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
     """The new text of each config file; `refuse_stale` has checked that its old text is the planned one."""
-    for name in dict.fromkeys(edit.file for edit in plan.config_edits):
+    for name, edits in edits_by_file(plan.config_edits).items():
         text = Path(name).read_bytes().decode("utf-8")  # line ends as they are
-        values = {edit.keys: edit.after for edit in plan.config_edits if edit.file == name}
+        values = {edit.keys: edit.after for edit in edits}
         yield Path(name), replace_config_numbers(text, config_kind(name) or "json", values).encode()
 
 
@@ -389,10 +379,7 @@ def _editor(edits: Sequence[FieldEdit]) -> Writer:
         for edit in edits:
             found = original.get(edit.keys)
             if found != edit.before:
-                raise PlanRefused(
-                    f"`{source}`: {'.'.join(map(str, edit.keys))} is {found!r}, planned: {edit.before!r}",
-                    "make a new plan with `chronicle rollback`",
-                )
+                raise PlanRefused(f"`{source}`: {edit.field} is {found!r}, planned: {edit.before!r}", PLAN_AGAIN)
         write_edited_copy(original, {edit.keys: edit.after for edit in edits}, target)
         _check_edited(original, target, edits)
 

@@ -20,8 +20,9 @@ from typing import Any
 
 from rollback.disk.durable import Attributes, BytePatch, Disk, is_there
 from rollback.errors import StoppedPartWay, UnreadableFile
+from rollback.records import record_of
 from rollback.transaction.moves import Move, run_moves
-from rollback.transaction.staging import Writer
+from rollback.transaction.staging import Writer, inside
 
 READY = "transaction.json"
 VERSION = 1
@@ -58,25 +59,18 @@ class PatchedFile:
 
     def backwards(self) -> PatchedFile:
         """The patch that undoes this one."""
-        return replace(self, patches=tuple(BytePatch(offset=p.offset, old=p.new, new=p.old) for p in self.patches))
+        return replace(self, patches=tuple(BytePatch(p.offset, old=p.new, new=p.old) for p in self.patches))
 
     def to_json(self) -> dict[str, Any]:
         """The form stored in receipts and in `transaction.json`; bytes are written as hex."""
-        return {
-            "path": self.path,
-            "patches": [[p.offset, p.old.hex(), p.new.hex()] for p in self.patches],
-            "attributes": self.attributes.to_json(),
-        }
+        return record_of(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> PatchedFile:
         """The inverse of `to_json`."""
         return cls(
             path=record["path"],
-            patches=tuple(
-                BytePatch(offset=offset, old=bytes.fromhex(old), new=bytes.fromhex(new))
-                for offset, old, new in record["patches"]
-            ),
+            patches=tuple(map(BytePatch.from_json, record["patches"])),
             attributes=Attributes.from_json(record["attributes"]),
         )
 
@@ -141,22 +135,7 @@ class Prepared:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `transaction.json`."""
-        return {
-            "v": VERSION,
-            "intent": self.intent,
-            "receipt_kind": self.receipt_kind,
-            "moves": [move.to_json() for move in self.moves],
-            "patched": [file.to_json() for file in self.patched],
-            "hides_root": self.hides_root,
-            "place": self.place,
-            "final": self.final,
-            "twin": self.twin,
-            "checks": dict(self.checks),
-            "attributes": [[path, attributes.to_json()] for path, attributes in self.attributes],
-            "final_attributes": [[path, attributes.to_json()] for path, attributes in self.final_attributes],
-            "remove": list(self.remove),
-            "receipt": dict(self.receipt),
-        }
+        return {"v": VERSION} | record_of(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Prepared:
@@ -235,7 +214,7 @@ def is_finished(prepared: Prepared) -> bool:
 
 def patched_at(checkpoint: Path, prepared: Prepared) -> bool:
     """Whether every patched file of the checkpoint at this path has its new bytes."""
-    return all(is_patched(checkpoint / file.path if file.path else checkpoint, file) for file in prepared.patched)
+    return all(is_patched(inside(checkpoint, file.path), file) for file in prepared.patched)
 
 
 def is_patched(path: Path, file: PatchedFile) -> bool:
@@ -264,7 +243,7 @@ def _read(path: Path, file: PatchedFile) -> Sequence[bytes]:
 def _find(file: PatchedFile, *bases: Path) -> Path:
     """The path of the file at this point of the moves; in the twin it is a hard link to the same inode."""
     for base in bases:
-        path = base / file.path if file.path else base
+        path = inside(base, file.path)
         if path.is_file():
             return path
     raise StoppedPartWay(f"`{file.path or bases[0]}` is gone", remedy="put it back, then run `chronicle recover`")

@@ -16,6 +16,7 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.disk.content import read_pointer
 from rollback.disk.durable import REAL_DISK, Disk, is_mount_point, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
+from rollback.records import record_of
 from rollback.transaction.change import ABANDONED, workspace_of
 
 QUARANTINE_DIR = "quarantine"
@@ -30,7 +31,7 @@ class StrayMove:
 
     def to_json(self) -> dict[str, object]:
         """The form in the journal entry."""
-        return {"path": self.path, "inode": self.inode}
+        return record_of(self)
 
 
 def plan_quarantine(root: Path, checkpoints: Sequence[Checkpoint], beside: Sequence[str]) -> tuple[StrayMove, ...]:
@@ -114,7 +115,7 @@ class PointerMove:
 
     def to_json(self) -> dict[str, object]:
         """The form in the journal entry."""
-        return {"path": self.path, "before": self.before, "after": self.after, "is_link": self.is_link}
+        return record_of(self)
 
     def reversed(self) -> PointerMove:
         """The move that takes it back."""

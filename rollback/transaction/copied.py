@@ -22,6 +22,7 @@ from rollback.disk.durable import is_there, link_over
 from rollback.errors import StoppedPartWay
 from rollback.transaction.change import Prepared, hidden_root
 from rollback.transaction.moves import Move, MoveKind, inode_of
+from rollback.transaction.staging import inside
 
 
 def in_this_copy(prepared: Prepared) -> Prepared:
@@ -85,7 +86,7 @@ class _Here:
         """Give each patched file of the checkpoint its second name in the twin again."""
         place, twin = self._now(Path(self._prepared.place)), Path(self._prepared.twin)
         for file in self._prepared.patched if twin != Path(self._prepared.place) and is_there(twin) else ():
-            one, other = (base / file.path if file.path else base for base in (place, twin))
+            one, other = inside(place, file.path), inside(twin, file.path)
             if one.is_file() and other.is_file() and not one.samefile(other):
                 link_over(one, other)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rollback.disk.durable import Disk, is_there
 from rollback.errors import StoppedPartWay
+from rollback.records import record_of
 
 
 class MoveKind(StrEnum):
@@ -62,13 +63,7 @@ class Move:
 
     def to_json(self) -> dict[str, Any]:
         """The form in `transaction.json`."""
-        return {
-            "kind": self.kind,
-            "source": str(self.source),
-            "target": str(self.target),
-            "inode": self.inode,
-            "hidden": None if self.hidden is None else self.hidden.to_json(),
-        }
+        return record_of(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Move:

@@ -24,7 +24,7 @@ from rollback.disk.durable import Attributes, Disk, is_there
 from rollback.errors import Refused
 from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, Verb, config_part, contract_part
 from rollback.transaction.moves import HiddenExchange, Move, MoveKind, inode_of
-from rollback.transaction.staging import StagedFile, Writer, build_twin
+from rollback.transaction.staging import StagedFile, Writer, build_twin, inside
 
 
 def prepare_rollback(
@@ -45,7 +45,7 @@ def prepare_rollback(
     patched = _patched_files(change, store)
     if change.writers:  # without writers there is no twin: a patched file keeps its inode
         for name in change.writers:
-            original = source / name if name else source
+            original = inside(source, name)
             store.add_file(original, sha256_unchanged(original))
         twin = workspace / "twin" / change.entry
         disk.make_directory(twin.parent)
@@ -58,9 +58,7 @@ def prepare_rollback(
         path = change.root / name
         moves.append(replacement_move(disk, workspace / f"pointer-{number}", path, content))
         if path.is_file():
-            disk.set_attributes(
-                moves[-1].source, replace(Attributes.of(path), mtime_ns=moves[-1].source.lstat().st_mtime_ns)
-            )
+            _take_attributes(disk, moves[-1])
         pointers.append({"path": name, "link": None} | kept_for_undo(path, store))
     for number, (name, points_to) in enumerate(change.links.items()):
         path = change.root / name
@@ -81,9 +79,7 @@ def prepare_rollback(
         kept = kept_for_undo(path, store) | {"folder": Attributes.of(path.parent).to_json()}
         configs.append({"path": str(path), "after": store.add_bytes(content)} | kept)
         moves.append(replacement_move(disk, config_part(path, intent), path, content))
-        disk.set_attributes(
-            moves[-1].source, replace(Attributes.of(path), mtime_ns=moves[-1].source.lstat().st_mtime_ns)
-        )
+        _take_attributes(disk, moves[-1])
     contract: dict[str, Any] | None = None
     if change.contract is not None:
         path, render = change.contract
@@ -99,7 +95,7 @@ def prepare_rollback(
         place=str(place),
         final=str(place),
         twin=str(twin),
-        checks={str(place / file.path if file.path else place): file.after for file in files},
+        checks={str(inside(place, file.path)): file.after for file in files},
         attributes=(),
         final_attributes=(),
         remove=(),
@@ -152,7 +148,7 @@ def _patched_files(change: Change, store: ObjectStore) -> tuple[PatchedFile, ...
     """The patches with the attributes that undo needs. The old bytes are also kept in the object store."""
     files = []
     for name, patches in change.patches.items():
-        path = change.source / name if name else change.source
+        path = inside(change.source, name)
         files.append(PatchedFile(path=name, patches=patches, attributes=Attributes.of(path)))
         store.add_bytes(json.dumps(files[-1].to_json()).encode())
     return tuple(files)
@@ -218,6 +214,18 @@ def replacement_move(disk: Disk, prepared: Path, target: Path, content: bytes) -
     return move_of(prepared, target, MoveKind.REPLACE)
 
 
+def _take_attributes(disk: Disk, move: Move) -> None:
+    """Give the new file the attributes of the one that it replaces, but for the time."""
+    disk.set_attributes(move.source, replace(Attributes.of(move.target), mtime_ns=move.source.lstat().st_mtime_ns))
+
+
+def _put_back(disk: Disk, prepared: Path, path: Path, kept: Mapping[str, Any], store: ObjectStore) -> Move:
+    """The inverse of `kept_for_undo` for a file that was there: its content and attributes of before."""
+    move = replacement_move(disk, prepared, path, store.find(kept["before"]).read_bytes())
+    disk.set_attributes(move.source, Attributes.from_json(kept["attributes"]))
+    return move
+
+
 def kept_for_undo(path: Path, store: ObjectStore) -> dict[str, Any]:
     """Keep the present content of a small file in the store; returns what undo needs to restore it."""
     if not is_there(path):
@@ -277,8 +285,7 @@ def prepare_undo(
     configs = data.get("configs") or ()
     for config in configs:
         path = Path(config["path"])
-        moves.append(replacement_move(disk, config_part(path, intent), path, store.find(config["before"]).read_bytes()))
-        disk.set_attributes(moves[-1].source, Attributes.from_json(config["attributes"]))
+        moves.append(_put_back(disk, config_part(path, intent), path, config, store))
     if source != place:
         disk.make_directory(source.parent)
     remove = [str(back_dir), str(back_dir.parent)]
@@ -286,7 +293,7 @@ def prepare_undo(
         moves.append(_contract_back(data["contract"], intent, store, disk))
         remove.append(str(moves[-1].source if data["contract"]["before"] else moves[-1].target))
     restored = source if source != place else place
-    attributes = [(str(restored / f.path if f.path else restored), f.attributes) for f in patched]
+    attributes = [(str(inside(restored, f.path)), f.attributes) for f in patched]
     if not newer and not overwritten:
         attributes.append((str(root), Attributes.from_json(data["attributes"]["root"])))
     return Prepared(
@@ -298,7 +305,7 @@ def prepare_undo(
         place=str(place),
         final=str(restored),
         twin=str(twin),
-        checks={str(restored / file.path if file.path else restored): file.before for file in files},
+        checks={str(inside(restored, file.path)): file.before for file in files},
         attributes=tuple(attributes),
         final_attributes=(
             *((str(Path(c["path"]).parent), Attributes.from_json(c["folder"])) for c in configs),
@@ -354,10 +361,7 @@ def _pointers_back(data: Mapping[str, Any], root: Path, workspace: Path, store: 
         elif pointer["before"] is None:
             moves.append(discard_move(path, workspace / "trash" / f"pointer-{number}", disk))
         else:
-            content = store.find(pointer["before"]).read_bytes()
-            move = replacement_move(disk, workspace / f"pointer-{number}", path, content)
-            disk.set_attributes(move.source, Attributes.from_json(pointer["attributes"]))
-            moves.append(move)
+            moves.append(_put_back(disk, workspace / f"pointer-{number}", path, pointer, store))
     return moves
 
 
@@ -366,9 +370,7 @@ def _contract_back(contract: Mapping[str, Any], intent: str, store: ObjectStore,
     aside = contract_part(path, intent)
     if contract["before"] is None:
         return Move(kind=MoveKind.DISCARD, source=path, target=aside, inode=inode_of(path) or -1)
-    move = replacement_move(disk, aside, path, store.find(contract["before"]).read_bytes())
-    disk.set_attributes(move.source, Attributes.from_json(contract["attributes"]))
-    return move
+    return _put_back(disk, aside, path, contract, store)
 
 
 def _restorer(store: ObjectStore, file: StagedFile, disk: Disk) -> Writer:
@@ -382,7 +384,7 @@ def _restore_attributes(
     disk: Disk, twin: Path, files: Iterable[StagedFile], directories: Iterable[tuple[str, list[int]]]
 ) -> None:
     for file in files:
-        disk.set_attributes(twin / file.path if file.path else twin, file.attributes)
+        disk.set_attributes(inside(twin, file.path), file.attributes)
     for relative, values in directories:
         path = twin / relative
         if path.is_dir():

@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from rollback.transaction.change import (
 )
 from rollback.transaction.moves import inode_of, run_moves
 from rollback.transaction.prepare import prepare_rollback, prepare_undo
-from rollback.transaction.staging import StagedFile, refuse_odd_entries
+from rollback.transaction.staging import StagedFile, inside, refuse_odd_entries
 
 
 def apply_change(
@@ -123,14 +124,17 @@ def recover_change(
             traces.remove(disk)
             record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "reverted"})
             return None
-        prepared = Prepared.from_json(moved(json.loads((traces.workspace / READY).read_bytes())))
-        receipt = _finish(prepared, traces.workspace, record, disk)
+        receipt = _finish(_read_ready(traces.workspace, moved), traces.workspace, record, disk)
         record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "finished", "receipt": receipt.id})
     except OSError as problem:
         raise StoppedPartWay(
             f"recovery stopped: {_words(problem)}", remedy="fix the cause, then run `chronicle recover` again"
         ) from problem
     return receipt
+
+
+def _read_ready(workspace: Path, moved: Callable[[Any], Any]) -> Prepared:
+    return Prepared.from_json(moved(json.loads((workspace / READY).read_bytes())))
 
 
 def remove_leftovers(
@@ -142,7 +146,7 @@ def remove_leftovers(
     for intent in closed:
         workspace = workspace_of(root.parent, intent)
         if (workspace / READY).is_file():
-            _clean(Prepared.from_json(moved(intent, json.loads((workspace / READY).read_bytes()))), workspace, disk)
+            _clean(_read_ready(workspace, partial(moved, intent)), workspace, disk)
             removed += 1
         elif workspace.is_dir():
             _remove_workspace(workspace, disk)
@@ -363,7 +367,7 @@ def check_change(change: Change) -> None:
             raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")
     refuse_odd_entries(change.source, {**change.writers, **change.patches})
     for name in change.patches:
-        refuse_shared(change.source / name if name else change.source)
+        refuse_shared(inside(change.source, name))
 
 
 def refuse_shared(path: Path) -> None:
@@ -376,6 +380,10 @@ def refuse_shared(path: Path) -> None:
         )
     if not os.access(path, os.W_OK):
         raise Refused(f"`{path}` is not writable", remedy="run as the user who owns the checkpoints")
+
+
+_CHANGED = "`{}` was changed after the rollback: expected the bytes that the rollback wrote"
+_GO_TO_ANOTHER = "abandon this checkpoint and go back to another one with `chronicle rollback --to`"
 
 
 def check_undo(data: Mapping[str, Any], root: Path) -> None:
@@ -401,24 +409,16 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
     for config in data.get("configs") or ():
         path = Path(config["path"])
         if not path.is_file() or sha256_of(path) != config["after"]:
-            raise Refused(
-                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="restore what the rollback wrote (kept in the run's objects directory), or keep the rollback",
-            )
+            restore = "restore what the rollback wrote (kept in the run's objects directory), or keep the rollback"
+            raise Refused(_CHANGED.format(path), restore)
     for file in map(StagedFile.from_json, data["files"]):
-        path = place / file.path if file.path else place
+        path = inside(place, file.path)
         if not path.is_file() or sha256_of(path) != file.after:
-            raise Refused(
-                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
-            )
+            raise Refused(_CHANGED.format(path), _GO_TO_ANOTHER)
     for patched in map(PatchedFile.from_json, data["patched"]):
-        path = place / patched.path if patched.path else place
+        path = inside(place, patched.path)
         if not is_patched(path, patched):
-            raise Refused(
-                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
-            )
+            raise Refused(_CHANGED.format(path), _GO_TO_ANOTHER)
         refuse_shared(path)
     if not os.access(root.parent, os.W_OK | os.X_OK) or not os.access(root, os.W_OK | os.X_OK):
         raise Refused(f"`{root}` or its parent is not writable", remedy="run as the user who owns the checkpoints")

@@ -16,6 +16,7 @@ from typing import Any
 from rollback.disk.content import sha256_of, sha256_unchanged
 from rollback.disk.durable import Attributes, Disk, is_mount_point, mount_points
 from rollback.errors import Refused
+from rollback.records import record_of
 
 LAST = "chronicle-manifest.json"  # written last, because it holds the digests of the other files
 
@@ -33,12 +34,7 @@ class StagedFile:
 
     def to_json(self) -> dict[str, Any]:
         """The form stored in receipts."""
-        return {
-            "path": self.path,
-            "before": self.before,
-            "after": self.after,
-            "attributes": self.attributes.to_json(),
-        }
+        return record_of(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> StagedFile:
@@ -49,6 +45,11 @@ class StagedFile:
             after=record["after"],
             attributes=Attributes.from_json(record["attributes"]),
         )
+
+
+def inside(checkpoint: Path, path: str) -> Path:
+    """A file of the checkpoint; the checkpoint itself where it is one file, whose path in it is ""."""
+    return checkpoint / path if path else checkpoint
 
 
 # Arguments: the present file, the new file (it does not exist yet), the files written before it

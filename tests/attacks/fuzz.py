@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checkpoint.state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
-from rollback.checks.files import check_file
+from rollback.checks.files import checksum_findings, examine_file
 from rollback.checks.inspection import json_form
 from rollback.errors import RollbackError
 from rollback.files.pickle_reader import OPCODES, Limits, read_pickle
@@ -43,6 +43,12 @@ def corpus() -> list[bytes]:
     valid = [pickle.dumps(state, protocol) for protocol in range(6)]
     hostile = [make() for make in HOSTILE.values()]
     return valid + [content for content in hostile if len(content) < 20_000]
+
+
+def _check(path: Path, name: str) -> None:
+    """F3 for one file, its checksums included."""
+    _, targets = examine_file(path, name, full=True)
+    checksum_findings(targets)
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
@@ -126,7 +132,7 @@ def use_json(folder: Path, name: str) -> Callable[[bytes], None]:
 
     def use(data: bytes) -> None:
         path.write_bytes(data)
-        check_file(path, name, full=True)
+        _check(path, name)
         if name == "chronicle-manifest.json":
             read_manifest(folder)
         elif name == "trainer_state.json":
@@ -148,7 +154,7 @@ def use_json(folder: Path, name: str) -> Callable[[bytes], None]:
 def use_file(path: Path) -> Callable[[bytes], None]:
     def use(data: bytes) -> None:
         path.write_bytes(data)
-        check_file(path, "f", full=True)
+        _check(path, "f")
         for leaf in read_state_file(path, limits=SMALL).leaves():
             assert leaf.keys is not None
 

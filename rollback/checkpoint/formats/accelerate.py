@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollback.checkpoint.formats.dcp import dcp_findings, missing_in_dcp, read_dcp_state
-from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, gaps, missing_file, rng_digest
+from rollback.checkpoint.formats.format import (
+    CheckpointFormat,
+    RoleAndRank,
+    gaps,
+    is_lookalike,
+    missing_file,
+    rng_digest,
+)
 from rollback.checkpoint.layout import (
     ACCELERATE_STATE_DIR,
     Checkpoint,
@@ -21,19 +28,20 @@ from rollback.checkpoint.layout import (
     Role,
     StateFile,
     is_leftover,
-    is_lookalike,
 )
 from rollback.checkpoint.state import (
     CheckpointState,
     LrHint,
     OptimizerState,
     SchedulerState,
+    as_mapping,
     counters_in,
     find_states,
     hints_in,
     is_optimizer,
     is_scheduler,
     last_epoch_of,
+    newest_step,
     optimizer_state,
     scheduler_state,
     scheduler_unit,
@@ -41,9 +49,8 @@ from rollback.checkpoint.state import (
 from rollback.errors import Finding
 from rollback.files.state_file import read_state_file
 
-_STEP_NAME = re.compile(r"opt_step-(\d+)")
 _INDEX = r"(?:_(?:[1-9]\d*))?"
-_ACCELERATE_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+_ROLES = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (rf"optimizer{_INDEX}\.bin", Role.OPTIMIZER),
@@ -63,17 +70,21 @@ _ACCELERATE_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (rf"(?:pytorch_model{_INDEX}|pytorch_model{_INDEX}-\d{{5}}-of-\d{{5}})\.bin(?:\.index\.json)?", Role.MODEL),
     )
 )
-STEMS = re.compile(
-    r"custom_checkpoint|random_states|optimizer|scheduler|dl_state_dict|pytorch_model|model\.safetensors"
+_USUAL = (
+    (Role.MODEL, "model.safetensors", "no model weights"),
+    (Role.OPTIMIZER, "optimizer.bin", "no optimizer state"),
+    (Role.RNG, "random_states_0.pkl", "no random states: Accelerate would continue with new ones"),
 )
 _FSDP_DIR = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")  # sharded state: a DCP directory each
-_AUTOMATIC_NAME = re.compile(r"checkpoint_(\d+)")
 
 
 class AccelerateFormat(CheckpointFormat):
     """`save_state` without an engine underneath: single process and DDP."""
 
     name = "accelerate"
+    steps = r"opt_step-(\d+)|checkpoint_\d+"  # the number in `checkpoint_7` counts saves
+    roles = _ROLES
+    stems = r"custom_checkpoint|random_states|optimizer|scheduler|dl_state_dict|pytorch_model|model\.safetensors"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """RNG files of Accelerate, or one of its names with a file that it writes."""
@@ -82,26 +93,11 @@ class AccelerateFormat(CheckpointFormat):
         names = {path.removeprefix(inside) for path in paths if path.startswith(inside)} or paths
         if any(re.fullmatch(r"random_states_\d+\.pkl", path) for path in names):
             return True
-        return bool(_STEP_NAME.fullmatch(name) or _AUTOMATIC_NAME.fullmatch(name)) and any(
-            self._role_in_state_dir(path) for path in names
-        )
-
-    def step_in_name(self, name: str) -> int | None:
-        """N in `opt_step-N`; the number in `checkpoint_7` counts saves."""
-        found = _STEP_NAME.fullmatch(name)
-        return int(found[1]) if found else None
+        return self.is_checkpoint_name(name) and any(map(super().role_of, names))
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """By Accelerate's file names, in the directory itself or in `accelerator_state/`."""
-        return self._role_in_state_dir(path.removeprefix(f"{ACCELERATE_STATE_DIR}/"))
-
-    def _role_in_state_dir(self, path: str) -> RoleAndRank | None:
-        for pattern, role in _ACCELERATE_ROLES:
-            found = pattern.fullmatch(path)
-            if found:
-                rank = found.groupdict().get("rank")
-                return role, int(rank) if rank is not None else None
-        return None
+        return super().role_of(path.removeprefix(f"{ACCELERATE_STATE_DIR}/"))
 
     def looks_like_state(self, path: str) -> bool:
         """Names like Accelerate's own, in the state directory or in a DCP directory of FSDP."""
@@ -111,15 +107,11 @@ class AccelerateFormat(CheckpointFormat):
             return is_leftover(name) or ".distcp" in name or ".metadata" in name
         if folder or _FSDP_DIR.fullmatch(inside):
             return False  # `load_state` lists one directory; what lies below it was saved by a hook
-        return is_leftover(inside) or is_lookalike(inside, STEMS)
+        return is_lookalike(inside, self.stems)
 
     def loader_lists_siblings(self, name: str) -> bool:
         """With automatic naming `load_state()` takes the first number in each name, `checkpoint_2.orig` included."""
-        return _AUTOMATIC_NAME.fullmatch(name) is not None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """`opt_step-N` or `checkpoint_N`."""
-        return (_AUTOMATIC_NAME.fullmatch(name) or _STEP_NAME.fullmatch(name)) is not None
+        return self.is_checkpoint_name(name) and name.startswith("checkpoint_")
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """Gaps among RNG files and registered objects, and parts of sharded state."""
@@ -130,16 +122,8 @@ class AccelerateFormat(CheckpointFormat):
 
     def usual(self, files: Sequence[StateFile]) -> list[Finding]:
         """Weights, optimizer and random states."""
-        found: list[Finding] = []
-        if not any(file.role is Role.MODEL for file in files):
-            found.append(missing_file("model.safetensors", "no model weights"))
-        if not any(file.role is Role.OPTIMIZER for file in files):
-            found.append(missing_file("optimizer.bin", "no optimizer state"))
-        if not any(file.role is Role.RNG for file in files):
-            found.append(
-                missing_file("random_states_0.pkl", "no random states: Accelerate would continue with new ones")
-            )
-        return found
+        held = {file.role for file in files}
+        return [missing_file(name, why) for role, name, why in _USUAL if role not in held]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Accelerate's files, and the DCP directories of FSDP where there are any."""
@@ -161,14 +145,14 @@ class AccelerateFormat(CheckpointFormat):
 
 def _dcp_folders(files: Sequence[StateFile]) -> list[str]:
     """The DCP directories of an FSDP checkpoint, relative to it."""
-    folders = {file.path.rpartition("/")[0] for file in files}
+    folders = {file.folder for file in files}
     return sorted(folder for folder in folders if _FSDP_DIR.fullmatch(folder.rpartition("/")[2]))
 
 
 def _gaps(files: Sequence[StateFile], role: Role, stem: str) -> list[Finding]:
     """Numbered files must be contiguous from 0: Accelerate loads by count and index."""
     pattern = re.compile(re.escape(stem).replace(r"\{\}", r"(\d+)"))
-    numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.path.rpartition("/")[2]))}
+    numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.name))}
     highest = max(numbers, default=-1)
     what = f"it is number {{}} of 0–{highest}, and only {len(numbers)} exist"
     return list(gaps(numbers, stem.format, what.format, highest))
@@ -192,11 +176,11 @@ def read_accelerate_state(
         content = read_state_file(checkpoint.path / file.path)
         digests[file.rank or 0] = rng_digest(content)
         if file.rank == 0:
-            counters.update(counters_in(file.path, {"step": content.get(("step",))} if content.has(("step",)) else {}))
+            counters.update(counters_in(file.path, {"step": (as_mapping(content.tree) or {}).get("step")}))
     ranks = tuple(sorted(digests))
     world_size = len(ranks) or None
     all_optimizers = (*optimizers, *engine_optimizers)
-    step = max((o.steps[1] for o in all_optimizers if o.steps), default=None)
+    step = newest_step(all_optimizers)
     all_schedulers = (*schedulers, *engine_schedulers)
     return CheckpointState(
         checkpoint=checkpoint,

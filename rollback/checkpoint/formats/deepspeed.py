@@ -16,15 +16,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollback.checkpoint.formats.accelerate import AccelerateFormat, read_accelerate_state
-from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, gaps, missing_file, pointer_findings
+from rollback.checkpoint.formats.format import (
+    CheckpointFormat,
+    RoleAndRank,
+    gaps,
+    is_lookalike,
+    missing_file,
+    pointer_findings,
+    role_by,
+)
 from rollback.checkpoint.layout import (
     ACCELERATE_STATE_DIR,
     Checkpoint,
     DirectoryEntry,
     Role,
     StateFile,
-    is_leftover,
-    is_lookalike,
 )
 from rollback.checkpoint.state import (
     CheckpointState,
@@ -32,12 +38,11 @@ from rollback.checkpoint.state import (
     OptimizerState,
     SchedulerState,
     as_mapping,
-    find_states,
     hints_in,
     last_epoch_of,
-    optimizer_state,
-    scheduler_state,
+    newest_step,
     scheduler_unit,
+    states_in,
 )
 from rollback.disk.content import map_files
 from rollback.errors import WRONG_FILE, Finding, Severity
@@ -51,6 +56,7 @@ _OPTIM_STATES = re.compile(
 _EXPERT_STATES = re.compile(
     r"(?:layer_\d+_)?expert_\d+_mp_rank_\d\d_model_states\.pt|layer_\d+-model_\d\d-model_states\.pt"
 )
+_IN_TAG = ((_MODEL_STATES, Role.MODEL), (_OPTIM_STATES, Role.OPTIMIZER), (_EXPERT_STATES, Role.MODEL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +75,12 @@ class EngineState:
 
 def role_in_tag(name: str) -> RoleAndRank | None:
     """Role and data-parallel rank of a file in a tag directory."""
-    for pattern, role in ((_MODEL_STATES, Role.MODEL), (_OPTIM_STATES, Role.OPTIMIZER)):
-        found = pattern.fullmatch(name)
-        if found:
-            rank = found.groupdict().get("rank")
-            return role, int(rank) if rank is not None else None
-    return (Role.MODEL, None) if _EXPERT_STATES.fullmatch(name) else None
+    return role_by(_IN_TAG, name)
 
 
 def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> EngineState:
     """Read model states and every rank's optimizer states of one tag."""
-    model_files = [file for file in files if file.role is Role.MODEL and _MODEL_STATES.fullmatch(_name(file))]
+    model_files = [file for file in files if file.role is Role.MODEL and _MODEL_STATES.fullmatch(file.name)]
     optim_files = [file for file in files if file.role is Role.OPTIMIZER]
     models = [_read_model_states(checkpoint.path, file) for file in model_files]
     parts = map_files(read_optim_states, [(checkpoint.path, file) for file in optim_files])
@@ -97,10 +98,6 @@ def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> EngineSta
     )
 
 
-def _name(file: StateFile) -> str:
-    return file.path.rpartition("/")[2]
-
-
 def _named(counters: Mapping[str, int | float], files: Sequence[StateFile]) -> dict[str, int | float]:
     return {f"{files[0].path}:{key}": value for key, value in counters.items()} if files else {}
 
@@ -113,31 +110,22 @@ def _read_model_states(root: Path, file: StateFile) -> EngineState:
         if isinstance(number, (int, float)) and not isinstance(number, bool):
             counters[str(key)] = number
     worlds = {key: counters.pop(key, None) for key in ("dp_world_size", "mp_world_size")}
-    schedulers = [
-        scheduler_state(file.path, prefix, value, owner="engine", rank=file.rank)
-        for prefix, value, kind in find_states({"lr_scheduler": tree.get("lr_scheduler")})
-        if kind == "scheduler"
-    ]
-    optimizers = [
-        optimizer_state(file.path, prefix, value, owner="engine", rank=file.rank)
-        for prefix, value, kind in find_states({"optimizer": tree.get("optimizer")})
-        if kind == "optimizer"
-    ]
+    parts = {name: tree.get(name) for name in ("lr_scheduler", "optimizer")}
+    found = states_in(file.path, parts, owner="engine", rank=file.rank)
     config = as_mapping(tree.get("ds_config")) or {}
     version = tree.get("ds_version")
     zero = as_mapping(config.get("zero_optimization")) or {}
     topology = {**worlds, "zero_stage": plain_number(zero.get("stage")), "deepspeed": version}
     sampler = tree.get("data_sampler")
-    known = [*(s.prefix for s in schedulers), *(o.prefix for o in optimizers)]
     own = {key: part for key, part in tree.items() if key not in ("module", "ds_config", "param_shapes")}
     return EngineState(
-        optimizers=tuple(optimizers),
-        schedulers=tuple(schedulers),
+        optimizers=found.optimizers,
+        schedulers=found.schedulers,
         counters=counters,
         topology={key: value for key, value in topology.items() if value is not None},
         config={key: config[key] for key in ("scheduler", "optimizer") if key in config},
         data={"data_sampler": "saved"} if sampler is not None else {},
-        lr_hints=hints_in(file.path, own, known),
+        lr_hints=hints_in(file.path, own, found.prefixes),
     )
 
 
@@ -145,11 +133,7 @@ def read_optim_states(job: tuple[Path, StateFile]) -> tuple[OptimizerState, ...]
     """The optimizers in one rank's file; `job` is (checkpoint directory, file)."""
     root, file = job
     tree = read_state_file(root / file.path).tree
-    return tuple(
-        optimizer_state(file.path, prefix, value, owner="engine", rank=file.rank)
-        for prefix, value, kind in find_states(tree)
-        if kind == "optimizer"
-    )
+    return states_in(file.path, tree, owner="engine", rank=file.rank).optimizers
 
 
 def _other_step(first: Mapping[str, int | float], other: Mapping[str, int | float], file: StateFile) -> list[Finding]:
@@ -157,12 +141,12 @@ def _other_step(first: Mapping[str, int | float], other: Mapping[str, int | floa
         return []
     return [
         Finding(
-            check="F4",
-            severity=Severity.ERROR,
-            path=file.path,
-            message=f"global_steps is {other.get('global_steps')}, rank 0 has {first.get('global_steps')}: "
+            "F4",
+            Severity.ERROR,
+            file.path,
+            f"global_steps is {other.get('global_steps')}, rank 0 has {first.get('global_steps')}: "
             "this file belongs to another checkpoint",
-            remedy=WRONG_FILE,
+            WRONG_FILE,
         )
     ]
 
@@ -182,11 +166,11 @@ def _rank_count(
         found.append((f"{len(models)} model states", f"{dp}×{mp} ranks write {expected}"))
     return [
         Finding(
-            check="F2",
-            severity=Severity.ERROR,
-            path=(optims or models)[0].path.rpartition("/")[0] or ".",
-            message=f"{what} where {why}",
-            remedy="go back to a complete checkpoint: the loader would stop, or read the first parts only",
+            "F2",
+            Severity.ERROR,
+            (optims or models)[0].folder or ".",
+            f"{what} where {why}",
+            "go back to a complete checkpoint: the loader would stop, or read the first parts only",
         )
         for what, why in found
     ]
@@ -194,7 +178,7 @@ def _rank_count(
 
 def missing_in_tag(files: Sequence[StateFile]) -> list[Finding]:
     """F2 by names alone: model states are there, and the ranks are contiguous from 0."""
-    named = [(_MODEL_STATES.fullmatch(_name(f)) or _OPTIM_STATES.fullmatch(_name(f)), f) for f in files]
+    named = [(_MODEL_STATES.fullmatch(f.name) or _OPTIM_STATES.fullmatch(f.name), f) for f in files]
     found: list[Finding] = []
     if not any(match and "model_states" in match[0] for match, _ in named):
         found.append(missing_file("mp_rank_00_model_states.pt", "no model states"))
@@ -218,9 +202,7 @@ def _missing_ranks(parts: Sequence[re.Match[str]], highest: int) -> Iterator[Fin
 # --- DeepSpeed checkpoints: a tag directory of model and optimizer states, raw or below Accelerate, ZeRO 0 to 3.
 
 _ENGINE_DIR = re.compile(rf"(?:{ACCELERATE_STATE_DIR}/)?pytorch_model(?:_[1-9]\d*)?/([^/]+)")
-_TAG_NAME = re.compile(r"global_step(\d+)")
-_UNIVERSAL_NAME = re.compile(r"global_step(\d+)_universal")
-STEMS = re.compile(r"mp_rank_\d|_optim_states|_model_states")
+STEMS = r"mp_rank_\d|_optim_states|_model_states"
 SCRIPTS = {"zero_to_fp32.py", "zero_to_torch.py"}
 
 
@@ -247,15 +229,15 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
         """Names like DeepSpeed's inside the tag directory, like Accelerate's outside."""
         inside = _ENGINE_DIR.fullmatch(path)
         if inside:
-            return is_leftover(inside[1]) or is_lookalike(inside[1], STEMS)
+            return is_lookalike(inside[1], STEMS)
         if re.fullmatch(rf"(?:{ACCELERATE_STATE_DIR}/)?pytorch_model(?:_[1-9]\d*)?", path):
             return False
         return super().looks_like_state(path)
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """As for Accelerate, but weights and optimizer are in the tag directory."""
-        tags = sorted({f.path.rpartition("/")[0] for f in files if _ENGINE_DIR.fullmatch(f.path)})
-        found = [f for tag in tags for f in missing_in_tag([x for x in files if x.path.rpartition("/")[0] == tag])]
+        tags = sorted({f.folder for f in files if _ENGINE_DIR.fullmatch(f.path)})
+        found = [f for tag in tags for f in missing_in_tag([x for x in files if x.folder == tag])]
         return found + super().missing([f for f in files if not _ENGINE_DIR.fullmatch(f.path)])
 
     def usual(self, files: Sequence[StateFile]) -> list[Finding]:
@@ -266,8 +248,8 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Accelerate's files and the engine's, read together."""
         in_tags = [file for file in checkpoint.files if _ENGINE_DIR.fullmatch(file.path)]
-        tags = sorted({file.path.rpartition("/")[0] for file in in_tags})
-        engines = [read_engine(checkpoint, [f for f in in_tags if f.path.rpartition("/")[0] == tag]) for tag in tags]
+        tags = sorted({file.folder for file in in_tags})
+        engines = [read_engine(checkpoint, [f for f in in_tags if f.folder == tag]) for tag in tags]
         own = replace(checkpoint, files=tuple(f for f in checkpoint.files if f not in in_tags))
         state = read_accelerate_state(
             own,
@@ -283,27 +265,13 @@ class DeepSpeedFormat(CheckpointFormat):
     """`engine.save_checkpoint`: a tag directory, `latest` beside it."""
 
     name = "deepspeed"
+    steps = r"global_step(\d+)"
+    roles = _IN_TAG
+    stems = STEMS
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """Model or optimizer states of the engine directly inside."""
         return any(role_in_tag(entry.path) for entry in entries)
-
-    def step_in_name(self, name: str) -> int | None:
-        """N in `global_stepN`."""
-        found = _TAG_NAME.fullmatch(name)
-        return int(found[1]) if found else None
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """By the engine's file names."""
-        return role_in_tag(path)
-
-    def looks_like_state(self, path: str) -> bool:
-        """Names like the engine's, directly inside."""
-        return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """`global_stepN`."""
-        return _TAG_NAME.fullmatch(name) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """Model states, and ranks without gaps."""
@@ -312,7 +280,7 @@ class DeepSpeedFormat(CheckpointFormat):
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The engine's files, and `latest` beside the tag directory."""
         engine = read_engine(checkpoint, checkpoint.files)
-        step = max((o.steps[1] for o in engine.optimizers if o.steps), default=None)
+        step = newest_step(engine.optimizers)
         pointers = [] if checkpoint.abandoned else pointer_findings(checkpoint.path.parent, checkpoint.path.name, "../")
         state = CheckpointState(
             checkpoint=checkpoint,
@@ -328,6 +296,7 @@ class UniversalFormat(DeepSpeedFormat):
     """What `ds_to_universal` makes: one directory a parameter, loadable on any number of ranks."""
 
     name = "deepspeed universal"
+    steps = r"global_step(\d+)_universal"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """A `zero/` directory with one directory a parameter."""
@@ -335,15 +304,6 @@ class UniversalFormat(DeepSpeedFormat):
         return "zero/optimizer_state.pt" in paths or (
             any(path.startswith("zero/") and path.endswith("/fp32.pt") for path in paths)
         )
-
-    def step_in_name(self, name: str) -> int | None:
-        """N in `global_stepN_universal`."""
-        found = _UNIVERSAL_NAME.fullmatch(name)
-        return int(found[1]) if found else None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """`global_stepN_universal`."""
-        return _UNIVERSAL_NAME.fullmatch(name) is not None
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """Files below `zero/` by their names, else the engine's."""

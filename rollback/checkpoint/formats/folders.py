@@ -57,7 +57,7 @@ class FolderFormat(NamedFormat):
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The states of all parts together, each named by its file."""
-        folders = {f.path.rpartition("/")[0] for f in checkpoint.files if f.path.rpartition("/")[2] == METADATA_NAME}
+        folders = {f.folder for f in checkpoint.files if f.name == METADATA_NAME}
         parts = [read_dcp_state(checkpoint, folder, owner="app") for folder in sorted(folders)]
         for file in checkpoint.files:
             read = re.fullmatch(self.torch_files, file.path) and not re.fullmatch(self.texts, file.path)
@@ -93,7 +93,7 @@ def _read_part(checkpoint: Checkpoint, file: StateFile) -> CheckpointState:
         return CheckpointState(
             checkpoint=checkpoint, schedulers=(scheduler_state(file.path, (), content.tree, owner="app"),)
         )
-    folder = file.path.rpartition("/")[0]
+    folder = file.folder
 
     def at(name: str) -> str:
         return f"{folder}/{name}" if folder else name
@@ -188,15 +188,11 @@ class SpeechBrainFormat(FolderFormat):
         (r"[^/]*\.ckpt", Role.MODEL),
     )
     texts = r"(?:brain|counter|dataloader.*|.*tokenizer.*)\.ckpt"
-    steps = r""
+    steps = r"(?s)CKPT\+.*"  # `CKPT_PREFIX`
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """By its name, which the script chose; none for the parts that are YAML or text."""
         return None if re.fullmatch(self.texts, path) else super().role_of(path)
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """`CKPT+…` (`CKPT_PREFIX`)."""
-        return name.startswith("CKPT+")
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """At least one part."""
@@ -219,11 +215,8 @@ class TorchtuneFormat(FolderFormat):
         (r"(?:(?:epoch|step)_\d+/)?(?:model|ft-model|adapter|hf_model)[-_.\w]*\.(?:safetensors|bin|pt)", Role.MODEL),
         (r"(?:.*/)?.*\.(?:json|txt|model|md)", Role.OTHER),
     )
+    steps = r"(?:[A-Za-z][A-Za-z_-]*[-_])?\d+"  # of epochs, or what the recipe's state counts
     stems = r"recipe_state"
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: it counts epochs, or is in the recipe's state."""
-        return None
 
 
 class ScriptFolder(FolderFormat):
@@ -245,10 +238,6 @@ class ScriptFolder(FolderFormat):
             and any(not is_leftover(path) for path in files)
             and not any(re.search(r"\d", stem) or self._RUN.fullmatch(stem.rpartition("/")[2]) for stem in stems)
         )
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: what a script's number counts is unknown."""
-        return None
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """A torch file by its ending; weights by theirs."""

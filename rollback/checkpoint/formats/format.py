@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import ClassVar
 
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import pointer_text
 from rollback.errors import Finding, Severity, UnreadableFile
@@ -16,6 +17,9 @@ from rollback.files.pickle_values import ArrayRef, TensorRef
 from rollback.files.torch_tree import TorchFile
 
 RoleAndRank = tuple[Role, int | None]
+Roles = Sequence[tuple[str | re.Pattern[str], Role]]
+
+_MOST_DIGITS = 15  # of a step
 
 
 class CheckpointFormat(ABC):
@@ -25,30 +29,35 @@ class CheckpointFormat(ABC):
     editable: ClassVar[bool] = True  # whether a rollback moves and edits it; else it is read and named alone
     single_file: ClassVar[bool] = False  # whether its checkpoints are one file each
     by_content: ClassVar[bool] = False  # its names say little: without a known step it is no checkpoint
+    steps: ClassVar[str] = ""  # the names of its checkpoints; what the group holds is the optimizer step
+    roles: ClassVar[Roles] = ()  # its files, the first pattern that fits; the group `rank` is the rank
+    stems: ClassVar[str] = ""  # part of the name of each of its state files
 
     @abstractmethod
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """Whether this writer made a directory (or file) called `name` with these entries below it."""
 
-    @abstractmethod
+    def is_checkpoint_name(self, name: str) -> bool:
+        """Whether this writer gives checkpoints such a name."""
+        return re.fullmatch(self.steps, name) is not None
+
     def step_in_name(self, name: str) -> int | None:
         """The optimizer step in the name, None where this writer does not put it there."""
+        found = re.fullmatch(self.steps, name)
+        number = found[1] if found and found.re.groups else None
+        return int(number) if number and len(number) <= _MOST_DIGITS else None
 
-    @abstractmethod
     def role_of(self, path: str) -> RoleAndRank | None:
         """Role and rank of the file at this relative path, None when this writer makes no such file."""
+        return role_by(self.roles, path)
 
     def looks_like_state(self, path: str) -> bool:
         """Whether a loader or a person could take a file of this name, which this writer did not make, for its state."""
-        return False
+        return bool(self.stems) and "/" not in path and is_lookalike(path, self.stems)
 
     def loader_lists_siblings(self, name: str) -> bool:
         """Whether the writer's own loader, resuming without a path, looks at everything beside `name`."""
         return False
-
-    @abstractmethod
-    def is_checkpoint_name(self, name: str) -> bool:
-        """Whether this writer gives checkpoints such a name."""
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """Files that the present ones call for, by their numbers or as an index (F2); told from the names alone."""
@@ -66,6 +75,39 @@ class CheckpointFormat(ABC):
         """Read counters, schedulers and optimizers; raises `UnreadableFile` or `Incomplete`."""
 
 
+class FileFormat(CheckpointFormat):
+    """A checkpoint that is one file; its name says little."""
+
+    single_file = by_content = True
+    role: ClassVar[Role] = Role.MODEL
+
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """One file of such a name."""
+        one = len(entries) == 1 and entries[0].path == name and entries[0].kind is not FileType.DIRECTORY
+        return one and self.is_checkpoint_name(name)
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """The one file holds everything."""
+        return (self.role, None) if self.is_checkpoint_name(path) else None
+
+
+def role_by(roles: Roles, path: str) -> RoleAndRank | None:
+    """Role and rank by the first pattern that fits; random states without a rank are those of rank 0."""
+    for pattern, role in roles:
+        found = re.fullmatch(pattern, path)
+        if found:
+            rank = found.groupdict().get("rank")
+            if rank is not None:
+                return role, int(rank)
+            return role, 0 if role is Role.RNG else None
+    return None
+
+
+def is_lookalike(name: str, stems: str) -> bool:
+    """Whether `name`, which is no state file, is a leftover or contains the stem of a state file."""
+    return is_leftover(name) or re.search(stems, name) is not None
+
+
 # --- Missing files (F2)
 
 _MAX_NAMED = 32
@@ -74,11 +116,11 @@ _MAX_NAMED = 32
 def missing_file(name: str, what: str, path: str | None = None) -> Finding:
     """A finding that the file `name` is missing and `what` follows; `path` when it differs from the name."""
     return Finding(
-        check="F2",
-        severity=Severity.ERROR,
-        path=path or name,
-        message=f"`{name}` is missing: {what}",
-        remedy="go back to a complete checkpoint, or restore the file",
+        "F2",
+        Severity.ERROR,
+        path or name,
+        f"`{name}` is missing: {what}",
+        "go back to a complete checkpoint, or restore the file",
     )
 
 
@@ -134,11 +176,11 @@ def pointer_findings(folder: Path, tag: str | None, where: str, name: str = "lat
         return []
     return [
         Finding(
-            check="F9",
-            severity=Severity.WARN if tag is not None else Severity.ERROR,
-            path=f"{where}{name}",
-            message=message,
-            remedy=f"write `{tag}` into it, or let `chronicle rollback` do it" if tag else None,
+            "F9",
+            Severity.WARN if tag is not None else Severity.ERROR,
+            f"{where}{name}",
+            message,
+            f"write `{tag}` into it, or let `chronicle rollback` do it" if tag else None,
         )
     ]
 

@@ -23,9 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, missing_file
+from rollback.checkpoint.formats.format import CheckpointFormat, FileFormat, missing_file
 from rollback.checkpoint.formats.torch_checkpoint import read_script_state
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import read_bounded
 from rollback.errors import Finding, UnreadableFile
@@ -37,7 +37,6 @@ from rollback.files.torch_zip import read_layout, read_record
 _MAX_JSON = 1 << 20
 _MAX_TAR_NAMES = 64
 _NO_EDIT = "its LR is not edited"
-Fields = Mapping[str, Any]
 
 
 class NamedFormat(CheckpointFormat):
@@ -45,34 +44,19 @@ class NamedFormat(CheckpointFormat):
 
     editable = False
     needs: ClassVar[tuple[frozenset[str], ...]] = ()  # one of these sets of relative paths must be there
-    roles: ClassVar[tuple[tuple[str, Role], ...]] = ()
-    steps: ClassVar[str] = r"(?:[A-Za-z][A-Za-z_-]*[-_])?(\d+)"
-    stems: ClassVar[str] = ""
+    steps = r"(?:[A-Za-z][A-Za-z_-]*[-_])?(\d+)"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """Whether one set of the needed paths is there."""
         present = {entry.path for entry in entries}
         return any(needed <= present for needed in self.needs)
 
-    def step_in_name(self, name: str) -> int | None:
-        """The number at the end of the name."""
-        found = re.fullmatch(self.steps, name) if self.steps else None
-        return int(found[1]) if found and len(found[1]) < 16 else None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """A name that ends in its number."""
-        return bool(self.steps) and re.fullmatch(self.steps, name) is not None
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """By the first pattern that fits."""
-        return next(((role, None) for pattern, role in self.roles if re.fullmatch(pattern, path)), None)
-
     def looks_like_state(self, path: str) -> bool:
         """A leftover of one of its files."""
         return bool(self.stems) and is_leftover(path.rpartition("/")[2]) and re.search(self.stems, path) is not None
 
 
-def _plain(fields: Fields, names: Sequence[str]) -> dict[str, object]:
+def _plain(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, object]:
     """The named fields that are text, numbers or short lists."""
     kinds = (str, int, float, bool, list)
     return {name: fields[name] for name in names if isinstance(fields.get(name), kinds) and len(str(fields[name])) < 400}
@@ -90,32 +74,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-class NamedFile(NamedFormat):
-    """A checkpoint that is one file with this ending; a number in its name says nothing certain of the step."""
-
-    single_file = by_content = True
-    steps = ""
-    ending: ClassVar[str]
-    role: ClassVar[Role] = Role.MODEL
-
-    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """One file with this ending."""
-        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(self.ending)
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """Any name with this ending."""
-        return name.endswith(self.ending)
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """The one file holds everything."""
-        return (self.role, None) if path.endswith(self.ending) else None
-
-
-class KerasFormat(NamedFile):
+class KerasFormat(FileFormat):
     """Keras 3's `.keras` file; the number in its name counts epochs, by `ModelCheckpoint`."""
 
     name = "keras"
-    ending = ".keras"
+    editable = False
+    steps = r"(?s).*\.keras"
     role = Role.CUSTOM
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
@@ -225,11 +189,12 @@ class PeftFormat(NamedFormat):
         )
 
 
-class NemoFormat(NamedFile):
+class NemoFormat(FileFormat):
     """NeMo: a `.nemo` archive, the end of a training."""
 
     name = "nemo"
-    ending = ".nemo"
+    editable = False
+    steps = r"(?s).*\.nemo"
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The members of the archive; `UnreadableFile` where it is cut short or holds no model."""
@@ -255,16 +220,7 @@ class Nemo2Format(NamedFormat):
     name = "nemo 2"
     needs = (frozenset({"weights", "context"}),)
     roles = ((r"weights/.*", Role.MODEL), (r"context/.*", Role.OTHER))
-    steps = ""
-
-    def step_in_name(self, name: str) -> int | None:
-        """N in `…step=N`."""
-        found = re.fullmatch(r".*step=(\d{1,15})(?:-.*)?", name)
-        return int(found[1]) if found else None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """A name with `step=`."""
-        return self.step_in_name(name) is not None
+    steps = r".*step=(\d{1,15})(?:-.*)?"
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """A distributed form without its index (F2)."""
@@ -334,11 +290,12 @@ class NanochatFormat(NamedFormat):
         )
 
 
-class SafetensorsFormat(NamedFile):
+class SafetensorsFormat(FileFormat):
     """A single safetensors file of its own; who wrote it is unknown."""
 
     name = "safetensors"
-    ending = ".safetensors"
+    editable = False
+    steps = r"(?s).*\.safetensors"
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Its header: tensors hold values, not an LR."""

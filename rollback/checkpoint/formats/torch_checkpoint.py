@@ -11,27 +11,27 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, rng_digest
-from rollback.checkpoint.layout import TORCH_ENDINGS, Checkpoint, DirectoryEntry, FileType, Role
+from rollback.checkpoint.formats.format import FileFormat, RoleAndRank, rng_digest
+from rollback.checkpoint.layout import TORCH_ENDINGS, Checkpoint, Role
 from rollback.checkpoint.state import (
     CheckpointState,
     OptimizerState,
     SchedulerState,
     as_mapping,
     counters_in,
-    find_states,
     hints_in,
     is_optimizer,
     is_scheduler,
     last_epoch_of,
+    newest_step,
     optimizer_state,
     scheduler_state,
     scheduler_unit,
+    states_in,
 )
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
 
-_LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
 TORCH_FILE = re.compile(rf".+\.(?:{TORCH_ENDINGS}|model)")
 _LIGHTNING_KEY = "pytorch-lightning_version"
 _EIGHT_BIT = "moments quantised by bitsandbytes (state1, absmax1, qmap1); the LR is a plain number of the groups"
@@ -42,28 +42,26 @@ _NO_STATE = ("state_dict", "loops", "callbacks")  # of Lightning: weights, count
 STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step", "meta.iter")
 
 
-class LightningFormat(CheckpointFormat):
+class TorchFormat(FileFormat):
+    """One `torch.save` of a dict, in any container: the script's own names, of which no number says what it counts."""
+
+    name = "torch"
+    steps = TORCH_FILE.pattern
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """The one file holds everything, and so may each part beside it."""
+        return (Role.CUSTOM, None) if TORCH_FILE.fullmatch(path) else None
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """Optimizers and schedulers found by their keys."""
+        return _read_with_parts(checkpoint, read_state_file(checkpoint.path))
+
+
+class LightningFormat(TorchFormat):
     """Lightning's `epoch=E-step=N.ckpt` and `last.ckpt`."""
 
     name = "lightning"
-    single_file = by_content = True
-
-    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """One `.ckpt` file."""
-        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(".ckpt")
-
-    def step_in_name(self, name: str) -> int | None:
-        """N in `…step=N.ckpt`."""
-        found = _LIGHTNING_NAME.fullmatch(name)
-        return int(found[1]) if found else None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """Any `.ckpt`."""
-        return name.endswith(".ckpt")
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """The one file holds everything."""
-        return (Role.CUSTOM, None) if TORCH_FILE.fullmatch(path) else None
+    steps = r"(?s)(?:(?:.*-)?step=(\d+)(?:-v\d+)?|.*)\.ckpt"
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Lightning's own layout; a `.ckpt` without its version is read as a script's."""
@@ -93,34 +91,6 @@ class LightningFormat(CheckpointFormat):
         return replace(state, writer_step=step if isinstance(step, int) else None, lr_hints=hints)
 
 
-class TorchFormat(CheckpointFormat):
-    """One `torch.save` of a dict, in any container: the script's own names."""
-
-    name = "torch"
-    single_file = by_content = True
-
-    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """One file with an ending that scripts use."""
-        one = len(entries) == 1 and entries[0].path == name and entries[0].kind is not FileType.DIRECTORY
-        return one and TORCH_FILE.fullmatch(name) is not None
-
-    def step_in_name(self, name: str) -> int | None:
-        """None: the writer, and what a number in the name counts, are unknown."""
-        return None
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """Any file with an ending that scripts use."""
-        return TORCH_FILE.fullmatch(name) is not None
-
-    def role_of(self, path: str) -> RoleAndRank | None:
-        """The one file holds everything."""
-        return (Role.CUSTOM, None) if TORCH_FILE.fullmatch(path) else None
-
-    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        """Optimizers and schedulers found by their keys."""
-        return _read_with_parts(checkpoint, read_state_file(checkpoint.path))
-
-
 def _read_with_parts(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState:
     """The state of a script's file, with the optimizers and schedulers of the parts beside it; the step is the file's own."""
     state = read_script_state(checkpoint, file)
@@ -138,17 +108,14 @@ def _read_with_parts(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState
 def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState:
     """Optimizers and schedulers found in a script's own dict by their keys, and the numbers at its top level."""
     name = checkpoint.path.name
-    found = find_states(file.tree)
-    optimizers = tuple(optimizer_state(name, p, value, owner="app") for p, value, kind in found if kind == "optimizer")
-    schedulers = tuple(scheduler_state(name, p, value, owner="app") for p, value, kind in found if kind == "scheduler")
+    found = states_in(name, file.tree, owner="app")
     counters = counters_in(name, file.tree, levels=1)
     counters |= counters_in(name, {"meta": (as_mapping(file.tree) or {}).get("meta")})
-    state = _state(checkpoint, optimizers, schedulers, counters, {})
+    state = _state(checkpoint, found.optimizers, found.schedulers, counters, {})
     if any(keys <= (as_mapping(file.tree) or {}).keys() for keys in _RANDOM):  # a random state alone, of one rank
         rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
         state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
-    hints = hints_in(name, file.tree, [prefix for prefix, _, _ in found])
-    return replace(with_counted_step(state, name), lr_hints=hints)
+    return replace(with_counted_step(state, name), lr_hints=hints_in(name, file.tree, found.prefixes))
 
 
 def with_counted_step(state: CheckpointState, name: str) -> CheckpointState:
@@ -186,7 +153,7 @@ def _state(
     counters: dict[str, int | float],
     topology: dict[str, object],
 ) -> CheckpointState:
-    step = max((o.steps[1] for o in optimizers if o.steps), default=None)
+    step = newest_step(optimizers)
     if step is None:
         step = next((int(counters[k]) for n in STEP_KEYS for k in counters if k.endswith(f":{n}")), None)
     return CheckpointState(

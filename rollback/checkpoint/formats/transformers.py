@@ -21,15 +21,21 @@ from rollback.checkpoint.formats.format import (
     pointer_findings,
     rng_digest,
 )
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
-from rollback.checkpoint.state import CheckpointState, as_mapping, optimizer_state, scheduler_state, scheduler_unit
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
+from rollback.checkpoint.state import (
+    CheckpointState,
+    as_mapping,
+    newest_step,
+    optimizer_state,
+    scheduler_state,
+    scheduler_unit,
+)
 from rollback.errors import Finding
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
 
-_STEP_NAME = re.compile(r"checkpoint-(\d+)")
 _ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
-_TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+_ROLES = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (r"(?:model|(?:[^/]+/)?adapter_model)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?", Role.MODEL),
@@ -42,7 +48,6 @@ _TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (r"latest", Role.POINTER),
     )
 )
-_STEMS = re.compile(r"optimizer|scheduler|trainer_state|rng_state|model\.safetensors|pytorch_model")
 _OWN = re.compile(  # of a Trainer alone
     r"trainer_state\.json|training_args\.bin|rng_state(_\d+)?\.pth|global_step\d+|.*(?:pytorch_model|model).*\.(?:bin|safetensors)"
 )
@@ -58,6 +63,9 @@ class TransformersFormat(CheckpointFormat):
     """transformers' Trainer."""
 
     name = "transformers"
+    steps = r"checkpoint-(\d+)"  # the `global_step`
+    roles = _ROLES
+    stems = r"optimizer|scheduler|trainer_state|rng_state|model\.safetensors|pytorch_model"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """`checkpoint-N`, or a Trainer's optimizer or scheduler file beside what only a Trainer writes.
@@ -66,33 +74,16 @@ class TransformersFormat(CheckpointFormat):
         """
         paths = {entry.path for entry in entries}
         own = any(_OWN.fullmatch(path) for path in paths)
-        if _STEP_NAME.fullmatch(name) and not any(_FOREIGN.fullmatch(path) and not self.role_of(path) for path in paths):
+        named = self.is_checkpoint_name(name)
+        if named and not any(_FOREIGN.fullmatch(path) and not self.role_of(path) for path in paths):
             own = own or any(self.role_of(path) for path in paths)
         # After training, `output_dir` itself holds a trainer_state.json beside its checkpoints: that is no checkpoint.
-        return own and (_STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths))
-
-    def step_in_name(self, name: str) -> int | None:
-        """N in `checkpoint-N`, the `global_step`."""
-        found = _STEP_NAME.fullmatch(name)
-        return int(found[1]) if found else None
+        return own and (named or bool({"optimizer.pt", "scheduler.pt"} & paths))
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """By the Trainer's file names, and DeepSpeed's inside `global_stepN/`."""
-        for pattern, role in _TRANSFORMERS_ROLES:
-            found = pattern.fullmatch(path)
-            if found:
-                rank = found.groupdict().get("rank")
-                return role, int(rank) if rank is not None else (0 if role is Role.RNG else None)
         inside = _ENGINE_FILE.fullmatch(path)
-        return role_in_tag(inside[2]) if inside else None
-
-    def looks_like_state(self, path: str) -> bool:
-        """Names like the Trainer's, directly inside."""
-        return "/" not in path and (is_leftover(path) or is_lookalike(path, _STEMS))
-
-    def is_checkpoint_name(self, name: str) -> bool:
-        """`checkpoint-N`."""
-        return _STEP_NAME.fullmatch(name) is not None
+        return role_in_tag(inside[2]) if inside else super().role_of(path)
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         """Gaps among the random states of the ranks."""
@@ -131,7 +122,7 @@ class TransformersFormat(CheckpointFormat):
         in_tag = [file for file in checkpoint.files if _ENGINE_FILE.fullmatch(file.path)]
         engine = read_engine(checkpoint, in_tag)
         optimizers, schedulers = (*optimizers, *engine.optimizers), (*schedulers, *engine.schedulers)
-        step = max((o.steps[1] for o in optimizers if o.steps), default=None)
+        step = newest_step(optimizers)
         digests = {f.rank or 0: rng_digest(read(f.path)) for f in checkpoint.with_role(Role.RNG)}
         log = read("trainer_state.json").tree if "trainer_state.json" in here else {}
         pointers = pointer_findings(checkpoint.path, in_tag[0].path.partition("/")[0], "") if in_tag else []
