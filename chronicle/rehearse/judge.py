@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 from chronicle.rehearse.leaves import LeafForm, Value
+from rollback.channels import Role, role_of
 
 SPREAD = 10.0  # times the difference of A and A′ that one of A and B may have
 VARIES = 0.01  # relative difference of A and A′ from which a logged value is a measurement (seconds, speed), and no result
@@ -251,7 +252,7 @@ def _logged(
 ) -> Finding:
     at = apart[0]
     text = f"differs in {len(apart)} of {num_common} steps, first at step {at}: {mine[at]:.8g} → {other[at]:.8g}"
-    rank = Rank.LR if channel in ("lr", "learning_rate") else Rank.LOGGED
+    rank = Rank.LR if role_of(channel) is Role.LR else Rank.LOGGED
     return Finding(rank=rank, what=channel, text=text)
 
 

@@ -1,4 +1,4 @@
-"""The base of every fold: its state is what `__init__` sets, and goes through plain JSON values."""
+"""The base of every fold: its state is what `__slots__` names, and goes through plain JSON values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from rollback.records import plain_form
 class Fold:
     """A fold that can be stored after any point: folded in two halves it says what it says folded at once."""
 
+    __slots__: tuple[str, ...] = ()
+
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON values."""
-        return {name: plain_form(value) for name, value in vars(self).items()}
+        """Return the state as plain JSON values; floats keep every bit through repr."""
+        return {name: plain_form(getattr(self, name)) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Rebuild the fold from `to_json`; a value takes the type that it has in a fresh fold."""
         fold = cls()
-        for name, known in vars(fold).items():
-            setattr(fold, name, _like(known, record[name]))
+        for name in cls.__slots__:
+            setattr(fold, name, _like(getattr(fold, name), record[name]))
         return fold
 
 

@@ -36,6 +36,8 @@ MARKS = (ORDER, PROVISIONAL, OFTEN[:20])  # beginnings of sentences that come an
 class Group(Fold):
     """The channel events behind one event, as they were last; `leader` is the place of the loss's where there is one."""
 
+    __slots__ = ("cluster", "leader", "members", "number", "role", "row", "step")
+
     def __init__(self, role: Role = Role.LOSS) -> None:
         self.role, self.leader = role, 0
         self.members: list[ChannelEvent] = []
@@ -71,6 +73,11 @@ class Group(Fold):
 
 class Fusion(Fold):
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
+
+    __slots__ = (
+        "crossings", "events", "first_loss", "first_row", "first_step", "groups", "loss_events", "lr_wrong", "objective",
+        "sign",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -26,6 +26,8 @@ class Grid(Fold):
     The second test finds other roundings: independent real numbers are never equal.
     """
 
+    __slots__ = ("bf16", "fp16", "last", "least", "seen", "ties")
+
     def __init__(self) -> None:
         self.seen = self.bf16 = self.fp16 = self.ties = 0
         self.last, self.least = math.nan, 0.0

@@ -8,7 +8,6 @@ two noise units it is partial; above that, or rising, it is diverging.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -46,6 +45,13 @@ class ChannelEvent(Fold):
     the variance of one point. `unresolved`: it did not recover in time. A `respike` happened on top of another event.
     """
 
+    __slots__ = (
+        "after_restart", "alarm_row", "alarm_step", "channel", "closed", "crest", "decades", "excess", "height", "id",
+        "inflation", "lasting", "level", "local", "often", "onset_low_row", "onset_low_step", "onset_row", "onset_step",
+        "peak_row", "peak_step", "persistent", "provisional", "recovered_row", "recovered_step", "respike", "scattered",
+        "shape", "sigma", "sigmas", "status", "unresolved", "wander", "young",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.id, self.channel, self.shape = 0, "", "instant"  # instant, gradual or nan
         self.alarm_row = self.onset_row = self.onset_low_row = 0
@@ -70,7 +76,10 @@ class ChannelEvent(Fold):
 
     def copy(self) -> ChannelEvent:
         """Return the event as it is now."""
-        return copy.copy(self)
+        other = ChannelEvent()
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
 
     def rise_to(self, row: int, step: int, value: float) -> bool:
         """Note a new peak; False where it was higher before."""
@@ -89,6 +98,8 @@ class ChannelEvent(Fold):
 
 class Life(Fold):
     """Follow one open event; `feed` returns True when something about it changed."""
+
+    __slots__ = ("count", "event", "log", "margin", "own", "point", "recent", "reference", "spread", "top", "unit")
 
     def __init__(self, event: ChannelEvent | None = None, log: bool = False) -> None:
         self.event = event = event or ChannelEvent()

@@ -21,6 +21,8 @@ class PlateauWatch(Fold):
     The engine adds up the losses of a block by itself (a call a point costs as much as the sum) and ends the block here.
     """
 
+    __slots__ = ("blocks", "count", "level", "on_plateau", "seen", "total")
+
     def __init__(self) -> None:
         self.blocks: deque[float] = deque(maxlen=BLOCKS)
         self.total, self.count, self.seen, self.level = 0.0, 0, 0, 0.0

@@ -19,6 +19,8 @@ FLOOR, FLOOR_FALL = 1.0, 16.0  # a scale that fell by this factor to its floor
 class ScaleWatch(Fold):
     """A fold over the loss scale."""
 
+    __slots__ = ("collapsed", "falls", "first_row", "first_step", "floored", "last", "start", "steady", "top")
+
     def __init__(self) -> None:
         self.last: float | None = None
         self.steady = 0  # points without a fall
