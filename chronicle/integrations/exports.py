@@ -6,7 +6,6 @@ TensorBoard; their purge markers make it show the same curve. Format: TFRecord o
 
 import csv
 import json
-import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO, TextIO
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import Lineage
+from chronicle.metrics.numbers import json_number
 from chronicle.story.curve import CurveRow
 
 # --- Tables
@@ -48,19 +48,16 @@ def write_jsonl(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO)
 
 def write_json(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
     """Write one JSON array of the objects that `write_jsonl` writes; return the number of rows."""
-    count = 0
-    file.write("[")
-    for count, row in enumerate(rows, start=1):
-        file.write((",\n" if count > 1 else "\n") + _object(row, channels))
-    file.write("\n]\n")
-    return count
+    lines = [f"\n{_object(row, channels)}" for row in rows]
+    file.write(f"[{','.join(lines)}\n]\n")
+    return len(lines)
 
 
 def _object(row: CurveRow, channels: Sequence[str]) -> str:
     record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
     if row.time is not None:
         record["t"] = row.time
-    record |= {name: _json(row.values[name]) for name in channels if name in row.values}
+    record |= {name: json_number(row.values[name]) for name in channels if name in row.values}
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -98,13 +95,7 @@ def _groups(rows: Iterable[CurveRow]) -> Iterator[list[CurveRow]]:
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else repr(value) if math.isfinite(value) else str(_json(value))
-
-
-def _json(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return "" if value is None else str(json_number(value))
 
 
 # --- TensorBoard event files

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time as clock
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +42,21 @@ class Point(NamedTuple):
     values: Mapping[str, float]
     launch: int | None = None
     counted: bool = False
+
+
+def gather(measured: Iterable[tuple[int, float, Mapping[str, float]]]) -> Iterator[Point]:
+    """Points of (step, seconds, values) that come one by one: a point ends where the step changes or a name repeats."""
+    row, point = 0, Point(0, 0, None, {})
+    for step, seconds, values in measured:
+        if point.values and (step != point.step or point.values.keys() & values.keys()):
+            yield point
+            row += 1
+            point = Point(row, step, seconds, {})
+        elif not point.values:
+            point = Point(row, step, seconds, {})
+        point = point._replace(values={**point.values, **values})
+    if point.values:
+        yield point
 
 
 class MetricsWriter:

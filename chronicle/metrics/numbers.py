@@ -30,6 +30,15 @@ def non_finite(text: str) -> float | None:
     return -math.inf if text.startswith("-") else math.inf
 
 
+def json_number(value: float) -> float | str:
+    """The number as JSON has it; NaN and the infinities, which JSON has not, as texts."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
 def number_in(value: object) -> float | None:
     """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, read_head
+from chronicle.metrics.lines import ANSI, PrintedLines, encoding_of, is_gzip, log_lines, read_head
 from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
 from chronicle.metrics.numbers import number_in
@@ -138,7 +138,7 @@ def unread_log(path: Path, reading: LogReading = PLAIN, seen: Iterable[str] = ()
     if path.is_dir():
         return UnknownLog(f"no point was read from the directory `{path}`: no event file or metric in it holds a number", known)
     form, head = form_of(path, reading), read_head(path)
-    text = head.decode("utf-16" if head.startswith(UTF_16_MARKS) else "utf-8", errors="replace")
+    text = head.decode(encoding_of(head), errors="replace")
     if not text.strip():
         return UnknownLog(f"no point was read from `{path}`: the file is empty", known)
     if form in BINARY or "\0" in text:
@@ -262,8 +262,7 @@ def _is_ours(head: bytes) -> bool:
 
 
 def _is_table(head: bytes, named: frozenset[str]) -> bool:
-    encoding = "utf-16" if head.startswith(UTF_16_MARKS) else "utf-8"
-    return find_header(head.decode(encoding, errors="replace").splitlines(), named) is not None
+    return find_header(head.decode(encoding_of(head), errors="replace").splitlines(), named) is not None
 
 
 def _read_text(path: Path, seen: dict[str, None], reading: LogReading) -> Iterator[Point]:

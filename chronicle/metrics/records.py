@@ -42,10 +42,10 @@ class Table:
             names[0] = names[0][self._prefix.end() :].strip()
             lowered[0] = names[0].lower()
         self._step_at, self._time_at, self._launch_at = (
-            _column(lowered, known)
+            column_of(lowered, known)
             for known in (STEP_NAMES if step is None else (step.lower(),), TIME_NAMES, LAUNCH_NAMES)
         )
-        epoch_at = _column(lowered, EPOCH_NAMES)
+        epoch_at = column_of(lowered, EPOCH_NAMES)
         self._epoch_at = None if epoch_at == self._step_at else epoch_at
         self._epochs = EpochSteps()
         taken = {self._step_at, self._time_at, self._launch_at, self._epoch_at}
@@ -257,7 +257,8 @@ def _is_band(name: str) -> bool:
     return name.endswith(("__MIN", "__MAX"))
 
 
-def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
+def column_of(names: Sequence[str], known: Sequence[str]) -> int | None:
+    """The place of the first known name among the names of a head."""
     return next((names.index(name) for name in known if name in names), None)
 
 

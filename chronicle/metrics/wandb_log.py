@@ -139,19 +139,16 @@ def _history(message: bytes) -> dict[str, Any]:
 
 def _item(message: bytes) -> tuple[list[str], Any]:
     """The path of names and the value of a HistoryItem or ConfigItem; a value that is no JSON is None."""
-    key, nested, text = "", [], "null"
+    texts = _texts(message)
+    nested = []
     for number, _, value in fields_of(message):
-        if isinstance(value, bytes):
-            if number == 1:
-                key = value.decode("utf-8", "replace")
-            elif number == 2:
-                nested.append(value.decode("utf-8", "replace"))
-            elif number == 16:
-                text = value.decode("utf-8", "replace")
+        if number == 2 and isinstance(value, bytes):
+            nested.append(value.decode("utf-8", "replace"))
+    names = nested or [texts.get(1, "")]
     try:
-        return nested or [key], json.loads(text)
+        return names, json.loads(texts.get(16, "null"))
     except (ValueError, RecursionError):
-        return nested or [key], None
+        return names, None
 
 
 def _put(into: dict[str, Any], names: list[str], value: Any) -> None:

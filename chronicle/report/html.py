@@ -6,18 +6,28 @@ escaped. The data of the plots comes from `chronicle.report.page_data`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
-from chronicle.report.markdown import IMAGES, machine_words, trial_rows
-from chronicle.report.markup import Raw, anchor_of, evidence_target, folded, html_table, html_text, plot, section
+from chronicle.report.markdown import IMAGES, format_lost, machine_words, trial_rows
+from chronicle.report.markup import (
+    Raw,
+    anchor_of,
+    evidence_target,
+    fill,
+    folded,
+    html_table,
+    html_text,
+    own_file,
+    plot,
+    section,
+)
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.learning import MOST_WINDOWS
 from chronicle.story.matters import incident_title
-from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
+from chronicle.story.plain import format_factor, format_number, format_when, plain_block
 from chronicle.story.series import LaunchSeries, ParentSeries
 
 FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are in closed parts
@@ -316,7 +326,7 @@ def _progress(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _costs(data: Mapping[str, Any]) -> Iterator[str]:
-    rows = [[x["from"], x["to"], x["lost"], _time(x["seconds"])] for x in data["rollbacks"]]
+    rows = [[x["from"], x["to"], x["lost"], format_lost(x["seconds"])] for x in data["rollbacks"]]
     total = sum(x["lost"] for x in data["rollbacks"])
     count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
     words = f"<p class='soft'>{count} discarded {total} steps. Grey: lost.</p>"
@@ -324,10 +334,6 @@ def _costs(data: Mapping[str, Any]) -> Iterator[str]:
     if any(x["time"][0] for x in data["clocks"]):
         drawn = plot("plot-staircase", "step against wall clock")
         yield section("costs", "Where the time went", words, drawn, listed if rows else "")
-
-
-def _time(seconds: float | None) -> str:
-    return "unknown" if seconds is None else format_age(seconds)
 
 
 def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -382,14 +388,13 @@ def render_html(
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
         "NAME": html_text(story.run),
-        "CSS": _own("page.css"),
+        "CSS": own_file("page.css"),
         "HEADER": page_header(story),
         "BODY": page_body(story, data),
         "DATA": _inline(drawn(data) | ({"mark": mark} if live else {})),
-        "SCRIPT": "\n".join(_own(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
+        "SCRIPT": "\n".join(own_file(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
     }
-    pieces = _own("page.html").split("@@")  # one pass, so that filled-in text is not searched for placeholders
-    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
+    return fill("page.html", parts)
 
 
 def render_state(
@@ -405,10 +410,6 @@ def render_state(
     data = build_page_data(story, series, lost_seconds, panels, parent)
     parts = {"header": page_header(story), "body": page_body(story, data), "data": drawn(data) | {"mark": mark}}
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _own(name: str) -> str:
-    return files("chronicle.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _inline(data: Mapping[str, Any]) -> str:

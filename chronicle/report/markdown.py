@@ -379,18 +379,19 @@ def _costs(story: Story, chapters: Sequence[Chapter], lost_seconds: Mapping[str,
         mark = chapter.mark
         if mark is not None:
             lost, took = max(0, mark.from_step - mark.to_step), lost_seconds.get(mark.entry_id)
-            rows.append((_link(chapter), mark.from_step, mark.to_step, lost, _hours(took)))
+            rows.append((_link(chapter), mark.from_step, mark.to_step, lost, format_lost(took)))
             steps += lost
             seconds.append(took)
     if rows:
         known = [one for one in seconds if one is not None]
-        rows.append(("all", None, None, steps, _hours(sum(known) if len(known) == len(rows) else None)))
+        rows.append(("all", None, None, steps, format_lost(sum(known) if len(known) == len(rows) else None)))
         yield "## What the rollbacks cost\n"
         yield markdown_table(["rollback", "from", "to", "steps lost", "time lost"], rows, numeric=(1, 2, 3, 4))
         yield ""
 
 
-def _hours(seconds: float | None) -> str:
+def format_lost(seconds: float | None) -> str:
+    """The time that a rollback discarded."""
     return "unknown" if seconds is None else format_age(seconds)
 
 

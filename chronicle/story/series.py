@@ -20,11 +20,12 @@ from chronicle.journal.events import DataStart, GuardVerdict, PlanDeclared, even
 from chronicle.journal.place import Parent, describe_parent, find_run, read_place
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
-from chronicle.story.assemble import Story
+from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.plain import plain
 from chronicle.story.read import read_story
 
 ROOM_FOR_ABANDONED = 0.6  # of the kept range
+FOREVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,22 @@ class ChannelCurve:
 
     def between(self, first: int, last: int) -> "ChannelCurve":
         """The points with `first <= step <= last`."""
-        rows = [i for i, step in enumerate(self.steps) if first <= step <= last]
+        return self.at([i for i, step in enumerate(self.steps) if first <= step <= last])
+
+    def at(self, rows: Sequence[int]) -> "ChannelCurve":
+        """The points at these places."""
         return ChannelCurve([self.steps[i] for i in rows], [self.times[i] for i in rows], [self.values[i] for i in rows])
+
+    def add(self, step: int, time: float | None, value: float) -> None:
+        """Append a point."""
+        self.steps.append(step)
+        self.times.append(time)
+        self.values.append(value)
+
+    def parted(self, launch: LaunchStory) -> "tuple[ChannelCurve, ChannelCurve]":
+        """The part of this launch's curve that is kept, and the part that a rollback abandoned."""
+        limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
+        return self.between(0, limit), self.between(limit + 1, FOREVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +79,7 @@ def _read(path: Path, only: Sequence[str] | None) -> dict[str, ChannelCurve]:
                 curve = channels.get(name)
                 if curve is None:
                     curve = channels[name] = ChannelCurve()
-                curve.steps.append(point.step)
-                curve.times.append(point.time)
-                curve.values.append(value)
+                curve.add(point.step, point.time, value)
     except FileNotFoundError:
         pass  # a launch that died before its first step logged nothing
     return channels
@@ -116,9 +129,7 @@ def read_machine(paths: RunPaths, launch: int, start_step: int) -> dict[str, Cha
             values = [mean(fields[name]) for (of, _), fields in ones.items() if of == kind and name in fields]
             if values:
                 curve = channels.setdefault(channel, ChannelCurve())
-                curve.steps.append(steps[moment])
-                curve.times.append(moment * SAMPLE_BIN_SECONDS)
-                curve.values.append(factor * together(values))
+                curve.add(steps[moment], moment * SAMPLE_BIN_SECONDS, factor * together(values))
     return channels
 
 
@@ -222,7 +233,7 @@ def thin(curve: ChannelCurve, buckets: int) -> ChannelCurve:
     for bucket in range(buckets):
         low, high = bucket * count // buckets, (bucket + 1) * count // buckets
         rows += _corners(curve.values, low, high)
-    return ChannelCurve([curve.steps[i] for i in rows], [curve.times[i] for i in rows], [curve.values[i] for i in rows])
+    return curve.at(rows)
 
 
 def _corners(values: Sequence[float], low: int, high: int) -> list[int]:
