@@ -241,15 +241,15 @@ def need_run(settings: Settings) -> Settings:
     )
 
 
-def nearest_runs(here: Path, most: int = 3) -> list[str]:
-    """Run directories with a journal in children, parents and siblings, as paths relative to `here`; the nearest first."""
+def nearest_runs(here: Path) -> list[str]:
+    """Up to three run directories with a journal in children, parents and siblings, relative to `here`; the nearest first."""
     found: dict[str, None] = {}
     for directory, pattern in _near(here):
         try:
             for journal in sorted(directory.glob(pattern)):
                 if journal.is_dir():
                     found[os.path.relpath(journal.parent, here)] = None
-                if len(found) >= most:
+                if len(found) >= 3:
                     return list(found)
         except OSError:
             continue  # a directory that may not be listed

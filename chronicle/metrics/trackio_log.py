@@ -31,7 +31,6 @@ class TrackioRun:
 
     run_id: str
     name: str
-    group: str
     config: Mapping[str, Any]
     points: tuple[Point, ...]
     alerts: tuple[tuple[str, str, str, int | None, float | None], ...]
@@ -87,7 +86,6 @@ def _read_run(store: sqlite3.Connection, one: str, name: str) -> TrackioRun:
     return TrackioRun(
         run_id=one,
         name=name,
-        group=str(config.get("_Group") or ""),
         config={key: value for key, value in config.items() if key not in OWN_FIELDS},
         points=tuple(point._replace(row=row) for row, point in enumerate(join_steps(points))),
         alerts=tuple(_alerts(store, one)),

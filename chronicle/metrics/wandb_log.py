@@ -41,7 +41,6 @@ class WandbSession:
     run_id: str = ""
     project: str = ""
     name: str = ""
-    group: str = ""
     started: float | None = None  # seconds since the epoch
     branched_from: tuple[str, int] | None = None  # a fork or rewind: another run's id, and its step
     config: dict[str, Any] = field(default_factory=dict)
@@ -163,7 +162,7 @@ def _put(into: dict[str, Any], names: list[str], value: Any) -> None:
 def _take_run(session: WandbSession, message: bytes) -> None:
     texts = _texts(message)
     session.run_id, session.project = texts.get(1, session.run_id), texts.get(3, session.project)
-    session.group, session.name = texts.get(6, session.group), texts.get(8, session.name)
+    session.name = texts.get(8, session.name)
     for number, _, value in fields_of(message):
         if number == 4 and isinstance(value, bytes):
             _take_config(session.config, value)

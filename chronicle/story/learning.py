@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from chronicle.story.assemble import LaunchStory, Story
-from chronicle.story.series import ChannelCurve, LaunchSeries
+from chronicle.story.series import ChannelCurve, LaunchSeries, descent
 from rollback.channels import Role, find_channel
 
 BINS = 240
@@ -155,18 +155,15 @@ def _history(
     launch = story.launch(number)
     limit = None if launch is None else launch.span.start_step
     out: list[tuple[int, float]] = []
-    if limit is None:
+    if launch is None or limit is None:
         return out
     oldest = limit - WINDOW_STEPS
-    while launch is not None and launch.span.parent is not None and limit > oldest:
-        parent = story.launch(launch.span.parent)
-        if parent is None:
+    for parent, first, last in descent(story, launch.span.parent, limit):
+        if last <= oldest:
             break
-        curve = by_launch.get(parent.number, {}).get(channel, ChannelCurve()).between(oldest + 1, limit)
-        out = [*zip(curve.steps, curve.values, strict=True), *out]
-        limit = min(limit, parent.span.start_step or 0)
-        launch = parent
-    return [(step, value) for step, value in out if math.isfinite(value)]
+        curve = by_launch.get(parent, {}).get(channel, ChannelCurve())
+        out = [*_finite(curve.between(max(first, oldest + 1), last)), *out]
+    return out
 
 
 def _window(

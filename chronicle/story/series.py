@@ -64,18 +64,16 @@ class LaunchSeries:
     channels: dict[str, ChannelCurve]
 
 
-def read_series(paths: RunPaths, launches: Iterable[int], only: Sequence[str] | None = None) -> list[LaunchSeries]:
+def read_series(paths: RunPaths, launches: Iterable[int]) -> list[LaunchSeries]:
     """The curves of these launches; a launch without a log has no channels."""
-    return [LaunchSeries(launch=n, channels=_read(paths.metrics_path(n), only)) for n in launches]
+    return [LaunchSeries(launch=n, channels=_read(paths.metrics_path(n))) for n in launches]
 
 
-def _read(path: Path, only: Sequence[str] | None) -> dict[str, ChannelCurve]:
+def _read(path: Path) -> dict[str, ChannelCurve]:
     channels: dict[str, ChannelCurve] = {}
     try:
         for point in read_metrics(path):
             for name, value in point.values.items():
-                if only is not None and name not in only:
-                    continue
                 curve = channels.get(name)
                 if curve is None:
                     curve = channels[name] = ChannelCurve()
@@ -201,19 +199,22 @@ def parent_directory(story: Story, paths: RunPaths, parent: Parent) -> Path | No
     return Path(found) if found else None
 
 
-def ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
-    """The channels along the steps that this step of this launch descends from."""
-    parts: list[tuple[int, int, int]] = []
+def descent(story: Story, launch: int | None, step: int | None) -> Iterator[tuple[int, int, int]]:
+    """(launch, first, last) of the steps that this step of this launch descends from, itself included, the newest first."""
     while launch is not None and step is not None:
         told = story.launch(launch)
         if told is None or told.span.start_step is None:
-            break
+            return
         if step > told.span.start_step:
-            parts.append((launch, told.span.start_step + 1, step))
+            yield launch, told.span.start_step + 1, step
         launch, step = told.span.parent, min(step, told.span.start_step)
+
+
+def ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
+    """The channels along the steps that this step of this launch descends from."""
     channels: dict[str, ChannelCurve] = {}
-    for number, first, last in reversed(parts):
-        for name, curve in _read(paths.metrics_path(number), None).items():
+    for number, first, last in reversed(list(descent(story, launch, step))):
+        for name, curve in _read(paths.metrics_path(number)).items():
             part, whole = curve.between(first, last), channels.setdefault(name, ChannelCurve())
             whole.steps.extend(part.steps)
             whole.times.extend(part.times)
@@ -274,18 +275,17 @@ def shown_range(kept: Sequence[float], abandoned: Iterable[float]) -> tuple[floa
     return max(min(low, bottom), low - room), min(max(high, top), high + room)
 
 
-def robust_range(
-    values: Iterable[float], *, low: float = 0.005, high: float = 0.98, margin: float = 0.15
-) -> tuple[float, float]:
+def robust_range(values: Iterable[float]) -> tuple[float, float]:
     """Quantiles of the finite values, widened. One outlier of 100.0 does not flatten the rest."""
     finite = sorted(v for v in values if math.isfinite(v))
     if not finite:
         return 0.0, 1.0
-    bottom, top = finite[int(low * (len(finite) - 1))], finite[round(high * (len(finite) - 1))]
+    bottom, top = finite[int(0.005 * (len(finite) - 1))], finite[round(0.98 * (len(finite) - 1))]
     if top <= bottom:
         span = abs(top) or 1.0
         return bottom - 0.1 * span, top + 0.1 * span
-    return bottom - margin * (top - bottom), top + margin * (top - bottom)
+    margin = 0.15 * (top - bottom)
+    return bottom - margin, top + margin
 
 
 # --- clocks: wall time, samples and FLOPs as functions of the step ------------------------------------------------------
