@@ -8,6 +8,8 @@ import csv
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -114,29 +116,18 @@ def write_tensorboard(rows: Iterable[CurveRow], lineage: Lineage, directory: Pat
     """
     directory.mkdir(parents=True, exist_ok=True)
     starts = {span.number: (span.start_step or 0) + 1 for span in lineage.launches}
-    count, current, file = 0, None, None
-    try:
-        for row in rows:
-            if row.launch != current:
-                if file is not None:
-                    file.close()
-                current = row.launch
-                file = _begin(directory, row, starts.get(row.launch, row.step))
-            assert file is not None
-            _write(file, _event(row.time or 0.0, row.step, b"".join(_scalars(row))))
-            count += 1
-    finally:
-        if file is not None:
-            file.close()
+    count = 0
+    for launch, mine in groupby(rows, key=attrgetter("launch")):
+        first = next(mine)
+        begun = first.time or 0.0
+        # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
+        with (directory / f"events.out.tfevents.{launch:010d}.chronicle").open("wb") as file:
+            _write(file, _double(1, begun) + _bytes(3, FILE_VERSION))
+            _write(file, _event(begun, starts.get(launch, first.step), b"") + _bytes(7, SESSION_START))
+            for row in chain([first], mine):
+                _write(file, _event(row.time or 0.0, row.step, b"".join(_scalars(row))))
+                count += 1
     return count
-
-
-def _begin(directory: Path, row: CurveRow, start: int) -> BinaryIO:
-    # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
-    file = (directory / f"events.out.tfevents.{row.launch:010d}.chronicle").open("wb")
-    _write(file, _double(1, row.time or 0.0) + _bytes(3, FILE_VERSION))
-    _write(file, _event(row.time or 0.0, start, b"") + _bytes(7, SESSION_START))
-    return file
 
 
 def _scalars(row: CurveRow) -> Iterator[bytes]:

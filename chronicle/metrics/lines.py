@@ -398,7 +398,7 @@ class PrintedLines:
         self._told |= values.keys()
         if self._held is not None:  # an epoch's LR may stand above its loss
             self._held |= values
-            if not any(role_of(name) in JUDGED for name in self._held):
+            if not _is_judged(self._held):
                 return None
             values, self._held = self._held, {}
             if not self._lines_of_epochs:

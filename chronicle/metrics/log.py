@@ -95,7 +95,7 @@ class MetricsWriter:
                 continue
             key = keys.get(name) or self._key(name)
             number = value if type(value) is int else float(value)
-            parts.append(key + (repr(number) if number - number == 0 else _format_non_finite(number)))
+            parts.append(key + (repr(number) if number - number == 0 else f'"{json.dumps(number)}"'))
         line = "".join(parts).encode() + b"}\n"
         if os.write(self._fd, line) != len(line):
             raise OSError(f"short write to `{self.path}`: the line of step {step} is incomplete (disk full?)")
@@ -135,12 +135,6 @@ def number_of(value: Any) -> float | None:
         return float(value)
     except Exception:  # noqa: BLE001 whatever an object of a stranger raises
         return None
-
-
-def _format_non_finite(number: float) -> str:
-    if math.isnan(number):
-        return '"NaN"'
-    return '"Infinity"' if number > 0 else '"-Infinity"'
 
 
 def parse_line(line: str | bytes, row: int = 0) -> Point | None:

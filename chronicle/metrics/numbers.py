@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -32,11 +33,7 @@ def non_finite(text: str) -> float | None:
 
 def json_number(value: float) -> float | str:
     """The number as JSON has it; NaN and the infinities, which JSON has not, as texts."""
-    if math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+    return value if math.isfinite(value) else json.dumps(value)
 
 
 def number_in(value: object) -> float | None:

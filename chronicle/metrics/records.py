@@ -299,16 +299,20 @@ class Counted:
         found = point_of_record(record, self._epochs, step=self._step, counted=self._next)
         if found is None and not self._begun and SUMMARY not in record:
             counted = point_of_record(record, self._epochs, counted=0)
-            if counted is not None and any(role_of(name) is Role.LOSS for name in counted.values):
+            if counted is not None and _has_loss(counted):
                 found, self._next = counted, 0
         if found is None:
             return None
-        self._measured = self._measured or any(role_of(name) is Role.LOSS for name in found.values)
+        self._measured = self._measured or _has_loss(found)
         if not found.values and not self._measured:
             return None
         self._begun = True
         self._next = None if self._next is None else self._next + 1
         return found
+
+
+def _has_loss(point: Point) -> bool:
+    return any(role_of(name) is Role.LOSS for name in point.values)
 
 
 def read_document(path: Path, step: str | None = None) -> Iterator[Point]:

@@ -205,7 +205,7 @@ def build_page_data(
         "hardware": [_hardware(story, entry) for entry in story.hardware],
         "resumes": [_resume(window) for window in resume_windows(story, series)],
         "cards": incident_cards(story, series),
-        "groups": {"sources": _sources(names), "health": _health(names), "machine": _machine(names)},
+        "groups": _groups(names),
         "evals": _held_out(names),
         "progress": _progress(tell_progress(story, series)),
         "studies": list(panels),
@@ -324,17 +324,12 @@ def _resume(window: ResumeWindow) -> dict[str, Any]:
     }
 
 
-def _sources(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.startswith(SOURCE_PREFIXES) and not is_held_out(name)]
-
-
-def _health(names: Sequence[str]) -> list[str]:
-    return [name for name in names if is_health(name) and name not in _sources(names)]
-
-
-def _machine(names: Sequence[str]) -> list[str]:
-    """What the machine did: memory, power, use, speed, where the trainer or a tracker logged it."""
-    return [name for name in names if MACHINE.search(name) or role_of(name) is Role.SPEED]
+def _groups(names: Sequence[str]) -> dict[str, list[str]]:
+    """The channels that have a section of their own: of data sources, of the optimizer's health, of what the machine did."""
+    sources = [name for name in names if name.startswith(SOURCE_PREFIXES) and not is_held_out(name)]
+    health = [name for name in names if is_health(name) and name not in sources]
+    machine = [name for name in names if MACHINE.search(name) or role_of(name) is Role.SPEED]
+    return {"sources": sources, "health": health, "machine": machine}
 
 
 def _held_out(names: Sequence[str]) -> list[str]:

@@ -50,6 +50,12 @@ class ChannelCurve:
         self.times.append(time)
         self.values.append(value)
 
+    def extend(self, other: "ChannelCurve") -> None:
+        """Append the points of another curve."""
+        self.steps.extend(other.steps)
+        self.times.extend(other.times)
+        self.values.extend(other.values)
+
     def parted(self, launch: LaunchStory) -> "tuple[ChannelCurve, ChannelCurve]":
         """The part of this launch's curve that is kept, and the part that a rollback abandoned."""
         limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
@@ -215,10 +221,7 @@ def ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None
     channels: dict[str, ChannelCurve] = {}
     for number, first, last in reversed(list(descent(story, launch, step))):
         for name, curve in _read(paths.metrics_path(number)).items():
-            part, whole = curve.between(first, last), channels.setdefault(name, ChannelCurve())
-            whole.steps.extend(part.steps)
-            whole.times.extend(part.times)
-            whole.values.extend(part.values)
+            channels.setdefault(name, ChannelCurve()).extend(curve.between(first, last))
     return channels
 
 
