@@ -70,13 +70,10 @@ class InRun(Given):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtCheckpoints(Given):
+class AtCheckpoints(InRun):
     """The options of a command that works on the checkpoints of a run."""
 
-    run: RunOption = None
-    logs: LogsOption = None
     checkpoints: CheckpointsOption = None
-    json: JsonOption = False
 
     def settings(self, *, stores: bool = False) -> Settings:
         """The settings with the checkpoints directory. `stores`: the command reads object stores too."""
@@ -170,6 +167,11 @@ def _options_of(group: type[Given], kind: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     listed = sorted(fields(group), key=lambda field: ORDER.index(field.name) if field.name in ORDER else -1)
     return [inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name]) for one in listed]
+
+
+def path_text(path: Path | None) -> str | None:
+    """A path as text, for JSON."""
+    return None if path is None else str(path)
 
 
 def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:

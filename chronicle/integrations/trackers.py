@@ -18,7 +18,14 @@ from chronicle.errors import UsageProblem
 from chronicle.integrations.foreign_journals import Draft, Import, ImportedLaunch, cut_into_launches, is_event_table
 from chronicle.journal.events import Incident, Note
 from chronicle.metrics.log import Point
-from chronicle.metrics.mlflow_log import columns_in, is_file_store_run, list_mlflow_runs, read_database, read_file_store
+from chronicle.metrics.mlflow_log import (
+    columns_in,
+    is_file_store_run,
+    list_mlflow_runs,
+    read_database,
+    read_file_store,
+    split_store,
+)
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.metrics.trackio_log import TrackioRun, is_trackio_database, read_project
@@ -50,8 +57,7 @@ def read_tracked(path: Path, tracker: str | None = None) -> list[Tracked] | None
     `tracker` names one of TRACKERS and is not asked whether it recognises the path. `store#RUN` is one run of it, by its name
     or the beginning of its id. Raises UsageProblem where the store holds no run with a number, or not the one that is named.
     """
-    name, _, wanted = str(path).partition("#")
-    store, chosen = (path, None) if path.exists() else (Path(name), wanted or None)
+    store, chosen = split_store(path)
     for key, (recognises, read) in TRACKERS.items():
         if key == tracker or (tracker is None and recognises(store)):
             runs = [one for one in read(store) if any(launch.points for launch in one.found.launches)]

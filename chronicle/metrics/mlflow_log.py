@@ -39,6 +39,14 @@ def open_store(path: Path, what: str, way_out: str) -> Iterator[sqlite3.Connecti
         raise UsageProblem(f"`{path}` is {what}: {problem}", way_out) from problem
 
 
+def split_store(path: Path) -> tuple[Path, str | None]:
+    """`mlflow.db#RUN` as the store and its run; None for a path that is there as it stands, or names no run."""
+    if path.exists():
+        return path, None
+    name, _, run = str(path).partition("#")
+    return Path(name), run or None
+
+
 def columns_of(store: sqlite3.Connection, table: str) -> set[str]:
     """The columns of a table; none where there is no such table."""
     return {row[1] for row in store.execute(f"PRAGMA table_info({table})")}

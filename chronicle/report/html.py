@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
-from chronicle.report.markdown import IMAGES, format_lost, machine_words, trial_rows
+from chronicle.report.markdown import (
+    ARM_HEADS,
+    CHECK_HEADS,
+    IMAGES,
+    arm_rows,
+    check_rows,
+    format_lost,
+    machine_words,
+    trial_rows,
+)
 from chronicle.report.markup import (
     Raw,
     anchor_of,
@@ -98,7 +107,7 @@ def _chapter(chapter: Chapter) -> str:
     if chapter.outcome:
         parts += _words("Outcome", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
     parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
-    parts += _checks(GuardVerdict.view(chapter.data).checks)
+    parts += _checks(GuardVerdict.view(chapter.data))
     parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
     return "".join(parts) + "</article>"
 
@@ -135,9 +144,9 @@ def _action(chapter: Chapter) -> str:
     return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
 
 
-def _checks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
-    return [folded(html_table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
+def _checks(verdict: GuardVerdict) -> list[str]:
+    rows = check_rows(verdict)
+    return [folded(html_table(CHECK_HEADS, rows), f"{len(rows)} checks")] if rows else []
 
 
 def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -361,9 +370,8 @@ def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
         keys = ("name", "question", "n", "mean", "low", "high", "verdict")
         contrasts = [[c[key] for key in keys] for c in panel["contrasts"]]
         parts.append(folded(html_table(heads, contrasts, numeric=(2, 3, 4, 5)), "contrasts as a table") if contrasts else "")
-    arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
-    cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
-    parts.append(html_table(["arm", "name", "restarts", "data"], cells) if cells else "")
+    arms = arm_rows(report)
+    parts.append(html_table(ARM_HEADS, arms) if arms else "")
     return "".join(parts)
 
 
