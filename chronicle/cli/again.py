@@ -58,7 +58,7 @@ def go_on_or_stop(
         raise UsageProblem("this is no SLURM job", "outside SLURM `chronicle run --restarts N` goes on by itself")
     if requeue:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends the job that it requeues, and so this process
-    entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
+    entries = read_journal(settings.paths).entries
     result = _decide(settings, policy, entries)
     if requeue and result.exit_code == AGAIN_IN_A_NEW_JOB:
         problem = requeue_job(job, tuple(find_excluded(entries)), find_ever_excluded(entries))

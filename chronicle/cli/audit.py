@@ -80,7 +80,7 @@ def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
         # A crash can cut the last line of a writer short; the lines before it are not affected.
         severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
         where = problem.path.relative_to(paths.run_dir).as_posix() + (f":{problem.line}" if problem.line else "")
-        yield Finding(check=problem.check, severity=severity, path=where, message=problem.message)
+        yield _found(problem.check, where, problem.message, severity)
 
 
 def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
         try:
             manifest = read_manifest(checkpoint.folder)
         except UnreadableFile as problem:
-            yield _warn("manifest", str(checkpoint.path), str(problem))
+            yield _found("manifest", str(checkpoint.path), str(problem))
             continue
         for finding in compare_manifest(checkpoint.folder, manifest, full=full) if manifest is not None else ():
             yield finding._replace(path=f"{checkpoint.path}/{finding.path}")
@@ -107,7 +107,7 @@ def _clocks(journal: Journal) -> Iterator[Finding]:
             worst[entry.writer] = max(behind, worst.get(entry.writer, 0.0))
     for writer, behind in worst.items():
         text = f"its clock was {format_age(behind)} behind earlier entries; the order follows the ids"
-        yield Finding(check="clock-skew", severity=Severity.INFO, path=f"journal/{writer}.jsonl", message=text)
+        yield _found("clock-skew", f"journal/{writer}.jsonl", text, Severity.INFO)
 
 
 def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
@@ -115,30 +115,29 @@ def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
     for number in range(1, max(numbers, default=0) + 1):
         if number not in numbers:
             text = f"no `{EntryKind.LAUNCH_START}` entry: its journal file is missing here"
-            yield _warn("launch-missing", f"launches/{number:04d}", text)
+            yield _found("launch-missing", f"launches/{number:04d}", text)
     for launch in story.launches:
         if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
             where = paths.metrics_path(launch.number).relative_to(paths.run_dir).as_posix()
             text = "the launch has steps but no per-step log"
-            yield Finding(check="no-metrics", severity=Severity.INFO, path=where, message=text)
+            yield _found("no-metrics", where, text, Severity.INFO)
 
 
-def _warn(check: str, path: str, message: str) -> Finding:
-    return Finding(check=check, severity=Severity.WARN, path=path, message=message)
+def _found(check: str, path: str, message: str, severity: Severity = Severity.WARN) -> Finding:
+    return Finding(check=check, severity=severity, path=path, message=message)
 
 
 def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     """Logs and evidence files that changed after they were sealed."""
     for sentence in broken_seals(paths, journal.entries).values():
-        yield _warn("seal-broken", "launches", sentence)
+        yield _found("seal-broken", "launches", sentence)
 
 
 def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     """Claims that evidence contradicts, or whose answer changed."""
     if any(entry.kind == EntryKind.CLAIM for entry in journal.entries):
         for entry_id, sentence, is_bad in recheck_claims(read_evidence(paths, journal)):
-            severity = Severity.WARN if is_bad else Severity.INFO
-            yield Finding(check="claim", severity=severity, path=entry_id, message=sentence)
+            yield _found("claim", entry_id, sentence, Severity.WARN if is_bad else Severity.INFO)
 
 
 def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
@@ -153,12 +152,12 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
     path = paths.object_path(digest)
     where = path.relative_to(paths.run_dir).as_posix()
     if not path.exists():
-        yield _warn("object-missing", where, f"attachment `{item.get('path', '')}` of entry {entry_id} is gone")
+        yield _found("object-missing", where, f"attachment `{item.get('path', '')}` of entry {entry_id} is gone")
         return
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != digest:
-        yield _warn("object-changed", where, f"attachment of entry {entry_id} has digest {found[:12]}…: it was changed")
+        yield _found("object-changed", where, f"attachment of entry {entry_id} has digest {found[:12]}…: it was changed")
 
 
 # --- chronicle claim

@@ -87,7 +87,7 @@ def close(
 
 
 def _only_open(story: "Story") -> str:
-    ids = [matter.first_id for matter in story.open_matters] + [x.entry.id for x in story.interventions if x.open]
+    ids = story.open_ids
     if len(ids) == 1:
         return ids[0]
     listed = ": " + ", ".join(entry_id[-8:] for entry_id in ids) if ids else ""

@@ -50,9 +50,8 @@ def complete_entries(incomplete: str) -> list[str]:
         story = read_story(settings.paths)
     except (ChronicleError, OSError):
         return []
-    first = [matter.first_id for matter in story.open_matters] + [x.entry.id for x in story.interventions if x.open]
     rest = [entry.id for entry in reversed(story.entries)]
-    ends = dict.fromkeys(entry_id[-8:] for entry_id in [*first, *rest])
+    ends = dict.fromkeys(entry_id[-8:] for entry_id in (*story.open_ids, *rest))
     return [end for end in ends if end.startswith(incomplete.upper())][:MOST]
 
 

@@ -1,10 +1,8 @@
 """`chronicle config` shows the settings of a run and prints the completion script."""
 
-from pathlib import Path
-
 import typer
 
-from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, spread
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, path_text, spread
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
 
@@ -23,9 +21,9 @@ def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     values: dict[str, str | None] = {
         "logs": str(settings.logs_dir),
         "run": settings.run,
-        "checkpoints": _path_text(settings.checkpoints_dir),
+        "checkpoints": path_text(settings.checkpoints_dir),
         "mlflow_uri": settings.mlflow_uri,
-        "deepspeed_config": _path_text(settings.deepspeed_config),
+        "deepspeed_config": path_text(settings.deepspeed_config),
         "utc": "true" if settings.utc else None,
         "batch_text": None if settings.batch_text else "false",
         **{key: settings.hooks.get(key) for key in ("on_notice", "on_warn", "on_propose")},
@@ -55,7 +53,3 @@ def completion_script(shell: str) -> CommandResult:
         raise UsageProblem(f"no completion for `{shell}`: expected bash, zsh or fish")
     text = get_completion_script(prog_name="chronicle", complete_var="_CHRONICLE_COMPLETE", shell=shell)
     return CommandResult(text=text)
-
-
-def _path_text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

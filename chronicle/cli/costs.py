@@ -45,13 +45,8 @@ def _read_times(paths: RunPaths, launch: int) -> list[tuple[int, int, float]]:
 
 
 def _is_alive(entries: Iterable[Entry]) -> bool:
-    started, ended = set(), set()
-    for entry in entries:
-        if entry.kind == EntryKind.LAUNCH_START:
-            started.add(entry.launch)
-        elif entry.kind == EntryKind.LAUNCH_END:
-            ended.add(entry.launch)
-    return bool(started - ended)
+    kinds = {(entry.kind, entry.launch) for entry in entries}
+    return any(kind == EntryKind.LAUNCH_START and (EntryKind.LAUNCH_END, launch) not in kinds for kind, launch in kinds)
 
 
 def _samples_per_step(evidence: RunEvidence) -> float | None:

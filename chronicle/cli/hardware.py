@@ -1,6 +1,5 @@
 """`chronicle hardware` records hardware events; `chronicle hardware --exclude` excludes a node from later launches."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -94,19 +93,17 @@ def _parse(text: str, year: int) -> list[HardwareEvent]:
 
 def _read_machine(year: int) -> list[HardwareEvent]:
     """Events from the kernel log and `nvidia-smi -q` of this machine, if they can be read."""
-    events = []
-    for command in (["dmesg", "--time-format", "iso"], ["nvidia-smi", "-q"]):
-        if shutil.which(command[0]) is None:
-            continue
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if command[0] == "dmesg":
-            events += parse_kernel_log(done.stdout.splitlines(), year=year, host=host_name())
-        else:
-            events += parse_nvidia_smi(done.stdout, host=host_name())
-    return events
+    kernel, driver = _printed("dmesg", "--time-format", "iso"), _printed("nvidia-smi", "-q")
+    events = parse_kernel_log(kernel.splitlines(), year=year, host=host_name())
+    return events + parse_nvidia_smi(driver, host=host_name())
+
+
+def _printed(*command: str) -> str:
+    """What a command of this machine prints; "" where it is not there or does not answer."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 # --- chronicle hardware --exclude

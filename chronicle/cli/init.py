@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import known_states
-from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, settings_from
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, path_text, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import RunFork, RunInit, RunPlace
@@ -68,7 +68,7 @@ def init(
         lines.append(f"run `{settings.run}` already has a journal: {paths.journal_dir}")
     else:
         with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
-            event = RunInit(run_id=writer.place.run_id, checkpoints=_path_text(settings.checkpoints_dir))
+            event = RunInit(run_id=writer.place.run_id, checkpoints=path_text(settings.checkpoints_dir))
             writer.write(event, title=f"run {settings.run}")
             if parent is not None:
                 write_place(paths, writer.place._replace(parent=parent))
@@ -83,7 +83,7 @@ def init(
     acts_on = load_settings(Path.cwd(), os.environ).run
     if acts_on != settings.run:
         lines.append(f"commands here still act on run `{acts_on}` ({config.name}): name this one with --run {settings.run}")
-    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _path_text(settings.checkpoints_dir)}
+    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": path_text(settings.checkpoints_dir)}
     return CommandResult(text="\n".join(lines), data=data)
 
 
@@ -215,7 +215,3 @@ def _relative(path: Path | None) -> str:
         return path.relative_to(Path.cwd()).as_posix()
     except ValueError:
         return path.as_posix()
-
-
-def _path_text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

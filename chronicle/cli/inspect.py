@@ -220,17 +220,16 @@ def _diff_runs(first: str, second: str, launches: tuple[int, int] | None, logs: 
 
 def _launch_of(paths: RunPaths, number: int | None) -> "Told":
     """A launch of a run, the last one where none is named."""
+    from chronicle.cli.runs import need_launch
     from chronicle.runs import Run
     from chronicle.story.launch_settings import Told
 
     run = Run(paths)
-    numbers = [launch.number for launch in run.launches]
-    if number is None and not numbers:
+    if number is None and not run.launches:
         raise ChronicleError(f"run `{paths.run}` has no launch", "name a run that was launched")
-    if number is not None and number not in numbers:
-        found = ", ".join(map(str, numbers[-8:])) or "none"
-        raise ChronicleError(f"run `{paths.run}` has no launch {number}: it has {found}", "name one of them")
-    return Told(paths, run.entries, numbers[-1] if number is None else number)
+    chosen = run.launches[-1].number if number is None else number
+    need_launch(run, chosen)
+    return Told(paths, run.entries, chosen)
 
 
 def _diff_launches(one: "Told", other: "Told") -> CommandResult:

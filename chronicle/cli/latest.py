@@ -26,8 +26,7 @@ def latest(verified: bool = False, print_path: bool = False, at: AtCheckpoints =
     """
     settings = at.settings(stores=True)
     root = settings.need_checkpoints()
-    entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
-    found = find_latest(root, entries, full=verified, settings=settings)
+    found = find_latest(root, read_journal(settings.paths).entries, full=verified, settings=settings)
     said = tuple(f"passed over: {_name(one.checkpoint)}: {one_line(one.reason)}" for one in found.passed_over)
     if found.checkpoint is None:
         what = "every byte of which can be verified" if verified else "that is whole"

@@ -173,23 +173,31 @@ class Tool(NamedTuple):
     answer: Callable[..., Any]
     reads: bool = True
 
+    @property
+    def known(self) -> list[str]:
+        """The names of its arguments."""
+        return self.arguments.replace("?", "").split()
+
+    @property
+    def needed(self) -> list[str]:
+        """Those that may not be left out."""
+        return [name for name in self.arguments.split() if not name.endswith("?")]
+
     def schema(self) -> dict[str, Any]:
         """The arguments as JSON Schema; others are refused."""
         properties: dict[str, Any] = {}
-        for name in self.arguments.replace("?", "").split():
+        for name in self.known:
             kind, what = WORDS[name]
             item: dict[str, Any] = {"type": "array", "items": {"type": "string"}} if kind == "texts" else {"type": kind}
             properties[name] = item | {"description": what}
-        needed = [name for name in self.arguments.split() if not name.endswith("?")]
-        return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+        return {"type": "object", "properties": properties, "required": self.needed, "additionalProperties": False}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the right types; raises `UsageProblem` for another name, type or a missing one."""
-        known = self.arguments.replace("?", "").split()
         checked = {name: value for name, value in given.items() if value is not None}
-        if unknown := [name for name in given if name not in known]:
-            raise UsageProblem(f"`{self.name}` has no argument `{unknown[0]}`", "it has: " + ", ".join(known))
-        if missing := [name for name in self.arguments.split() if not name.endswith("?") and name not in checked]:
+        if unknown := [name for name in given if name not in self.known]:
+            raise UsageProblem(f"`{self.name}` has no argument `{unknown[0]}`", "it has: " + ", ".join(self.known))
+        if missing := [name for name in self.needed if name not in checked]:
             raise UsageProblem(f"`{self.name}` needs the argument `{missing[0]}`")
         for name, value in checked.items():
             if not _is(WORDS[name][0], value):
@@ -330,18 +338,16 @@ def _plan_rollback(seat: Seat, run: str, to: int, reason: str, **changes: Any) -
         cost = max(cost or 0, head - to)
     asked = {"asked": "rollback", "digest": digest, "to": to, "cost_steps": cost, "plan": kept["sha256"]}
     asked["lr_scale"] = changes.get("lr_scale")
-    seat.write(paths, f"an agent proposes to go back to step {to}", reason, asked, step=to, data={"evidence": [kept]})
-    return _proposed(seat, "rollback", asked, command) | {"plan": planned.text}
+    title, kept_plan = f"an agent proposes to go back to step {to}", {"evidence": [kept]}
+    return _propose(seat, paths, title, reason, asked, command, step=to, data=kept_plan) | {"plan": planned.text}
 
 
 def _plan_stop(seat: Seat, run: str, reason: str) -> Any:
     paths = seat.run(run)
     one = _supervisor(paths)
     asked = {"asked": "stop", "launch": one.launch, "pid": one.process.pid, "start_ticks": one.process.start_ticks}
-    asked["digest"] = _digest(paths, asked)
-    seat.write(paths, f"an agent proposes to stop launch {one.launch}", reason, asked, launch=one.launch)
     command = f"kill -TERM {one.process.pid}  # the supervisor of launch {one.launch}; the trainer may save first"
-    return _proposed(seat, "stop", asked, command)
+    return _propose(seat, paths, f"an agent proposes to stop launch {one.launch}", reason, asked, command, launch=one.launch)
 
 
 def _plan_relaunch(seat: Seat, run: str, reason: str) -> Any:
@@ -354,25 +360,24 @@ def _plan_relaunch(seat: Seat, run: str, reason: str) -> Any:
     where = f"--run {shlex.quote(run)} --logs {shlex.quote(str(seat.logs.absolute()))}"
     command = f"cd {shlex.quote(start.cwd or '.')} && chronicle run {where} -- {words}"
     asked = {"asked": "relaunch", "launch": entry.launch, "command": command}
-    asked["digest"] = _digest(paths, asked)
-    seat.write(paths, "an agent proposes to start the run again", reason, asked)
-    return _proposed(seat, "relaunch", asked, command)
+    return _propose(seat, paths, "an agent proposes to start the run again", reason, asked, command)
 
 
-def _proposed(seat: Seat, verb: str, asked: Mapping[str, Any], command: str) -> dict[str, Any]:
-    """What an agent is told of its plan: nothing was done; what a person types; whether the budget would cover it."""
-    why = seat.budget.refusal(verb, asked, 0)
+def _propose(
+    seat: Seat, paths: RunPaths, title: str, reason: str, asked: dict[str, Any], command: str, **where: Any
+) -> dict[str, Any]:
+    """Write a plan into the journal; what its agent is told: nothing was done, what a person types, what the budget covers."""
+    if "digest" not in asked:
+        text = json.dumps({"run": str(paths.run_dir), **asked}, sort_keys=True, default=str)
+        asked["digest"] = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    seat.write(paths, title, reason, asked, **where)
+    why = seat.budget.refusal(str(asked["asked"]), asked, 0)
     return {
         "done": "nothing: this is a plan",
         "digest": str(asked["digest"])[:DIGEST_LETTERS],
         "for_a_person_to_type": command,
         "apply_without_a_person": "covered by the stated budget" if why is None else f"no: {why}",
     }
-
-
-def _digest(paths: RunPaths, asked: Mapping[str, Any]) -> str:
-    text = json.dumps({"run": str(paths.run_dir), **asked}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _supervisor(paths: RunPaths) -> Any:

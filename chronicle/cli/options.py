@@ -70,13 +70,10 @@ class InRun(Given):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtCheckpoints(Given):
+class AtCheckpoints(InRun):
     """The options of a command that works on the checkpoints of a run."""
 
-    run: RunOption = None
-    logs: LogsOption = None
     checkpoints: CheckpointsOption = None
-    json: JsonOption = False
 
     def settings(self, *, stores: bool = False) -> Settings:
         """The settings with the checkpoints directory. `stores`: the command reads object stores too."""
@@ -172,6 +169,11 @@ def _options_of(group: type[Given], kind: Any) -> list[inspect.Parameter]:
     return [inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name]) for one in listed]
 
 
+def path_text(path: Path | None) -> str | None:
+    """A path as text, for JSON."""
+    return None if path is None else str(path)
+
+
 def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
     """The directory flags of this command as text, for the command that it proposes."""
     given = (("--logs", logs), ("--checkpoints", checkpoints))
@@ -241,15 +243,15 @@ def need_run(settings: Settings) -> Settings:
     )
 
 
-def nearest_runs(here: Path, most: int = 3) -> list[str]:
-    """Run directories with a journal in children, parents and siblings, as paths relative to `here`; the nearest first."""
+def nearest_runs(here: Path) -> list[str]:
+    """Up to three run directories with a journal in children, parents and siblings, relative to `here`; the nearest first."""
     found: dict[str, None] = {}
     for directory, pattern in _near(here):
         try:
             for journal in sorted(directory.glob(pattern)):
                 if journal.is_dir():
                     found[os.path.relpath(journal.parent, here)] = None
-                if len(found) >= most:
+                if len(found) >= 3:
                     return list(found)
         except OSError:
             continue  # a directory that may not be listed

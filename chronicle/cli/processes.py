@@ -1,11 +1,10 @@
 """`chronicle ps` lists the processes of a run; with `--sweep` it ends its orphans."""
 
-import sys
 import time
 from typing import Any
 
 from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun, YesOption
-from chronicle.errors import UsageProblem
+from chronicle.cli.transaction import agree
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Swept
 from chronicle.launch.admission import (
@@ -84,9 +83,7 @@ def _sweep(paths: RunPaths, *, yes: bool) -> CommandResult:
     if not orphans:
         return CommandResult(text="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=tuple(talk))
     lines = [format_found(one) for one in orphans]
-    if not yes and not _confirmed(lines):
-        hint = f"chronicle ps --sweep --run {paths.run} --yes"
-        raise UsageProblem(f"{len(orphans)} orphans, none ended:\n" + "\n".join(lines), hint)
+    agree(f"End these {len(orphans)} processes?", "\n".join(lines), yes=yes)
     report = end_orphans(paths, launches)
     left = [process.pid for process in report.left]
     with JournalWriter(paths) as writer:
@@ -97,12 +94,3 @@ def _sweep(paths: RunPaths, *, yes: bool) -> CommandResult:
     code = ExitCode.ERROR if left else ExitCode.DONE
     data = {"orphans": listed, "ended": len(orphans) - len(left), "left": left}
     return CommandResult(text=text, data=data, exit_code=code, talk=tuple(talk))
-
-
-def _confirmed(lines: list[str]) -> bool:
-    """Ask on a terminal; without one the answer is no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    print("\n".join(lines), file=sys.stderr)
-    print(f"End these {len(lines)} processes? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

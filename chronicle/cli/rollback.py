@@ -150,7 +150,7 @@ def _open_proposal(at: Changing) -> "OpenProposal | None":
     from chronicle.story.matters import open_proposal
 
     paths = settings_from(at.run, at.logs, at.checkpoints).paths
-    return open_proposal(read_journal(paths).entries) if paths.journal_dir.is_dir() else None
+    return open_proposal(read_journal(paths).entries)
 
 
 def _without_target(proposal: "OpenProposal | None") -> UsageProblem:

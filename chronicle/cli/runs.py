@@ -25,6 +25,7 @@ from rollback.channels import Role, canonical_of
 
 if TYPE_CHECKING:
     from chronicle.report.comparison import ComparedArm
+    from chronicle.runs import Run
 
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
 COLUMNS = ("name", "begins", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
@@ -357,6 +358,14 @@ def _verdict(arms: "Sequence[ComparedArm]", margin: float) -> tuple[str, Mapping
     return f"over seeds, at the last common place: {said}", {**numbers, "arms": runs, "seeds": sorted(differences)}
 
 
+def need_launch(run: "Run", number: int) -> None:
+    """Raise `ChronicleError` where the run has no launch of this number."""
+    numbers = [launch.number for launch in run.launches]
+    if number not in numbers:
+        found = ", ".join(map(str, numbers[-8:])) or "none"
+        raise ChronicleError(f"run `{run.name}` has no launch {number}: it has {found}", "name one of them")
+
+
 def named_run(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
     """(label, run, launch) of `NAME`, a run's directory, or one of them with `@LAUNCH`."""
     from chronicle.runs import list_runs
@@ -369,7 +378,6 @@ def named_run(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
     if not (directory / "journal").is_dir() and "/" not in base:
         raise _no_run(base, directory.parent, [one.run for one in list_runs(directory.parent)])
     run = open_run(directory)
-    if launch is not None and all(one.number != launch for one in run.launches):
-        numbers = ", ".join(str(one.number) for one in run.launches[-8:]) or "none"
-        raise ChronicleError(f"run `{base}` has no launch {launch}: it has {numbers}", "name one of them")
+    if launch is not None:
+        need_launch(run, launch)
     return run.name if launch is None else f"{run.name}@{launch}", run, launch

@@ -3,7 +3,7 @@
 The journal is the log of operations: `undo --list` reads it, and the undo of each kind is that of the verb that did it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,12 +106,19 @@ def operations(entries: Sequence[Entry]) -> list[Operation]:
     return [
         Operation(entry, _stands(entry, entries[place + 1 :], done.get(entry.id), last))
         for place, entry in enumerate(entries)
-        if entry.kind in ACTS and ACTS[entry.kind](entry)
+        if _is_act(entry)
     ]
 
 
-def _always(entry: Entry) -> bool:
-    return True
+def _is_act(entry: Entry) -> bool:
+    """Whether this entry tells of a change outside the journal."""
+    if entry.kind == EntryKind.RESTART:
+        return Restarted.of(entry).decision.startswith("again")
+    if entry.kind == EntryKind.HARDWARE:
+        return Hardware.of(entry).action is not None
+    if entry.kind == EntryKind.NOTE:
+        return _is_mark(entry)
+    return entry.kind in FINAL or entry.kind in UNDONE_BY_THEIR_VERB
 
 
 def _is_mark(entry: Entry) -> bool:
@@ -124,21 +131,7 @@ def _mark_title(note: Note) -> str:
     return ", ".join(f"tag {tag}" for tag in note.tags)
 
 
-ACTS: dict[str, Callable[[Entry], bool]] = {
-    EntryKind.ROLLBACK_RECEIPT: _always,
-    EntryKind.UNDO_RECEIPT: _always,
-    EntryKind.RECOVER_RECEIPT: _always,
-    EntryKind.QUARANTINE: _always,
-    EntryKind.QUARANTINE_UNDONE: _always,
-    EntryKind.KEEP: _always,
-    EntryKind.KEEP_UNDONE: _always,
-    EntryKind.PRUNE: _always,
-    EntryKind.SWEEP: _always,
-    EntryKind.IMPORT: _always,
-    EntryKind.RESTART: lambda entry: Restarted.of(entry).decision.startswith("again"),
-    EntryKind.HARDWARE: lambda entry: Hardware.of(entry).action is not None,
-    EntryKind.NOTE: _is_mark,
-}
+UNDONE_BY_THEIR_VERB = (EntryKind.ROLLBACK_RECEIPT, EntryKind.QUARANTINE, EntryKind.KEEP)
 TAKEN_BACK = (EntryKind.UNDO_RECEIPT, EntryKind.QUARANTINE_UNDONE, EntryKind.KEEP_UNDONE)
 FINAL = {  # kinds that nothing takes back, and the way that there is instead
     EntryKind.UNDO_RECEIPT: "an undo is not undone: `chronicle rollback` makes the rollback again",

@@ -6,14 +6,16 @@ TensorBoard; their purge markers make it show the same curve. Format: TFRecord o
 
 import csv
 import json
-import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import Lineage
+from chronicle.metrics.numbers import json_number
 from chronicle.story.curve import CurveRow
 
 # --- Tables
@@ -48,19 +50,16 @@ def write_jsonl(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO)
 
 def write_json(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
     """Write one JSON array of the objects that `write_jsonl` writes; return the number of rows."""
-    count = 0
-    file.write("[")
-    for count, row in enumerate(rows, start=1):
-        file.write((",\n" if count > 1 else "\n") + _object(row, channels))
-    file.write("\n]\n")
-    return count
+    lines = [f"\n{_object(row, channels)}" for row in rows]
+    file.write(f"[{','.join(lines)}\n]\n")
+    return len(lines)
 
 
 def _object(row: CurveRow, channels: Sequence[str]) -> str:
     record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
     if row.time is not None:
         record["t"] = row.time
-    record |= {name: _json(row.values[name]) for name in channels if name in row.values}
+    record |= {name: json_number(row.values[name]) for name in channels if name in row.values}
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -98,13 +97,7 @@ def _groups(rows: Iterable[CurveRow]) -> Iterator[list[CurveRow]]:
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else repr(value) if math.isfinite(value) else str(_json(value))
-
-
-def _json(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return "" if value is None else str(json_number(value))
 
 
 # --- TensorBoard event files
@@ -123,29 +116,18 @@ def write_tensorboard(rows: Iterable[CurveRow], lineage: Lineage, directory: Pat
     """
     directory.mkdir(parents=True, exist_ok=True)
     starts = {span.number: (span.start_step or 0) + 1 for span in lineage.launches}
-    count, current, file = 0, None, None
-    try:
-        for row in rows:
-            if row.launch != current:
-                if file is not None:
-                    file.close()
-                current = row.launch
-                file = _begin(directory, row, starts.get(row.launch, row.step))
-            assert file is not None
-            _write(file, _event(row.time or 0.0, row.step, b"".join(_scalars(row))))
-            count += 1
-    finally:
-        if file is not None:
-            file.close()
+    count = 0
+    for launch, mine in groupby(rows, key=attrgetter("launch")):
+        first = next(mine)
+        begun = first.time or 0.0
+        # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
+        with (directory / f"events.out.tfevents.{launch:010d}.chronicle").open("wb") as file:
+            _write(file, _double(1, begun) + _bytes(3, FILE_VERSION))
+            _write(file, _event(begun, starts.get(launch, first.step), b"") + _bytes(7, SESSION_START))
+            for row in chain([first], mine):
+                _write(file, _event(row.time or 0.0, row.step, b"".join(_scalars(row))))
+                count += 1
     return count
-
-
-def _begin(directory: Path, row: CurveRow, start: int) -> BinaryIO:
-    # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
-    file = (directory / f"events.out.tfevents.{row.launch:010d}.chronicle").open("wb")
-    _write(file, _double(1, row.time or 0.0) + _bytes(3, FILE_VERSION))
-    _write(file, _event(row.time or 0.0, start, b"") + _bytes(7, SESSION_START))
-    return file
 
 
 def _scalars(row: CurveRow) -> Iterator[bytes]:

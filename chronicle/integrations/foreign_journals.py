@@ -7,7 +7,7 @@ unknown. Plain logs (JSONL, CSV, Megatron, Hugging Face, …) are read by `chron
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,26 +99,26 @@ def read_events(path: Path, run: str | None = None) -> Import:
 
 def _draft(row: Mapping[str, str | None]) -> Draft:
     cells = {key: value for key, value in row.items() if key and value}
-    step, target = cells.get("step", ""), cells.get("rollback_to", "")
-    data: dict[str, object] = dict(_fields(cells))
-    data["import"] = dict(cells)
-    if cells.get("action"):
-        data["action"] = {"verb": cells["action"], **({"to": int(target)} if WHOLE.fullmatch(target) else {})}
+    data: dict[str, object] = {"status": "closed", "import": cells}  # incidents of the past need no outcome
+    if "kind" in cells:
+        data["kind"] = cells["kind"]
+    if "source" in cells:
+        data["evidence"] = [{"kind": "link", "path": cells["source"]}]
+    if "action" in cells:
+        action: dict[str, object] = {"verb": cells["action"]}
+        target = _whole(cells.get("rollback_to", ""))
+        data["action"] = action if target is None else {**action, "to": target}
     return Draft(
         kind=EntryKind.INCIDENT,
         title=cells.get("event", "")[:300],
         moment=parse_moment(cells.get("date", "")),
-        step=int(step) if WHOLE.fullmatch(step) else None,
+        step=_whole(cells.get("step", "")),
         data=data,
     )
 
 
-def _fields(cells: Mapping[str, str]) -> Iterator[tuple[str, object]]:
-    if "kind" in cells:
-        yield "kind", cells["kind"]
-    if "source" in cells:
-        yield "evidence", [{"kind": "link", "path": cells["source"]}]
-    yield "status", "closed"  # incidents of the past need no outcome
+def _whole(text: str) -> int | None:
+    return int(text) if WHOLE.fullmatch(text) else None
 
 
 # --- Entries as JSON lines

@@ -5,7 +5,6 @@ The digest of the source is part of the first entry, so importing twice changes 
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,13 +24,12 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import ImportedSource, LaunchEnd, LaunchSettings, LaunchStart, events_of
 from chronicle.metrics import Point
 from chronicle.metrics.mlflow_log import is_file_store_run
+from chronicle.metrics.numbers import json_number
 from chronicle.metrics.readers import read_log
 from chronicle.metrics.records import read_document
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
-
-NON_FINITE_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +138,8 @@ def _lines(points: Iterable[Point]) -> Iterator[str]:
         record: dict[str, Any] = {"step": point.step}
         if point.time is not None:
             record["t"] = point.time
-        yield json.dumps(record | _numbers(point.values), separators=(",", ":")) + "\n"
-
-
-def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
-    return {name: value if math.isfinite(value) else NON_FINITE_WORDS[repr(float(value))] for name, value in values.items()}
+        record |= {name: json_number(value) for name, value in point.values.items()}
+        yield json.dumps(record, separators=(",", ":")) + "\n"
 
 
 def _digest_of_points(found: Import) -> str:

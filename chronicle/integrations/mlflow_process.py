@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
@@ -36,7 +36,6 @@ def start_mlflow_process(
     paths: RunPaths,
     uri: str | None = None,
     *,
-    environ: Mapping[str, str] | None = None,
     talk: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Beside:
     """Start the process that sends this run to MLflow. Failures are reported in one line and do not raise."""
@@ -46,17 +45,17 @@ def start_mlflow_process(
     words = [sys.executable, "-m", "chronicle.integrations.mlflow_process", "--run-dir", str(paths.run_dir.absolute())]
     words += ["--uri", store_of(uri, paths)]
     later = "send the run later with `chronicle mlflow sync`"
-    return start_beside(words, os.environ if environ is None else environ, what="the mlflow process", later=later, talk=talk)
+    return start_beside(words, os.environ, what="the mlflow process", later=later, talk=talk)
 
 
-def feed_until_stdin_ends(arguments: list[str] | None = None) -> int:
+def feed_until_stdin_ends() -> int:
     """Send new data until stdin ends (the supervisor closed it or has ended), then once more."""
     from chronicle.integrations.mlflow import Projection
 
     parser = argparse.ArgumentParser(prog="chronicle.integrations.mlflow_process")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--uri", required=True)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     over = threading.Event()
     threading.Thread(target=wait_for_end, args=(over, LAST_PASS_SECONDS), daemon=True).start()
     projection, wait, complained = Projection(RunPaths(options.run_dir), options.uri), INTERVAL_SECONDS, False

@@ -7,9 +7,7 @@ that were written at the same time are separate runs; those written one after th
 and that is said (`Tracked.doubt`).
 """
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -20,7 +18,14 @@ from chronicle.errors import UsageProblem
 from chronicle.integrations.foreign_journals import Draft, Import, ImportedLaunch, cut_into_launches, is_event_table
 from chronicle.journal.events import Incident, Note
 from chronicle.metrics.log import Point
-from chronicle.metrics.mlflow_log import is_file_store_run, list_mlflow_runs, read_database, read_file_store
+from chronicle.metrics.mlflow_log import (
+    columns_in,
+    is_file_store_run,
+    list_mlflow_runs,
+    read_database,
+    read_file_store,
+    split_store,
+)
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.metrics.trackio_log import TrackioRun, is_trackio_database, read_project
@@ -52,8 +57,7 @@ def read_tracked(path: Path, tracker: str | None = None) -> list[Tracked] | None
     `tracker` names one of TRACKERS and is not asked whether it recognises the path. `store#RUN` is one run of it, by its name
     or the beginning of its id. Raises UsageProblem where the store holds no run with a number, or not the one that is named.
     """
-    name, _, wanted = str(path).partition("#")
-    store, chosen = (path, None) if path.exists() else (Path(name), wanted or None)
+    store, chosen = split_store(path)
     for key, (recognises, read) in TRACKERS.items():
         if key == tracker or (tracker is None and recognises(store)):
             runs = [one for one in read(store) if any(launch.points for launch in one.found.launches)]
@@ -136,27 +140,17 @@ def _is_trackio(path: Path) -> bool:
 def _mlflow(path: Path) -> Iterator[Tracked]:
     if path.is_file():
         for identity, name in list_mlflow_runs(path).items():
-            points = read_database(path, identity)
-            yield _plain(
-                identity, name or identity, "mlflow", cut_into_launches(points, name or identity), is_named=True
-            )
+            yield _plain(identity, name or identity, "mlflow", read_database(path, identity), is_named=True)
         return
     for directory in [path] if is_file_store_run(path) else _file_runs(path):
         name = _meta(directory, "run_name") or directory.name
-        yield _plain(directory.name, name, "mlflow", cut_into_launches(read_file_store(directory), name), is_named=True)
+        yield _plain(directory.name, name, "mlflow", read_file_store(directory), is_named=True)
 
 
 def _is_mlflow(path: Path) -> bool:
     if path.is_dir():
         return is_file_store_run(path) or any(True for _ in _file_runs(path))
-    try:
-        with path.open("rb") as file:
-            if not file.read(16).startswith(b"SQLite format 3"):
-                return False
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
-            return bool(store.execute("SELECT 1 FROM sqlite_master WHERE name = 'metrics'").fetchone())
-    except (OSError, sqlite3.Error):
-        return False
+    return bool(columns_in(path, "metrics"))
 
 
 def _file_runs(path: Path) -> Iterator[Path]:
@@ -177,7 +171,7 @@ def _meta(directory: Path, key: str) -> str:
 
 def _tensorboard(path: Path) -> Iterator[Tracked]:
     if path.is_file():
-        yield _plain(path.name, path.name, "tensorboard", cut_into_launches(read_event_files(path), path.name))
+        yield _plain(path.name, path.name, "tensorboard", read_event_files(path))
         return
     places = sorted({file.parent for file in path.rglob("*tfevents*") if file.is_file()})
     outermost = [one for one in places if not any(other in one.parents for other in places)]
@@ -185,13 +179,13 @@ def _tensorboard(path: Path) -> Iterator[Tracked]:
     if len(spans) > 1 and _overlap(spans.values()):
         for place in spans:
             name = place.relative_to(path).as_posix()
-            yield _plain(name, name, "tensorboard", cut_into_launches(read_event_files(place), name))
+            yield _plain(name, name, "tensorboard", read_event_files(place))
         return
     doubt = (
         f"{len(spans)} directories, one written after the other, are taken for launches of one run: "
         "import each alone, with --run, where they are runs"
     )
-    whole = _plain(path.name, path.name, "tensorboard", cut_into_launches(read_event_files(path), path.name))
+    whole = _plain(path.name, path.name, "tensorboard", read_event_files(path))
     yield replace(whole, doubt=doubt) if len(spans) > 1 else whole
 
 
@@ -215,7 +209,7 @@ def _is_tensorboard(path: Path) -> bool:
 
 def _table(path: Path) -> Iterator[Tracked]:
     for name, points in (read_runs_of_table(path) or {}).items():
-        yield _plain(name, name, "table", cut_into_launches(points, name))
+        yield _plain(name, name, "table", points)
 
 
 def _is_table(path: Path) -> bool:
@@ -229,10 +223,8 @@ def _is_table(path: Path) -> bool:
 # --- what they share
 
 
-def _plain(
-    identity: str, name: str, tracker: str, launches: tuple[ImportedLaunch, ...], *, is_named: bool = False
-) -> Tracked:
-    found = Import(format=tracker, launches=launches)
+def _plain(identity: str, name: str, tracker: str, points: Iterable[Point], *, is_named: bool = False) -> Tracked:
+    found = Import(format=tracker, launches=cut_into_launches(points, name))
     return Tracked(identity=identity, name=name, found=found, is_named=is_named)
 
 

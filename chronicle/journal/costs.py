@@ -374,16 +374,22 @@ def _lost_in_crashes(
         if any(number in rolled_back_into for number in between) or start is None or last is None or start >= last:
             continue
         start = max(0, start)
-        entry, cause = starts.get(after.number), causes.get(before.number, Cause.CRASH)
-        yield LostWork(
-            cause=Cause.CRASH if cause is Cause.SOFTWARE else cause,
-            from_launch=before.number,
-            from_step=last,
-            to_step=start,
-            steps=last - start,
-            seconds=_span_seconds(step_seconds.get(before.number, {}), start, last),
-            entry=entry.id if entry is not None else "",
-        )
+        cause = causes.get(before.number, Cause.CRASH)
+        cause = Cause.CRASH if cause is Cause.SOFTWARE else cause
+        yield _lost(cause, before.number, range(start, last), step_seconds.get(before.number, {}), starts.get(after.number))
+
+
+def _lost(cause: Cause, launch: int, span: range, seconds: Mapping[int, float], entry: Entry | None) -> LostWork:
+    """Steps of one launch that were done again: those after `span.start` up to `span.stop`."""
+    return LostWork(
+        cause=cause,
+        from_launch=launch,
+        from_step=span.stop,
+        to_step=span.start,
+        steps=len(span),
+        seconds=_span_seconds(seconds, span.start, span.stop),
+        entry="" if entry is None else entry.id,
+    )
 
 
 def _lost_in_attempts(
@@ -408,15 +414,8 @@ def _lost_in_attempts(
             if start >= last:
                 continue  # it went on where the attempt before it was
             entry, event = ends.get((number, whose[place - 1] + 1)) or ends.get((number, whose[place])) or (None, None)
-            yield LostWork(
-                cause=END_CAUSES.get(event.cause, Cause.CRASH) if event is not None else Cause.UNKNOWN,
-                from_launch=number,
-                from_step=last,
-                to_step=start,
-                steps=last - start,
-                seconds=_span_seconds(_seconds_by_step(points[:place], whose[:place]), start, last),
-                entry=entry.id if entry is not None else "",
-            )
+            cause = Cause.UNKNOWN if event is None else END_CAUSES.get(event.cause, Cause.CRASH)
+            yield _lost(cause, number, range(start, last), _seconds_by_step(points[:place], whose[:place]), entry)
 
 
 def _span_seconds(seconds: Mapping[int, float], after: int, last: int) -> float | None:

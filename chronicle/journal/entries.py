@@ -102,7 +102,7 @@ def _dump(record: Mapping[str, Any]) -> str:
 
 def _without_non_finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        return json.dumps(value)
     if isinstance(value, Mapping):
         return {key: _without_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -29,7 +29,6 @@ class LedgerLine(NamedTuple):
     factor: float | None
     asked: float | None  # the factor it should have, where the LR is known to be wrong
     reason: str
-    base_lr: float | None = None
 
 
 class LrLedger(NamedTuple):
@@ -37,7 +36,6 @@ class LrLedger(NamedTuple):
 
     lines: tuple[LedgerLine, ...] = ()
     pending: float | None = None
-    first_base_lr: float | None = None
 
     def line(self, launch: int | None) -> LedgerLine | None:
         """The line of this launch."""
@@ -58,7 +56,7 @@ def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
     fold = _Fold(lineage, broken=_broken_launches(entries, lineage))
     for entry in entries:
         fold.take(entry)
-    return LrLedger(lines=tuple(fold.lines.values()), pending=fold.pending_factor, first_base_lr=fold.first_base)
+    return LrLedger(lines=tuple(fold.lines.values()), pending=None if fold.pending is None else fold.pending[0])
 
 
 _Place = tuple[int | None, int]  # launch, step
@@ -76,13 +74,9 @@ class _Fold:
         self.lines: dict[int, LedgerLine] = {}
         self.edited: dict[_Place, _Told] = {}
         self.tip: int | None = None  # the launch whose weights are the present ones
-        self.pending: tuple[float | None, str] | None = None
+        self.pending: _Told | None = None
         self.first_base: float | None = None
         self.undoable: list[_Undoable] = []
-
-    @property
-    def pending_factor(self) -> float | None:
-        return None if self.pending is None else self.pending[0]
 
     def take(self, entry: Entry) -> None:
         if entry.kind not in FOLDED:
@@ -102,7 +96,7 @@ class _Fold:
         asked = None
         if number in self.broken:
             asked, factor, reason = factor, None, self.broken[number]
-        self.lines[number] = LedgerLine(launch=number, factor=factor, asked=asked, reason=reason, base_lr=base_lr)
+        self.lines[number] = LedgerLine(launch=number, factor=factor, asked=asked, reason=reason)
         if span is None or span.has_steps or span.start_step is None:
             self.tip, self.pending = number, None
 

@@ -165,10 +165,7 @@ class JournalWriter:
             except OSError as problem:
                 if self._seq == 0:
                     self._discard()
-                raise JournalError(
-                    f"cannot write to the journal `{self.paths.journal_dir}`: {problem.strerror or problem}",
-                    "free space or fix the permissions, then repeat the command",
-                ) from problem
+                raise self._cannot_write(problem) from problem
             self._seq += 1
             self._last_milliseconds = milliseconds
             self._prev = hashlib.sha256(line).hexdigest()
@@ -213,12 +210,13 @@ class JournalWriter:
             self.paths.journal_dir.mkdir(parents=True, exist_ok=True)
             self._place, moved = settle(self.paths, fresh_id(), self._checkpoints)
         except OSError as problem:
-            raise JournalError(
-                f"cannot write to the journal `{self.paths.journal_dir}`: {problem.strerror or problem}",
-                "free space or fix the permissions, then repeat the command",
-            ) from problem
+            raise self._cannot_write(problem) from problem
         self._anchors = self._place.anchors(self.paths.run_dir)
         return moved
+
+    def _cannot_write(self, problem: OSError) -> JournalError:
+        said = f"cannot write to the journal `{self.paths.journal_dir}`: {problem.strerror or problem}"
+        return JournalError(said, "free space or fix the permissions, then repeat the command")
 
     def _open(self, moment: datetime) -> int:
         if self._fd is not None:

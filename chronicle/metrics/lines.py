@@ -398,7 +398,7 @@ class PrintedLines:
         self._told |= values.keys()
         if self._held is not None:  # an epoch's LR may stand above its loss
             self._held |= values
-            if not any(role_of(name) in JUDGED for name in self._held):
+            if not _is_judged(self._held):
                 return None
             values, self._held = self._held, {}
             if not self._lines_of_epochs:
@@ -704,12 +704,17 @@ def read_head(path: Path) -> bytes:
             return b""
 
 
+def encoding_of(head: bytes) -> str:
+    """How the text of a log is encoded, by its first bytes."""
+    return "utf-16" if head.startswith(UTF_16_MARKS) else "utf-8"
+
+
 def log_lines(path: Path, *, newline: str | None = None) -> Iterator[str]:
     """Yield the lines of a log as text; a truncated gzip ends where it is cut. Raises OSError when it cannot be read.
 
     Encodings are UTF-8 and the UTF-16 of a Windows shell; other bytes become replacement characters.
     """
-    encoding = "utf-16" if read_head(path).startswith(UTF_16_MARKS) else "utf-8"
+    encoding = encoding_of(read_head(path))
     if not is_gzip(path):
         with open(path, encoding=encoding, errors="replace", newline=newline) as log:
             yield from log

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time as clock
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +42,21 @@ class Point(NamedTuple):
     values: Mapping[str, float]
     launch: int | None = None
     counted: bool = False
+
+
+def gather(measured: Iterable[tuple[int, float, Mapping[str, float]]]) -> Iterator[Point]:
+    """Points of (step, seconds, values) that come one by one: a point ends where the step changes or a name repeats."""
+    row, point = 0, Point(0, 0, None, {})
+    for step, seconds, values in measured:
+        if point.values and (step != point.step or point.values.keys() & values.keys()):
+            yield point
+            row += 1
+            point = Point(row, step, seconds, {})
+        elif not point.values:
+            point = Point(row, step, seconds, {})
+        point = point._replace(values={**point.values, **values})
+    if point.values:
+        yield point
 
 
 class MetricsWriter:
@@ -80,7 +95,7 @@ class MetricsWriter:
                 continue
             key = keys.get(name) or self._key(name)
             number = value if type(value) is int else float(value)
-            parts.append(key + (repr(number) if number - number == 0 else _format_non_finite(number)))
+            parts.append(key + (repr(number) if number - number == 0 else f'"{json.dumps(number)}"'))
         line = "".join(parts).encode() + b"}\n"
         if os.write(self._fd, line) != len(line):
             raise OSError(f"short write to `{self.path}`: the line of step {step} is incomplete (disk full?)")
@@ -120,12 +135,6 @@ def number_of(value: Any) -> float | None:
         return float(value)
     except Exception:  # noqa: BLE001 whatever an object of a stranger raises
         return None
-
-
-def _format_non_finite(number: float) -> str:
-    if math.isnan(number):
-        return '"NaN"'
-    return '"Infinity"' if number > 0 else '"-Infinity"'
 
 
 def parse_line(line: str | bytes, row: int = 0) -> Point | None:

@@ -10,19 +10,58 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point
+from chronicle.metrics.log import Point, gather
 
 SQLITE_HEAD = b"SQLite format 3\0"
 LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
 Measurement = tuple[int, float, str, float]  # step, seconds, name, value
+NO_STORE = ("not an MLflow store", "chronicle spikes mlflow.db#RUN")
+NESTED = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
 
 
 class WhichRun(UsageProblem):
     """A store holds several runs and the path names none of them."""
+
+
+@contextmanager
+def open_store(path: Path, what: str, way_out: str) -> Iterator[sqlite3.Connection]:
+    """A SQLite database, read-only. Raises UsageProblem where it is not `what`, BlockingIOError while its writer holds it."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
+            yield store
+    except sqlite3.DatabaseError as problem:
+        if "locked" in str(problem):
+            raise BlockingIOError(errno.EAGAIN, "locked by its writer", str(path)) from problem
+        raise UsageProblem(f"`{path}` is {what}: {problem}", way_out) from problem
+
+
+def split_store(path: Path) -> tuple[Path, str | None]:
+    """`mlflow.db#RUN` as the store and its run; None for a path that is there as it stands, or names no run."""
+    if path.exists():
+        return path, None
+    name, _, run = str(path).partition("#")
+    return Path(name), run or None
+
+
+def columns_of(store: sqlite3.Connection, table: str) -> set[str]:
+    """The columns of a table; none where there is no such table."""
+    return {row[1] for row in store.execute(f"PRAGMA table_info({table})")}
+
+
+def columns_in(path: Path, table: str) -> set[str]:
+    """The columns of a table of a SQLite file; none for any other file."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(SQLITE_HEAD)) != SQLITE_HEAD:
+                return set()
+        with open_store(path, "no database", "") as store:
+            return columns_of(store, table)
+    except (OSError, UsageProblem):
+        return set()
 
 
 def is_file_store_run(path: Path) -> bool:
@@ -47,16 +86,9 @@ def read_file_store(path: Path) -> Iterator[Point]:
 
 def read_database(path: Path, run: str | None) -> Iterator[Point]:
     """Yield the points of one run of a SQLite store; raises WhichRun when it holds several and none is named."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
-        try:
-            members = _members(path, store, run)
-            measured = [list(_measured(store, member)) for member in members]
-        except sqlite3.OperationalError as problem:
-            if "locked" in str(problem):
-                raise BlockingIOError(errno.EAGAIN, "locked by its writer", str(path)) from problem
-            raise UsageProblem(f"`{path}` is not an MLflow store: {problem}", "chronicle spikes mlflow.db#RUN") from problem
-        except sqlite3.DatabaseError as problem:
-            raise UsageProblem(f"`{path}` is not an MLflow store: {problem}", "chronicle spikes mlflow.db#RUN") from problem
+    with open_store(path, *NO_STORE) as store:
+        members = _members(path, store, run)
+        measured = [list(_measured(store, member)) for member in members]
     row = 0
     for number, rows in enumerate(measured):
         for point in points_of(rows):
@@ -66,18 +98,11 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
 
 def list_mlflow_runs(path: Path) -> dict[str, str]:
     """The runs of a SQLite store that are under no other run, and hold metrics or have runs under them that do: id -> name."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
-        try:
-            measured = {row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics")}
-            nested = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
-            parent = dict(store.execute(nested).fetchall())
-            rows = store.execute(
-                "SELECT run_uuid, name FROM runs WHERE lifecycle_stage != 'deleted' ORDER BY start_time"
-            ).fetchall()
-        except sqlite3.DatabaseError as problem:
-            raise UsageProblem(
-                f"`{path}` is not an MLflow store: {problem}", "chronicle spikes mlflow.db#RUN"
-            ) from problem
+    query = "SELECT run_uuid, name FROM runs WHERE lifecycle_stage != 'deleted' ORDER BY start_time"
+    with open_store(path, *NO_STORE) as store:
+        measured = {row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics")}
+        parent = dict(store.execute(NESTED).fetchall())
+        rows = store.execute(query).fetchall()
     outermost = {parent.get(one, one) for one in measured}
     return {one: name or "" for one, name in rows if one in outermost}
 
@@ -93,10 +118,10 @@ def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str
     measured = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
     if not measured:
         return []  # a run that has just begun
-    tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    nested = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
-    parent = dict(store.execute(nested).fetchall()) if "tags" in tables else {}
-    started = dict(store.execute("SELECT run_uuid, start_time FROM runs").fetchall()) if "runs" in tables else {}
+    parent = dict(store.execute(NESTED).fetchall()) if columns_of(store, "tags") else {}
+    started = {}
+    if columns_of(store, "runs"):
+        started = dict(store.execute("SELECT run_uuid, start_time FROM runs").fetchall())
     outermost = sorted({parent.get(name, name) for name in measured})
     known = outermost if run is None else sorted({*outermost, *measured})
     hits = [name for name in known if run is None or name.startswith(run)]
@@ -109,16 +134,5 @@ def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str
 
 def points_of(measured: Iterable[Measurement]) -> Iterator[Point]:
     """Yield one point per step in the order of measurement, so that a rewind stays a rewind."""
-    row = 0
-    step: int | None = None
-    time = 0.0
-    values: dict[str, float] = {}
-    for at, when, name, value in sorted(measured, key=lambda item: (item[1], item[0])):
-        if at != step or name in values:
-            if values and step is not None:
-                yield Point(row, step, time, values)
-                row += 1
-            step, time, values = at, when, {}
-        values[name] = value
-    if values and step is not None:
-        yield Point(row, step, time, values)
+    in_time = sorted(measured, key=lambda item: (item[1], item[0]))
+    yield from gather((step, seconds, {name: value}) for step, seconds, name, value in in_time)

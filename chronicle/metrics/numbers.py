@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -28,6 +29,11 @@ def non_finite(text: str) -> float | None:
     if found["infinite"] is None:
         return math.nan
     return -math.inf if text.startswith("-") else math.inf
+
+
+def json_number(value: float) -> float | str:
+    """The number as JSON has it; NaN and the infinities, which JSON has not, as texts."""
+    return value if math.isfinite(value) else json.dumps(value)
 
 
 def number_in(value: object) -> float | None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, read_head
+from chronicle.metrics.lines import ANSI, PrintedLines, encoding_of, is_gzip, log_lines, read_head
 from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
-from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
+from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store, split_store
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.records import (
     JsonLines,
@@ -138,7 +138,7 @@ def unread_log(path: Path, reading: LogReading = PLAIN, seen: Iterable[str] = ()
     if path.is_dir():
         return UnknownLog(f"no point was read from the directory `{path}`: no event file or metric in it holds a number", known)
     form, head = form_of(path, reading), read_head(path)
-    text = head.decode("utf-16" if head.startswith(UTF_16_MARKS) else "utf-8", errors="replace")
+    text = head.decode(encoding_of(head), errors="replace")
     if not text.strip():
         return UnknownLog(f"no point was read from `{path}`: the file is empty", known)
     if form in BINARY or "\0" in text:
@@ -179,17 +179,13 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Po
     if reading.pattern is not None and form not in BINARY:
         return _read_taught(path, reading.pattern)
     if form == "MLflow":
-        name, _, run = str(path).partition("#")
-        if path.is_dir():
-            return read_file_store(path)
-        return read_database(path, None) if path.exists() else read_database(Path(name), run)
+        return read_file_store(path) if path.is_dir() else read_database(*split_store(path))
     if form == "TensorBoard":
         return read_event_files(path)
     if form == "W&B":
         return read_wandb(path)
     if form == "trackio":
-        name, _, run = str(path).partition("#")
-        return read_trackio(path) if path.exists() else read_trackio(Path(name), run)
+        return read_trackio(*split_store(path))
     if form == "JSON":
         return read_document(path, reading.step)
     if form == "metrics.jsonl":
@@ -204,9 +200,9 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Po
 
 def form_of(path: Path, reading: LogReading = PLAIN) -> str:
     """Return the form of a log: one of BINARY, `JSON`, `metrics.jsonl`, `JSONL`, `table` or `printed lines`."""
-    name, _, run = str(path).partition("#")
-    if run and not path.exists():
-        return "trackio" if is_trackio_database(Path(name)) else "MLflow"
+    store, run = split_store(path)
+    if run is not None:
+        return "trackio" if is_trackio_database(store) else "MLflow"
     if path.is_dir():
         return "MLflow" if is_file_store_run(path) else "W&B" if wandb_files(path) else "TensorBoard"
     head = read_head(path)
@@ -262,8 +258,7 @@ def _is_ours(head: bytes) -> bool:
 
 
 def _is_table(head: bytes, named: frozenset[str]) -> bool:
-    encoding = "utf-16" if head.startswith(UTF_16_MARKS) else "utf-8"
-    return find_header(head.decode(encoding, errors="replace").splitlines(), named) is not None
+    return find_header(head.decode(encoding_of(head), errors="replace").splitlines(), named) is not None
 
 
 def _read_text(path: Path, seen: dict[str, None], reading: LogReading) -> Iterator[Point]:

@@ -42,10 +42,10 @@ class Table:
             names[0] = names[0][self._prefix.end() :].strip()
             lowered[0] = names[0].lower()
         self._step_at, self._time_at, self._launch_at = (
-            _column(lowered, known)
+            column_of(lowered, known)
             for known in (STEP_NAMES if step is None else (step.lower(),), TIME_NAMES, LAUNCH_NAMES)
         )
-        epoch_at = _column(lowered, EPOCH_NAMES)
+        epoch_at = column_of(lowered, EPOCH_NAMES)
         self._epoch_at = None if epoch_at == self._step_at else epoch_at
         self._epochs = EpochSteps()
         taken = {self._step_at, self._time_at, self._launch_at, self._epoch_at}
@@ -257,7 +257,8 @@ def _is_band(name: str) -> bool:
     return name.endswith(("__MIN", "__MAX"))
 
 
-def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
+def column_of(names: Sequence[str], known: Sequence[str]) -> int | None:
+    """The place of the first known name among the names of a head."""
     return next((names.index(name) for name in known if name in names), None)
 
 
@@ -298,16 +299,20 @@ class Counted:
         found = point_of_record(record, self._epochs, step=self._step, counted=self._next)
         if found is None and not self._begun and SUMMARY not in record:
             counted = point_of_record(record, self._epochs, counted=0)
-            if counted is not None and any(role_of(name) is Role.LOSS for name in counted.values):
+            if counted is not None and _has_loss(counted):
                 found, self._next = counted, 0
         if found is None:
             return None
-        self._measured = self._measured or any(role_of(name) is Role.LOSS for name in found.values)
+        self._measured = self._measured or _has_loss(found)
         if not found.values and not self._measured:
             return None
         self._begun = True
         self._next = None if self._next is None else self._next + 1
         return found
+
+
+def _has_loss(point: Point) -> bool:
+    return any(role_of(name) is Role.LOSS for name in point.values)
 
 
 def read_document(path: Path, step: str | None = None) -> Iterator[Point]:

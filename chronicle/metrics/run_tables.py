@@ -15,7 +15,7 @@ from pathlib import Path
 from chronicle.metrics.lines import log_lines, read_head
 from chronicle.metrics.log import Point
 from chronicle.metrics.numbers import number_in
-from chronicle.metrics.records import find_header, join_steps
+from chronicle.metrics.records import column_of, find_header, join_steps
 from rollback.channels import STEP_NAMES, TIME_NAMES
 
 BETWEEN = " - "
@@ -37,15 +37,12 @@ def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
     delimiter = max("\t;,", key=head.count)
     names = next(csv.reader([head], delimiter=delimiter), [])
     lowered = [name.strip().strip("\ufeff").lower() for name in names]
-    step_at, time_at = (
-        next((lowered.index(one) for one in known if one in lowered), None) for known in (STEP_NAMES, TIME_NAMES)
-    )
-    run_at = next((lowered.index(one) for one in RUN_NAMES if one in lowered), None)
+    step_at, time_at, run_at = (column_of(lowered, known) for known in (STEP_NAMES, TIME_NAMES, RUN_NAMES))
     if step_at is None:
         return None
     rows = csv.reader(log_lines(path, newline=""), delimiter=delimiter)
     body = (row for row in rows if row != names and any(row))
-    tags = [next((lowered.index(one) for one in known if one in lowered), None) for known in (TAG_NAMES, VALUE_NAMES)]
+    tags = [column_of(lowered, known) for known in (TAG_NAMES, VALUE_NAMES)]
     if None not in tags:
         found: dict[str, list[Point]] = {}
         for run, point in _by_row(body, run_at, step_at, time_at, (), tags):

@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
-from chronicle.metrics.log import Point
+from chronicle.metrics.log import Point, gather
 from chronicle.metrics.wire import BYTES, FIXED_32, FIXED_64, fields_of
 
 FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
@@ -29,14 +31,15 @@ def is_event_file(path: Path) -> bool:
 
 def read_event_files(path: Path) -> Iterator[Point]:
     """Yield the points of one event file, or of all event files below a directory; each session is a launch."""
-    files = sorted(_event_files(path), key=_began)
     row, launch = 0, -1
-    for file in files:
+    for file in sorted(_event_files(path), key=_began):
         launch += 1
-        for point, starts in _points_of(file):
-            launch += starts
-            yield point._replace(row=row, launch=launch)
-            row += 1
+        before = launch
+        for session, events in groupby(_events(file), key=itemgetter(0)):
+            for point in gather(event[1:] for event in events):
+                launch = before + session
+                yield point._replace(row=row, launch=launch)
+                row += 1
 
 
 def _event_files(path: Path) -> list[Path]:
@@ -50,30 +53,9 @@ def _began(path: Path) -> tuple[int, str]:
     return (int(match[1]) if match else 0, path.name)
 
 
-def _points_of(path: Path) -> Iterator[tuple[Point, int]]:
-    """Yield (point, sessions begun before it); scalars of one step come one by one, until the step or a tag repeats."""
-    step: int | None = None
-    time, starts = 0.0, 0
-    values: dict[str, float] = {}
-    for when, at, found, started in _events(path):
-        if started:
-            if values and step is not None:
-                yield Point(0, step, time, values), starts
-                starts = 0
-            starts, values = starts + 1, {}
-            continue
-        if at != step or values.keys() & found.keys():
-            if values and step is not None:
-                yield Point(0, step, time, values), starts
-                starts = 0
-            step, time, values = at, when, {}
-        values |= found
-    if values and step is not None:
-        yield Point(0, step, time, values), starts
-
-
-def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float], bool]]:
-    """Yield (wall time, step, scalars, session start) of every event that has scalars or starts a session."""
+def _events(path: Path) -> Iterator[tuple[int, int, float, dict[str, float]]]:
+    """Yield (sessions begun in this file, step, wall time, scalars) of every event that has scalars."""
+    session = 0
     for frame in _frames(path):
         when, step, started = 0.0, 0, False
         found: dict[str, float] = {}
@@ -89,8 +71,10 @@ def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float], bool]]:
                     started = any(n == 1 and v == SESSION_START for n, _, v in fields_of(value))
         except (IndexError, struct.error, ValueError):
             continue  # a damaged frame costs itself only
-        if found or started:
-            yield when, step, found, started
+        if started:
+            session += 1
+        elif found:
+            yield session, step, when, found
 
 
 def _frames(path: Path) -> Iterator[bytes]:

@@ -7,22 +7,21 @@ read in trackio's order, by time and row. A project holds several runs; `project
 
 from __future__ import annotations
 
-import errno
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
 from chronicle.metrics.log import NON_FINITE, Point
+from chronicle.metrics.mlflow_log import columns_in, columns_of, open_store
 from chronicle.metrics.records import Counted, join_steps
 
-SQLITE_HEAD = b"SQLite format 3\0"
-LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
+_opened = partial(open_store, what="no project of trackio", way_out="name a <project>.db")
 OWN_FIELDS = ("_Username", "_Created", "_Group")
 
 
@@ -32,7 +31,6 @@ class TrackioRun:
 
     run_id: str
     name: str
-    group: str
     config: Mapping[str, Any]
     points: tuple[Point, ...]
     alerts: tuple[tuple[str, str, str, int | None, float | None], ...]
@@ -40,32 +38,18 @@ class TrackioRun:
 
 def is_trackio_database(path: Path) -> bool:
     """Whether a file is a project of trackio: SQLite with its table of metrics."""
-    try:
-        with path.open("rb") as file:
-            if file.read(len(SQLITE_HEAD)) != SQLITE_HEAD:
-                return False
-        with closing(_connect(path)) as store:
-            return {"run_name", "step", "metrics", "timestamp"} <= _columns(store, "metrics")
-    except (OSError, sqlite3.Error):
-        return False
+    return {"run_name", "step", "metrics", "timestamp"} <= columns_in(path, "metrics")
 
 
 def read_project(path: Path, wanted: str | None = None) -> list[TrackioRun]:
     """The runs of a project in the order of their first row, one of them by name or id. Raises UsageProblem, OSError."""
-    try:
-        with closing(_connect(path)) as store:
-            names = _runs(store)
-            hits = {one: name for one, name in names.items() if wanted in (None, one, name)}
-            if wanted is not None and not hits:
-                known = ", ".join(names.values()) or "none"
-                raise UsageProblem(f"`{path}` holds no run `{wanted}`: its runs are {known}", f"name one: {path}#RUN")
-            return [_read_run(store, one, name) for one, name in hits.items()]
-    except sqlite3.OperationalError as problem:
-        if "locked" in str(problem):
-            raise BlockingIOError(errno.EAGAIN, "locked by its writer", str(path)) from problem
-        raise UsageProblem(f"`{path}` is no project of trackio: {problem}", "name a <project>.db") from problem
-    except sqlite3.DatabaseError as problem:
-        raise UsageProblem(f"`{path}` is no project of trackio: {problem}", "name a <project>.db") from problem
+    with _opened(path) as store:
+        names = _runs(store)
+        hits = {one: name for one, name in names.items() if wanted in (None, one, name)}
+        if wanted is not None and not hits:
+            known = ", ".join(names.values()) or "none"
+            raise UsageProblem(f"`{path}` holds no run `{wanted}`: its runs are {known}", f"name one: {path}#RUN")
+        return [_read_run(store, one, name) for one, name in hits.items()]
 
 
 def read_trackio(path: Path, wanted: str | None = None) -> Iterator[Point]:
@@ -78,17 +62,9 @@ def read_trackio(path: Path, wanted: str | None = None) -> Iterator[Point]:
         yield from run.points
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)
-
-
-def _columns(store: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in store.execute(f"PRAGMA table_info({table})")}
-
-
 def _key(store: sqlite3.Connection, table: str) -> str:
     """The column that says which run a row belongs to."""
-    return "run_id" if "run_id" in _columns(store, table) else "run_name"
+    return "run_id" if "run_id" in columns_of(store, table) else "run_name"
 
 
 def _runs(store: sqlite3.Connection) -> dict[str, str]:
@@ -110,7 +86,6 @@ def _read_run(store: sqlite3.Connection, one: str, name: str) -> TrackioRun:
     return TrackioRun(
         run_id=one,
         name=name,
-        group=str(config.get("_Group") or ""),
         config={key: value for key, value in config.items() if key not in OWN_FIELDS},
         points=tuple(point._replace(row=row) for row, point in enumerate(join_steps(points))),
         alerts=tuple(_alerts(store, one)),
@@ -118,14 +93,14 @@ def _read_run(store: sqlite3.Connection, one: str, name: str) -> TrackioRun:
 
 
 def _config(store: sqlite3.Connection, one: str) -> Mapping[str, Any]:
-    if not _columns(store, "configs"):
+    if not columns_of(store, "configs"):
         return {}
     row = store.execute(f"SELECT config FROM configs WHERE {_key(store, 'configs')} = ?", (one,)).fetchone()
     return {} if row is None else _object(row[0])
 
 
 def _alerts(store: sqlite3.Connection, one: str) -> Iterator[tuple[str, str, str, int | None, float | None]]:
-    if _columns(store, "alerts"):
+    if columns_of(store, "alerts"):
         query = f"SELECT title, text, level, step, timestamp FROM alerts WHERE {_key(store, 'alerts')} = ? ORDER BY id"
         for title, text, level, step, stamp in store.execute(query, (one,)):
             yield str(title), str(text or ""), str(level), step, _seconds(stamp)

@@ -41,7 +41,6 @@ class WandbSession:
     run_id: str = ""
     project: str = ""
     name: str = ""
-    group: str = ""
     started: float | None = None  # seconds since the epoch
     branched_from: tuple[str, int] | None = None  # a fork or rewind: another run's id, and its step
     config: dict[str, Any] = field(default_factory=dict)
@@ -139,19 +138,16 @@ def _history(message: bytes) -> dict[str, Any]:
 
 def _item(message: bytes) -> tuple[list[str], Any]:
     """The path of names and the value of a HistoryItem or ConfigItem; a value that is no JSON is None."""
-    key, nested, text = "", [], "null"
+    texts = _texts(message)
+    nested = []
     for number, _, value in fields_of(message):
-        if isinstance(value, bytes):
-            if number == 1:
-                key = value.decode("utf-8", "replace")
-            elif number == 2:
-                nested.append(value.decode("utf-8", "replace"))
-            elif number == 16:
-                text = value.decode("utf-8", "replace")
+        if number == 2 and isinstance(value, bytes):
+            nested.append(value.decode("utf-8", "replace"))
+    names = nested or [texts.get(1, "")]
     try:
-        return nested or [key], json.loads(text)
+        return names, json.loads(texts.get(16, "null"))
     except (ValueError, RecursionError):
-        return nested or [key], None
+        return names, None
 
 
 def _put(into: dict[str, Any], names: list[str], value: Any) -> None:
@@ -166,7 +162,7 @@ def _put(into: dict[str, Any], names: list[str], value: Any) -> None:
 def _take_run(session: WandbSession, message: bytes) -> None:
     texts = _texts(message)
     session.run_id, session.project = texts.get(1, session.run_id), texts.get(3, session.project)
-    session.group, session.name = texts.get(6, session.group), texts.get(8, session.name)
+    session.name = texts.get(8, session.name)
     for number, _, value in fields_of(message):
         if number == 4 and isinstance(value, bytes):
             _take_config(session.config, value)

@@ -11,7 +11,7 @@ and no cause: no verdict is given; `chronicle experiment` designs a comparison t
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -227,7 +227,7 @@ def _tokens(run: Run, curve: LoggedCurve) -> ChannelCurve:
             base = newest
         launch, newest = number, base + value
         totals.append(newest)
-    places, kept = [], []
+    places, kept = [], list[int]()
     for at, step in enumerate(curve.step):
         row = bisect_left(counted.step, step)
         if row < len(totals) and (counted.step[row] == step or row):
@@ -236,7 +236,8 @@ def _tokens(run: Run, curve: LoggedCurve) -> ChannelCurve:
             share = (step - counted.step[low]) / span if span else 0.0
             places.append(round(totals[low] + share * (totals[row] - totals[low])))
             kept.append(at)
-    return ChannelCurve(places, [curve.time[at] for at in kept], [curve.value[at] for at in kept])
+    found = ChannelCurve(curve.step, curve.time, curve.value).at(kept)
+    return replace(found, steps=places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,37 @@ escaped. The data of the plots comes from `chronicle.report.page_data`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
-from chronicle.report.markdown import IMAGES, machine_words, trial_rows
-from chronicle.report.markup import Raw, anchor_of, evidence_target, folded, html_table, html_text, plot, section
+from chronicle.report.markdown import (
+    ARM_HEADS,
+    CHECK_HEADS,
+    IMAGES,
+    arm_rows,
+    check_rows,
+    format_lost,
+    machine_words,
+    trial_rows,
+)
+from chronicle.report.markup import (
+    Raw,
+    anchor_of,
+    evidence_target,
+    fill,
+    folded,
+    html_table,
+    html_text,
+    own_file,
+    plot,
+    section,
+)
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.learning import MOST_WINDOWS
 from chronicle.story.matters import incident_title
-from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
+from chronicle.story.plain import format_factor, format_number, format_when, plain_block
 from chronicle.story.series import LaunchSeries, ParentSeries
 
 FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are in closed parts
@@ -88,7 +107,7 @@ def _chapter(chapter: Chapter) -> str:
     if chapter.outcome:
         parts += _words("Outcome", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
     parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
-    parts += _checks(GuardVerdict.view(chapter.data).checks)
+    parts += _checks(GuardVerdict.view(chapter.data))
     parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
     return "".join(parts) + "</article>"
 
@@ -125,9 +144,9 @@ def _action(chapter: Chapter) -> str:
     return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
 
 
-def _checks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
-    return [folded(html_table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
+def _checks(verdict: GuardVerdict) -> list[str]:
+    rows = check_rows(verdict)
+    return [folded(html_table(CHECK_HEADS, rows), f"{len(rows)} checks")] if rows else []
 
 
 def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -316,7 +335,7 @@ def _progress(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _costs(data: Mapping[str, Any]) -> Iterator[str]:
-    rows = [[x["from"], x["to"], x["lost"], _time(x["seconds"])] for x in data["rollbacks"]]
+    rows = [[x["from"], x["to"], x["lost"], format_lost(x["seconds"])] for x in data["rollbacks"]]
     total = sum(x["lost"] for x in data["rollbacks"])
     count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
     words = f"<p class='soft'>{count} discarded {total} steps. Grey: lost.</p>"
@@ -324,10 +343,6 @@ def _costs(data: Mapping[str, Any]) -> Iterator[str]:
     if any(x["time"][0] for x in data["clocks"]):
         drawn = plot("plot-staircase", "step against wall clock")
         yield section("costs", "Where the time went", words, drawn, listed if rows else "")
-
-
-def _time(seconds: float | None) -> str:
-    return "unknown" if seconds is None else format_age(seconds)
 
 
 def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -355,9 +370,8 @@ def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
         keys = ("name", "question", "n", "mean", "low", "high", "verdict")
         contrasts = [[c[key] for key in keys] for c in panel["contrasts"]]
         parts.append(folded(html_table(heads, contrasts, numeric=(2, 3, 4, 5)), "contrasts as a table") if contrasts else "")
-    arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
-    cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
-    parts.append(html_table(["arm", "name", "restarts", "data"], cells) if cells else "")
+    arms = arm_rows(report)
+    parts.append(html_table(ARM_HEADS, arms) if arms else "")
     return "".join(parts)
 
 
@@ -382,14 +396,13 @@ def render_html(
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
         "NAME": html_text(story.run),
-        "CSS": _own("page.css"),
+        "CSS": own_file("page.css"),
         "HEADER": page_header(story),
         "BODY": page_body(story, data),
         "DATA": _inline(drawn(data) | ({"mark": mark} if live else {})),
-        "SCRIPT": "\n".join(_own(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
+        "SCRIPT": "\n".join(own_file(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
     }
-    pieces = _own("page.html").split("@@")  # one pass, so that filled-in text is not searched for placeholders
-    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
+    return fill("page.html", parts)
 
 
 def render_state(
@@ -405,10 +418,6 @@ def render_state(
     data = build_page_data(story, series, lost_seconds, panels, parent)
     parts = {"header": page_header(story), "body": page_body(story, data), "data": drawn(data) | {"mark": mark}}
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _own(name: str) -> str:
-    return files("chronicle.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _inline(data: Mapping[str, Any]) -> str:

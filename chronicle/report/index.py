@@ -10,14 +10,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
-from chronicle.report.markup import html_text, write_page
+from chronicle.report.markup import fill, html_text, own_file, write_page
 from chronicle.runs import list_runs, summarize_run
 from chronicle.story.curve import canonical_rows
 from chronicle.story.plain import format_age, format_number, format_size
@@ -58,13 +57,12 @@ def render_index(
     titles = "".join(f'<th scope="col"{_kind(i)}>{title}</th>' for i, title in enumerate(HEADS))
     parts = {
         "AGAIN": "" if again_seconds is None else f'<meta http-equiv="refresh" content="{again_seconds}">',
-        "CSS": files("chronicle.report").joinpath("page.css").read_text(encoding="utf-8"),
+        "CSS": own_file("page.css"),
         "HEAD": f'<ul class="facts">{head}</ul>',
         "TITLES": titles,
         "ROWS": cells or f'<tr><td colspan="{len(HEADS)}">No run yet.</td></tr>',
     }
-    page = files("chronicle.report").joinpath("page_index.html").read_text(encoding="utf-8").split("@@")
-    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(page))
+    return fill("page_index.html", parts)
 
 
 def _row(row: Mapping[str, Any], spark: str, link: Callable[[str], str], now: float) -> str:

@@ -26,7 +26,6 @@ BUCKETS = 900
 SMOOTHED_POINTS, SMOOTH_BINS = 120, 120
 TICKS = 20  # checkpoints shown per launch; more would look like a dashed line
 SPARSE_POINTS = 200  # of all channels of one launch
-FOREVER = 1 << 62
 LABELS = 24  # more launches are drawn without labels and ticks, with fewer points, and one mark for neighbouring events
 BUTT = {"solid_capstyle": "butt"}
 CROSS = {"linestyle": "none", "marker": "x"}
@@ -138,8 +137,7 @@ def _curves(panels: _Panels, story: Story, series: Sequence[LaunchSeries]) -> No
 
 def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: ChannelCurve, buckets: int, *, dots: bool) -> None:
     """The kept part in the launch's colour, the abandoned part behind it in grey; a single point is a dot."""
-    limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
-    for kept, part in ((True, curve.between(0, limit)), (False, curve.between(limit + 1, FOREVER))):
+    for kept, part in zip((True, False), curve.parted(launch), strict=True):
         if not part.steps:
             continue
         thinned = thin(part, buckets)
@@ -162,18 +160,17 @@ def _scale(
     """The y range: that of the kept points with room for abandoned ones near it; points outside are marked at the border."""
     if name is None:
         return
-    parts: tuple[list[float], list[float]] = ([*before], [])  # kept, abandoned
+    kept, gone = [*before], list[float]()
     for launch in series:
         told, curve = story.launch(launch.launch), launch.channels.get(name, ChannelCurve())
-        limit = FOREVER if told is None or told.span.abandoned_after is None else told.span.abandoned_after
-        for step, value in zip(curve.steps, curve.values, strict=True):
-            parts[step > limit].append(value)
-    everything = [*parts[0], *parts[1]]
+        mine, left = (curve, ChannelCurve()) if told is None else curve.parted(told)
+        kept += mine.values
+        gone += left.values
     if role_of(name) is Role.LR:
-        top = max((v for v in everything if math.isfinite(v)), default=1.0)
+        top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         axes.set_ylim(0, top * 1.25 or 1.0)
         return
-    low, high = shown_range(*parts)
+    low, high = shown_range(kept, gone)
     axes.set_ylim(low, high)
     width, beyond = _hundredth(story), []
     for launch in series:

@@ -28,6 +28,8 @@ from chronicle.story.matters import event_of
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain
 
 LINEAGE_PICTURE = "plots/lineage.png"
+CHECK_HEADS = ("check", "expected", "found", "where")
+ARM_HEADS = ("arm", "name", "restarts", "data")
 MARKS = {"supported": "☑", "refuted": "☒"}
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 # Fields and kinds that a paragraph shows; the other fields of other kinds are listed by name
@@ -65,6 +67,17 @@ def trial_rows(entry: Entry) -> list[tuple[object, ...]]:
     """(what was changed, what came of it, last step) of each trial of a bisect."""
     rows = Searched.of(entry).rows if entry.kind == EntryKind.SEARCH else ()
     return [(row.get("change"), _came_of(row), "" if row.get("last_step") is None else row["last_step"]) for row in rows]
+
+
+def check_rows(verdict: GuardVerdict) -> list[list[object]]:
+    """The checks of a verdict, under `CHECK_HEADS`."""
+    return [[check.get(name) for name in ("name", *CHECK_HEADS[1:])] for check in verdict.checks]
+
+
+def arm_rows(report: StudyReport) -> list[list[object]]:
+    """The arms of a study, under `ARM_HEADS`."""
+    arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
+    return [[arm.get(name) for name in ("id", *ARM_HEADS[1:])] for arm in arms]
 
 
 def _came_of(row: Mapping[str, Any]) -> str:
@@ -172,10 +185,9 @@ def _paragraphs(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[s
         yield f"**Outcome.** {_came_out(chapter, imported)}"
     for rule in chapter.rules:
         yield f"> Rule learnt: {markdown_line(rule)}"
-    checks = GuardVerdict.view(chapter.data).checks
+    checks = check_rows(GuardVerdict.view(chapter.data))
     if checks:
-        heads = ["check", "expected", "found", "where"]
-        yield markdown_table(heads, [[row.get(name) for name in ("name", *heads[1:])] for row in checks])
+        yield markdown_table(CHECK_HEADS, checks)
     yield from _study(StudyReport.view(chapter.data))
     trials = trial_rows(chapter.entry)
     if trials:
@@ -235,10 +247,9 @@ def _came_out(chapter: Chapter, imported: Mapping[str, Chapter]) -> str:
 
 
 def _study(report: StudyReport) -> Iterator[str]:
-    arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
+    arms = arm_rows(report)
     if arms:
-        rows = [[arm.get(name) for name in ("id", "name", "restarts", "data")] for arm in arms]
-        yield markdown_table(["arm", "name", "restarts", "data"], rows, numeric=(2,))
+        yield markdown_table(ARM_HEADS, arms, numeric=(2,))
     answers = report.questions
     if answers:
         yield "\n".join(f"- **{markdown_line(q.get('q', ''))}** {markdown_line(q.get('answer', ''))}" for q in answers)
@@ -379,18 +390,19 @@ def _costs(story: Story, chapters: Sequence[Chapter], lost_seconds: Mapping[str,
         mark = chapter.mark
         if mark is not None:
             lost, took = max(0, mark.from_step - mark.to_step), lost_seconds.get(mark.entry_id)
-            rows.append((_link(chapter), mark.from_step, mark.to_step, lost, _hours(took)))
+            rows.append((_link(chapter), mark.from_step, mark.to_step, lost, format_lost(took)))
             steps += lost
             seconds.append(took)
     if rows:
         known = [one for one in seconds if one is not None]
-        rows.append(("all", None, None, steps, _hours(sum(known) if len(known) == len(rows) else None)))
+        rows.append(("all", None, None, steps, format_lost(sum(known) if len(known) == len(rows) else None)))
         yield "## What the rollbacks cost\n"
         yield markdown_table(["rollback", "from", "to", "steps lost", "time lost"], rows, numeric=(1, 2, 3, 4))
         yield ""
 
 
-def _hours(seconds: float | None) -> str:
+def format_lost(seconds: float | None) -> str:
+    """The time that a rollback discarded."""
     return "unknown" if seconds is None else format_age(seconds)
 
 

@@ -6,6 +6,7 @@ Code spans in backticks stay code; all other markup is escaped.
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -130,7 +131,18 @@ def folded(content: str, title: str = "as a table") -> str:
     return f"<details><summary>{html_text(title)}</summary>{content}</details>"
 
 
-# --- Writing a generated page
+# --- Making and writing a page
+
+
+def own_file(name: str) -> str:
+    """A file of this package: a template, a script or a style sheet."""
+    return files("chronicle.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def fill(template: str, parts: Mapping[str, str]) -> str:
+    """A template with each `@@NAME@@` replaced in one pass, so that filled-in text is not searched for placeholders."""
+    pieces = own_file(template).split("@@")
+    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
 
 
 def write_page(path: Path, text: str) -> None:

@@ -42,7 +42,6 @@ POINTS = 8_000  # of one channel over all launches: finer than a screen, fast as
 MANY, MANY_POINTS = 200, 2_000  # with that many launches most points are single, and a dot costs as much as a line
 LEAST_BUCKETS = 6
 SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
-FOREVER = 1 << 62
 CHANNELS = 40
 MOST_BRANCHES = 1_000  # of the launch graph, several per pixel; of more launches every nth is drawn
 PANEL_VERSION = 1
@@ -155,8 +154,7 @@ def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tu
     for launch in series:
         curve, told = launch.channels.get(name), story.launch(launch.launch)
         if curve is not None and told is not None:
-            limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
-            parts[launch.launch] = (curve.between(0, limit), curve.between(limit + 1, FOREVER))
+            parts[launch.launch] = curve.parted(told)
     return parts
 
 
@@ -169,10 +167,8 @@ def _thinned(curves: Mapping[int, ChannelCurve], total: int) -> dict[int, Channe
     found: dict[int, ChannelCurve] = {}
     for place in line.steps:
         launch, i = rows[place]
-        into = found.setdefault(launch, ChannelCurve())
-        into.steps.append(curves[launch].steps[i])
-        into.times.append(None)
-        into.values.append(curves[launch].values[i])
+        whole = curves[launch]
+        found.setdefault(launch, ChannelCurve()).add(whole.steps[i], None, whole.values[i])
     return found
 
 
@@ -209,7 +205,7 @@ def build_page_data(
         "hardware": [_hardware(story, entry) for entry in story.hardware],
         "resumes": [_resume(window) for window in resume_windows(story, series)],
         "cards": incident_cards(story, series),
-        "groups": {"sources": _sources(names), "health": _health(names), "machine": _machine(names)},
+        "groups": _groups(names),
         "evals": _held_out(names),
         "progress": _progress(tell_progress(story, series)),
         "studies": list(panels),
@@ -328,17 +324,12 @@ def _resume(window: ResumeWindow) -> dict[str, Any]:
     }
 
 
-def _sources(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.startswith(SOURCE_PREFIXES) and not is_held_out(name)]
-
-
-def _health(names: Sequence[str]) -> list[str]:
-    return [name for name in names if is_health(name) and name not in _sources(names)]
-
-
-def _machine(names: Sequence[str]) -> list[str]:
-    """What the machine did: memory, power, use, speed, where the trainer or a tracker logged it."""
-    return [name for name in names if MACHINE.search(name) or role_of(name) is Role.SPEED]
+def _groups(names: Sequence[str]) -> dict[str, list[str]]:
+    """The channels that have a section of their own: of data sources, of the optimizer's health, of what the machine did."""
+    sources = [name for name in names if name.startswith(SOURCE_PREFIXES) and not is_held_out(name)]
+    health = [name for name in names if is_health(name) and name not in sources]
+    machine = [name for name in names if MACHINE.search(name) or role_of(name) is Role.SPEED]
+    return {"sources": sources, "health": health, "machine": machine}
 
 
 def _held_out(names: Sequence[str]) -> list[str]:

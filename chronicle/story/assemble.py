@@ -259,6 +259,12 @@ class Story:
         return tuple(x for x in self.launches if x.number in kept and x.resumed and not x.verified and not x.imported)
 
     @property
+    def open_ids(self) -> tuple[str, ...]:
+        """What waits for an outcome: the first ids of open incidents, then those of rollbacks."""
+        waiting = [one.entry.id for one in self.interventions if one.open]
+        return (*(matter.first_id for matter in self.open_matters), *waiting)
+
+    @property
     def open_matters(self) -> tuple[Matter, ...]:
         """Incidents that are still open; a mere notice only while it is diverging."""
         return tuple(matter for matter in self.matters if matter.open and not _is_mere_notice(matter))

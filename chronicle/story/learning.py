@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from chronicle.story.assemble import LaunchStory, Story
-from chronicle.story.series import ChannelCurve, LaunchSeries
+from chronicle.story.series import ChannelCurve, LaunchSeries, descent
 from rollback.channels import Role, find_channel
 
 BINS = 240
@@ -42,18 +42,14 @@ class Progress:
     distinct_values: int | None = None  # only if there are suspiciously few
 
 
-def canonical(story: Story, series: Sequence[LaunchSeries], channel: str) -> tuple[list[int], list[float]]:
+def canonical(story: Story, series: Sequence[LaunchSeries], channel: str) -> ChannelCurve:
     """The curve of the lineage: every step once, from the launch that the weights descend from."""
     by_launch = {s.launch: s.channels for s in series}
-    steps: list[int] = []
-    values: list[float] = []
+    whole = ChannelCurve()
     for interval in story.lineage.kept:
-        curve = by_launch.get(interval.launch, {}).get(channel)
-        if curve is not None:
-            part = curve.between(interval.first, interval.last)
-            steps += part.steps
-            values += part.values
-    return steps, values
+        curve = by_launch.get(interval.launch, {}).get(channel, ChannelCurve())
+        whole.extend(curve.between(interval.first, interval.last))
+    return whole
 
 
 def tell_progress(story: Story, series: Sequence[LaunchSeries]) -> Progress:
@@ -61,8 +57,7 @@ def tell_progress(story: Story, series: Sequence[LaunchSeries]) -> Progress:
     name = find_channel((name for s in series for name in s.channels), Role.LOSS)
     if name is None:
         return Progress()
-    steps, values = canonical(story, series, name)
-    rows = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
+    rows = _finite(canonical(story, series, name))
     width = max(1, math.ceil(len(rows) / BINS))
     bins = [rows[i : i + width] for i in range(0, len(rows), width)]
     masked = [_masked(part) for part in bins]
@@ -155,18 +150,15 @@ def _history(
     launch = story.launch(number)
     limit = None if launch is None else launch.span.start_step
     out: list[tuple[int, float]] = []
-    if limit is None:
+    if launch is None or limit is None:
         return out
     oldest = limit - WINDOW_STEPS
-    while launch is not None and launch.span.parent is not None and limit > oldest:
-        parent = story.launch(launch.span.parent)
-        if parent is None:
+    for parent, first, last in descent(story, launch.span.parent, limit):
+        if last <= oldest:
             break
-        curve = by_launch.get(parent.number, {}).get(channel, ChannelCurve()).between(oldest + 1, limit)
-        out = [*zip(curve.steps, curve.values, strict=True), *out]
-        limit = min(limit, parent.span.start_step or 0)
-        launch = parent
-    return [(step, value) for step, value in out if math.isfinite(value)]
+        curve = by_launch.get(parent, {}).get(channel, ChannelCurve())
+        out = [*_finite(curve.between(max(first, oldest + 1), last)), *out]
+    return out
 
 
 def _window(

@@ -6,7 +6,7 @@ that a log whose steps go back is read correctly.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -120,7 +120,6 @@ def read_story(
     *,
     journal: Journal | None = None,
     signs_of_life: bool = True,
-    clock: Callable[[], float] = time.time,
 ) -> Story:
     """The whole story of a run; empty for a run without entries.
 
@@ -131,7 +130,7 @@ def read_story(
     def until(launch: int, step: int) -> Sequence[Point]:
         return points_until(paths.metrics_path(launch), step)
 
-    alive = _alive(paths, clock()) if signs_of_life else ()
+    alive = _alive(paths, time.time()) if signs_of_life else ()
     return assemble(journal, observed_steps(paths), until, alive)
 
 

@@ -20,11 +20,12 @@ from chronicle.journal.events import DataStart, GuardVerdict, PlanDeclared, even
 from chronicle.journal.place import Parent, describe_parent, find_run, read_place
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
-from chronicle.story.assemble import Story
+from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.plain import plain
 from chronicle.story.read import read_story
 
 ROOM_FOR_ABANDONED = 0.6  # of the kept range
+FOREVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,28 @@ class ChannelCurve:
 
     def between(self, first: int, last: int) -> "ChannelCurve":
         """The points with `first <= step <= last`."""
-        rows = [i for i, step in enumerate(self.steps) if first <= step <= last]
+        return self.at([i for i, step in enumerate(self.steps) if first <= step <= last])
+
+    def at(self, rows: Sequence[int]) -> "ChannelCurve":
+        """The points at these places."""
         return ChannelCurve([self.steps[i] for i in rows], [self.times[i] for i in rows], [self.values[i] for i in rows])
+
+    def add(self, step: int, time: float | None, value: float) -> None:
+        """Append a point."""
+        self.steps.append(step)
+        self.times.append(time)
+        self.values.append(value)
+
+    def extend(self, other: "ChannelCurve") -> None:
+        """Append the points of another curve."""
+        self.steps.extend(other.steps)
+        self.times.extend(other.times)
+        self.values.extend(other.values)
+
+    def parted(self, launch: LaunchStory) -> "tuple[ChannelCurve, ChannelCurve]":
+        """The part of this launch's curve that is kept, and the part that a rollback abandoned."""
+        limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
+        return self.between(0, limit), self.between(limit + 1, FOREVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +70,20 @@ class LaunchSeries:
     channels: dict[str, ChannelCurve]
 
 
-def read_series(paths: RunPaths, launches: Iterable[int], only: Sequence[str] | None = None) -> list[LaunchSeries]:
+def read_series(paths: RunPaths, launches: Iterable[int]) -> list[LaunchSeries]:
     """The curves of these launches; a launch without a log has no channels."""
-    return [LaunchSeries(launch=n, channels=_read(paths.metrics_path(n), only)) for n in launches]
+    return [LaunchSeries(launch=n, channels=_read(paths.metrics_path(n))) for n in launches]
 
 
-def _read(path: Path, only: Sequence[str] | None) -> dict[str, ChannelCurve]:
+def _read(path: Path) -> dict[str, ChannelCurve]:
     channels: dict[str, ChannelCurve] = {}
     try:
         for point in read_metrics(path):
             for name, value in point.values.items():
-                if only is not None and name not in only:
-                    continue
                 curve = channels.get(name)
                 if curve is None:
                     curve = channels[name] = ChannelCurve()
-                curve.steps.append(point.step)
-                curve.times.append(point.time)
-                curve.values.append(value)
+                curve.add(point.step, point.time, value)
     except FileNotFoundError:
         pass  # a launch that died before its first step logged nothing
     return channels
@@ -116,9 +133,7 @@ def read_machine(paths: RunPaths, launch: int, start_step: int) -> dict[str, Cha
             values = [mean(fields[name]) for (of, _), fields in ones.items() if of == kind and name in fields]
             if values:
                 curve = channels.setdefault(channel, ChannelCurve())
-                curve.steps.append(steps[moment])
-                curve.times.append(moment * SAMPLE_BIN_SECONDS)
-                curve.values.append(factor * together(values))
+                curve.add(steps[moment], moment * SAMPLE_BIN_SECONDS, factor * together(values))
     return channels
 
 
@@ -190,23 +205,23 @@ def parent_directory(story: Story, paths: RunPaths, parent: Parent) -> Path | No
     return Path(found) if found else None
 
 
-def ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
-    """The channels along the steps that this step of this launch descends from."""
-    parts: list[tuple[int, int, int]] = []
+def descent(story: Story, launch: int | None, step: int | None) -> Iterator[tuple[int, int, int]]:
+    """(launch, first, last) of the steps that this step of this launch descends from, itself included, the newest first."""
     while launch is not None and step is not None:
         told = story.launch(launch)
         if told is None or told.span.start_step is None:
-            break
+            return
         if step > told.span.start_step:
-            parts.append((launch, told.span.start_step + 1, step))
+            yield launch, told.span.start_step + 1, step
         launch, step = told.span.parent, min(step, told.span.start_step)
+
+
+def ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
+    """The channels along the steps that this step of this launch descends from."""
     channels: dict[str, ChannelCurve] = {}
-    for number, first, last in reversed(parts):
-        for name, curve in _read(paths.metrics_path(number), None).items():
-            part, whole = curve.between(first, last), channels.setdefault(name, ChannelCurve())
-            whole.steps.extend(part.steps)
-            whole.times.extend(part.times)
-            whole.values.extend(part.values)
+    for number, first, last in reversed(list(descent(story, launch, step))):
+        for name, curve in _read(paths.metrics_path(number)).items():
+            channels.setdefault(name, ChannelCurve()).extend(curve.between(first, last))
     return channels
 
 
@@ -222,7 +237,7 @@ def thin(curve: ChannelCurve, buckets: int) -> ChannelCurve:
     for bucket in range(buckets):
         low, high = bucket * count // buckets, (bucket + 1) * count // buckets
         rows += _corners(curve.values, low, high)
-    return ChannelCurve([curve.steps[i] for i in rows], [curve.times[i] for i in rows], [curve.values[i] for i in rows])
+    return curve.at(rows)
 
 
 def _corners(values: Sequence[float], low: int, high: int) -> list[int]:
@@ -263,18 +278,17 @@ def shown_range(kept: Sequence[float], abandoned: Iterable[float]) -> tuple[floa
     return max(min(low, bottom), low - room), min(max(high, top), high + room)
 
 
-def robust_range(
-    values: Iterable[float], *, low: float = 0.005, high: float = 0.98, margin: float = 0.15
-) -> tuple[float, float]:
+def robust_range(values: Iterable[float]) -> tuple[float, float]:
     """Quantiles of the finite values, widened. One outlier of 100.0 does not flatten the rest."""
     finite = sorted(v for v in values if math.isfinite(v))
     if not finite:
         return 0.0, 1.0
-    bottom, top = finite[int(low * (len(finite) - 1))], finite[round(high * (len(finite) - 1))]
+    bottom, top = finite[int(0.005 * (len(finite) - 1))], finite[round(0.98 * (len(finite) - 1))]
     if top <= bottom:
         span = abs(top) or 1.0
         return bottom - 0.1 * span, top + 0.1 * span
-    return bottom - margin * (top - bottom), top + margin * (top - bottom)
+    margin = 0.15 * (top - bottom)
+    return bottom - margin, top + margin
 
 
 # --- clocks: wall time, samples and FLOPs as functions of the step ------------------------------------------------------
