@@ -220,20 +220,18 @@ def cpu_int8() -> Recipe:
 
 
 def scaleup() -> Recipe:
-    """Preset C: 16 layers of width 256. 12,641,298 parameters; needs more data than preset A.
+    """Preset C: preset A with twice the layers. 12,641,298 parameters; needs more data than preset A.
 
     The training text must have twenty bytes per parameter or more, and `baseline_run` must name a run of preset A whose
     journal is beside this run's.
     """
-    return Recipe(
-        name="scaleup",
-        model=ModelConfig(d_model=256, num_heads=8, num_layers=16, d_ff=1024, max_bits=1152, norm="pre", chunk=128,
-                          overlap=64, act=True, reversible=True),
-        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=144),
+    smaller = baseline()
+    return replace(
+        smaller, name="scaleup", model=replace(smaller.model, num_layers=16), data=replace(smaller.data, batch_size=144),
         optimizer=OptimizerConfig(lr=7e-4),
-        schedule=ScheduleConfig(shape="plateau", warmup_steps=400, total_steps=40_000),
-        checkpoint_every=500, eval_every=250, eval_windows=128, accumulation_steps=3, mixed_precision="bf16",
-        device="auto", ema_decay=0.99, min_bytes_per_parameter=20.0)
+        schedule=replace(smaller.schedule, warmup_steps=400, total_steps=40_000),
+        accumulation_steps=3, min_bytes_per_parameter=20.0)
+
 
 
 def modern() -> Recipe:

@@ -37,6 +37,14 @@ class Leg:
         """Updates this launch makes."""
         return self.last - self.first
 
+    def parts(self, size: int) -> Iterator[range]:
+        """The batches that it reads, in order, cut where slices of `size` batches end."""
+        first, last = self.first + self.data_offset, self.last + self.data_offset
+        while first < last:
+            end = min(last, (first // size + 1) * size)
+            yield range(first, end)
+            first = end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
@@ -110,14 +118,13 @@ class StudyPlan:
         if run.arm == START:
             return [range(begin)]
         slices, parts = self.study.arm(run.arm).slices, list[range]()
-        first, last = leg.first + leg.data_offset, leg.last + leg.data_offset
-        while first < last:
-            number, within = divmod(first, size)
-            end = min(last, (number + 1) * size)
-            at = begin + (slices[number] - 1 if number < len(slices) else number) * size + within
-            until = at + end - first
-            parts.append(range(parts.pop().start if parts and parts[-1].stop == at else at, until))
-            first = end
+        for part in leg.parts(size):
+            number, within = divmod(part.start, size)
+            logical = slices[number] - 1 if number < len(slices) else number
+            at = begin + logical * size + within
+            if parts and parts[-1].stop == at:
+                at = parts.pop().start
+            parts.append(range(at, begin + logical * size + within + len(part)))
         return parts
 
     @property

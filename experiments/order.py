@@ -116,7 +116,7 @@ def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int) -> Ids:
     size = shape.profile.slice_updates
     reserve = [_reserve(shape, source, seed, leg.number - 1) for source in range(len(shape.sources))]
     rows: list[Ids] = []
-    for position in _parts(leg.first + leg.data_offset, leg.last + leg.data_offset, size):
+    for position in leg.parts(size):
         number = position.start // size
         streams = [itertools.chain(_slice_stream(shape, arm, number, source, seed, leg), reserve[source])
                    for source in range(len(shape.sources))]
@@ -124,13 +124,6 @@ def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int) -> Ids:
         whole = _fill(counts, streams)
         rows.append(whole[position.start - number * size : position.stop - number * size])
     return np.concatenate(rows)
-
-
-def _parts(first: int, last: int, size: int) -> Iterator[range]:
-    while first < last:
-        end = min(last, (first // size + 1) * size)
-        yield range(first, end)
-        first = end
 
 
 def _counts_of_slice(shape: DataShape, begins: int, leg: Leg) -> Ids:

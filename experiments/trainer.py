@@ -29,7 +29,7 @@ import chronicle
 from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import TrainerError
-from bit_transformer.evaluation.held_out import evaluate
+from bit_transformer.evaluation.held_out import evaluate, mixture_bpb
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
 from bit_transformer.recipes import OptimizerConfig
 from bit_transformer.training.preflight import digest_values
@@ -226,8 +226,9 @@ def held_out(weights: Mapping[str, int], profile: Profile, count: int) -> dict[s
 
 def held_out_bpb(model: BitTransformer, windows: Mapping[str, Tensor], weights: Mapping[str, int]) -> dict[str, float]:
     """Bits per byte by source, and their mean with the mixture's weights under `mixture`."""
-    found = {name: held.bpb for name, held in evaluate(model, windows, rank=0, world_size=1).items()}
-    return {**found, "mixture": sum(found[name] * weights[name] for name in found) / sum(weights.values())}
+    found = evaluate(model, windows, rank=0, world_size=1)
+    by_source = {name: held.bpb for name, held in found.items()}
+    return {**by_source, "mixture": mixture_bpb(found, weights)}
 
 
 def accepted(run: StudyRun, leg: Leg) -> dict[str, str]:

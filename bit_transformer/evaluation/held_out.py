@@ -61,6 +61,11 @@ def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int,
     return found
 
 
+def mixture_bpb(found: Mapping[str, HeldOut], weights: Mapping[str, int]) -> float:
+    """Return the mean bits per byte of the sources, with the weights of the mixture."""
+    return sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
+
+
 # --- Baselines
 
 _ORDER = 3
@@ -147,10 +152,10 @@ def export_int8_beside_float32(model: BitTransformer, held_out: Mapping[str, Ten
 def _measure(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
              file: str | None) -> ExportRow:
     found = evaluate(model, held_out, rank=0, world_size=1)
-    bpb = sum(found[source].bpb * weights[source] for source in found) / sum(weights.values())
     window_1N = next(iter(held_out.values()))[:1]
     started = time.process_time()
     for _ in range(5):
         evaluate(model, {"window": window_1N}, rank=0, world_size=1)
     ms_per_window = (time.process_time() - started) / 5 * 1e3
-    return ExportRow(name=name, bytes=weight_bytes(model), bpb=bpb, ms_per_window=ms_per_window, file=file)
+    return ExportRow(name=name, bytes=weight_bytes(model), bpb=mixture_bpb(found, weights),
+                     ms_per_window=ms_per_window, file=file)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from torch.optim import AdamW
 from bit_transformer.errors import BadRecipe, TopologyMismatch
 from bit_transformer.model.transformer import BitTransformer, ModelConfig
 from bit_transformer.recipes import Recipe
-
-if TYPE_CHECKING:
-    from bit_transformer.recipes import Recipe
 
 # the class around the model when the requested sharding is active
 WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule"} | dict.fromkeys(
@@ -47,8 +44,7 @@ class Topology:
 
     def require_agreement(self) -> None:
         """Raise TopologyMismatch unless all reported world sizes are equal and the wrapper is the requested one."""
-        sizes = {"launcher": self.launcher_world_size, "torch.distributed": self.torch_world_size,
-                 "Accelerate": self.accelerate_num_processes}
+        sizes = self.world_sizes
         if self.expected_world_size is not None:
             sizes["recipe"] = self.expected_world_size
         if len(set(sizes.values())) > 1:

@@ -27,6 +27,7 @@ from bit_transformer.evaluation.held_out import (
     baselines,
     evaluate,
     export_int8_beside_float32,
+    mixture_bpb,
 )
 from bit_transformer.evaluation.telemetry import Floors
 from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
@@ -162,8 +163,7 @@ class LaunchLog:
 
     def evaluation(self, progress: TrainingProgress, found: Mapping[str, HeldOut]) -> dict[str, float]:
         """Return the held-out figures as metrics, and print them."""
-        weights = self._recipe.data.sources
-        mean = sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
+        mean = mixture_bpb(found, self._recipe.data.sources)
         told = ", ".join(f"{name} {held.bpb:.3f}" for name, held in found.items())
         self._say(f"held-out at step {progress.step}: {told}, mixture {mean:.3f} bits/byte "
                   f"(coin flip {self._coin_flip:.1f})")

@@ -25,7 +25,6 @@ class ScheduleConfig:
     final_fraction: float = 0.1
     raise_step: int | None = None
     raise_factor: float = 1.0
-    raise_ramp_steps: int = 1
     plateau_patience: int = 3
     plateau_ratio: float = 0.5
     plateau_min_gain: float = 0.005
@@ -33,9 +32,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise BadRecipe(f"schedule shape `{self.shape}` is unknown, expected one of {', '.join(sorted(SHAPES))}")
-        for name in ("total_steps", "raise_ramp_steps"):
-            if getattr(self, name) < 1:
-                raise BadRecipe(f"{name} is {getattr(self, name)}, expected 1 or more")
+        if self.total_steps < 1:
+            raise BadRecipe(f"total_steps is {self.total_steps}, expected 1 or more")
         if self.warmup_steps + self.decay_steps > self.total_steps:
             raise BadRecipe(f"{self.warmup_steps} warm-up and {self.decay_steps} decay steps do not fit into "
                             f"{self.total_steps} steps")
@@ -50,8 +48,7 @@ def plan_schedule(config: ScheduleConfig) -> Callable[[int], float]:
         if step < config.warmup_steps:
             value *= (step + 1) / config.warmup_steps
         if config.raise_step is not None and step >= config.raise_step:
-            ramp = min(1.0, (step - config.raise_step + 1) / config.raise_ramp_steps)
-            value *= 1.0 + (config.raise_factor - 1.0) * ramp
+            value *= config.raise_factor
         return value
 
     return factor

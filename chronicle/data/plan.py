@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -206,9 +206,8 @@ class DataPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values; sources in mixture order."""
-        return {"v": PLAN_VERSION, "seed": self.seed, "batch_size": self.batch_size, "sources": [
-            {"name": s.name, "num_samples": s.num_samples, "digest": s.digest, "weight": s.weight}
-            for s in self.sources]}
+        return {"v": PLAN_VERSION, "seed": self.seed, "batch_size": self.batch_size,
+                "sources": [asdict(source) for source in self.sources]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DataPlan:

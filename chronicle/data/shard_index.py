@@ -23,7 +23,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def write_source_index(index: SourceIndex, path: Path) -> None:
     columns = [zlib.compress(sizes, 6), zlib.compress(checksums, 1)]
     head = {"v": INDEX_VERSION, "source": index.source, "root": index.root, "digest": index.digest,
             "columns": [len(column) for column in columns],
-            "shards": [[getattr(shard, name) for name in IndexedShard.__slots__] for shard in index.shards]}
+            "shards": [astuple(shard) for shard in index.shards]}
     write_atomic(path, json.dumps(head, separators=(",", ":")).encode() + b"\n" + b"".join(columns), durable=False)
 
 

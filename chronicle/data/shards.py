@@ -19,7 +19,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -336,7 +336,7 @@ class SourceManifest:
     def to_json(self) -> dict[str, Any]:
         """Return the persisted form."""
         return {"v": MANIFEST_VERSION, "source": self.source, "origin": self.origin, "digest": self.digest,
-                "shards": [{name: getattr(shard, name) for name in Shard.__slots__} for shard in self.shards]}
+                "shards": [asdict(shard) for shard in self.shards]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceManifest:

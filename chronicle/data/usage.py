@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -137,8 +137,7 @@ def _positions_from(reading: Reading, step: int, position: int) -> int:
 
 
 def _until(reading: Reading, step: int) -> Reading:
-    return Reading(launch=reading.launch, first_step=reading.first_step, end_step=min(reading.end_step, step),
-                   segments=reading.segments)
+    return replace(reading, end_step=min(reading.end_step, step))
 
 
 def _stretches(reading: Reading) -> list[tuple[int, int]]:
