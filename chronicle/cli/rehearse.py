@@ -78,6 +78,7 @@ def rehearse(
         resume_with=tuple(shlex.split(resume_with)),
     )
     settings = settings_from(run, logs)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended first
     scratch = _scratch(keep)
     try:
         answer = play_rehearsal(asked, scratch, say)

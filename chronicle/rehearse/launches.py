@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import read_journal
@@ -64,7 +65,7 @@ class Place:
             self.out.mkdir(parents=True, exist_ok=True)
         elif not self.out.exists():
             _copy(Path.cwd(), self.out)
-            for one in _checkpoints_below(self.out):
+            for one in checkpoints_below(self.out):
                 shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
 
     @property
@@ -131,6 +132,16 @@ class Running:
                 command, cwd=place.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=_environment(place, asked, handed), start_new_session=True,
             )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened here: nothing of the launch outlives the rehearsal."""
+        if self._process.poll() is None:
+            self.kill_ranks()
+            self._process.terminate()
+            self._process.wait()
 
     def looks(self) -> Iterator[int]:
         """The newest logged step (0: none yet), again and again while the launch lives."""
@@ -212,10 +223,11 @@ class Running:
 
 def saved_in(out: Path) -> dict[int, Checkpoint]:
     """The checkpoints in a directory, and in those below it, by their step; those whose step is not known are left out."""
-    return {one.step: one for one in _checkpoints_below(out) if one.step is not None}
+    return {one.step: one for one in checkpoints_below(out) if one.step is not None}
 
 
-def _checkpoints_below(out: Path) -> list[Checkpoint]:
+def checkpoints_below(out: Path) -> list[Checkpoint]:
+    """Every checkpoint in a directory, and in those below it."""
     found: list[Checkpoint] = []
     folders = [(out, 0)]
     while folders:

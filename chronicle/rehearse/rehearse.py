@@ -30,13 +30,12 @@ from chronicle.rehearse.judge import (
     compare_prints,
     judge,
 )
-from chronicle.rehearse.launches import Place, Played, Running, saved_in
+from chronicle.rehearse.launches import Place, Played, Running, checkpoints_below, saved_in
 from chronicle.rehearse.leaves import Value, largest_difference, read_leaves
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
-ENOUGH_SECONDS = 5.0  # for one that is not needed any more
 Say = Callable[[str], None]
 
 
@@ -128,8 +127,9 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
 
 
 def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
-    running = Running(place, place.fill(asked.command), Asked(save=asked.at, hold=asked.to, end=asked.to), {})
-    played = _until_the_last_step(running, asked)
+    steps = Asked(save=asked.at, hold=asked.to, end=asked.to)
+    with Running(place, place.fill(asked.command), steps, {}) as running:
+        played = _until_the_last_step(running, asked)
     say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step or 0} steps in {played.seconds:.0f} s")
     if (played.last_step or 0) < asked.to:
         raise ChronicleError(
@@ -142,7 +142,8 @@ def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
 def _resumed(asked: Rehearsal, place: Place, target: Checkpoint) -> Played:
     handed = {RESUME_FROM: str(target.path), RESUME_STEP: str(target.step)}
     words = place.fill(asked.resume, target.path)
-    return _until_the_last_step(Running(place, words, Asked(hold=asked.to, end=asked.to), handed), asked)
+    with Running(place, words, Asked(hold=asked.to, end=asked.to), handed) as running:
+        return _until_the_last_step(running, asked)
 
 
 def _until_the_last_step(running: Running, asked: Rehearsal) -> Played:
@@ -155,26 +156,24 @@ def _until_the_last_step(running: Running, asked: Rehearsal) -> Played:
             break
     else:
         return running.wait(MOST_SECONDS)
-    running.tell(signal.SIGTERM)
-    return running.wait(ENOUGH_SECONDS)  # what is compared is on disk
+    running.kill_ranks()  # what is compared is on disk; the supervisor writes its part
+    return running.wait(MOST_SECONDS)
 
 
 def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
     """B to step k, and the signal."""
     is_kill = asked.signal is signal.SIGKILL
     steps = Asked(save=asked.at, hold=asked.at, end=asked.to) if is_kill else Asked(end=asked.to)
-    running = Running(place, place.fill(asked.command), steps, {})
-    for step in running.looks():
-        if not is_kill and step >= asked.at:
-            running.tell(asked.signal)
-            break
-        if is_kill and running.is_still() and any(one >= asked.at for one in saved_in(place.out)):
-            running.kill_ranks()
-            break
-        if is_kill and step >= asked.to + asked.at:
-            running.kill_ranks()
-            break
-    played = running.wait(MOST_SECONDS)
+    with Running(place, place.fill(asked.command), steps, {}) as running:
+        for step in running.looks():
+            if not is_kill and step >= asked.at:
+                running.tell(asked.signal)
+                break
+            is_saved = is_kill and running.is_still() and any(one >= asked.at for one in saved_in(place.out))
+            if is_saved or (is_kill and step >= asked.to + asked.at):
+                running.kill_ranks()
+                break
+        played = running.wait(MOST_SECONDS)
     say(f"B: {asked.signal.name} after step {played.last_step or 0}")
     return played
 
@@ -185,6 +184,10 @@ def _target(asked: Rehearsal, place: Place, broken: Played) -> tuple[Checkpoint 
     A finding without a text says that nothing is to be told.
     """
     saves = saved_in(place.out)
+    unknown = [one.path.name for one in checkpoints_below(place.out) if one.step is None]
+    if unknown and not saves:
+        text = f"the step of `{unknown[0]}` is not known: it has no counter, and none in its name"
+        return None, Finding(rank=Rank.START, what="checkpoints", text=text)
     if not saves:
         text = f"nothing was saved: {broken.last_step or 0} steps are lost"
         return None, Finding(rank=Rank.START, what=asked.signal.name, text=text, advice=_advice(asked.signal))

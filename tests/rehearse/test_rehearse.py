@@ -3,8 +3,10 @@
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,22 @@ def test_a_term_with_and_without_a_handler(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path, "saves", "--signal", "TERM", "--at", "5", "--to", "25")
     assert code == 5 and found["findings"][0]["text"].startswith("nothing was saved"), found
     assert "enable_jit_checkpoint" in found["findings"][0]["advice"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_a_rehearsal_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    script = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], 'pid').write_text(str(os.getpid())); time.sleep(60)"
+    words = [*CHRONICLE, "rehearse", "--run", "r", "--keep", "kept", "--", sys.executable, "-c", script, "{out}"]
+    rehearsal = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    written = tmp_path / "kept" / "a" / "out" / "pid"
+    deadline = time.monotonic() + 60
+    while not (written.is_file() and written.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    trainer = int(written.read_text())
+    rehearsal.send_signal(number)
+    _, said = rehearsal.communicate(timeout=60)
+    assert rehearsal.returncode == 130 and "Traceback" not in said, said
+    assert not Path(f"/proc/{trainer}").exists()
 
 
 @pytest.mark.slow
