@@ -94,7 +94,7 @@ from chronicle.launch.record import (
 )
 from chronicle.launch.slurm import ask_job, job_of
 from chronicle.launch.stall import StallWatch
-from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
+from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor, signals_wait
 from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import FILE_SOURCE, plain_settings, planned_steps
@@ -290,7 +290,8 @@ class Launch:
                 self._group.remove()
             remove_pulses_dir(self._pulses)
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
-        return self._finish(outcome, containment)
+        with signals_wait():
+            return self._finish(outcome, containment)
 
     def _make_supervisor(self) -> Supervisor:
         request = self._request

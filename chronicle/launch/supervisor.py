@@ -14,7 +14,8 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -294,6 +295,16 @@ class Supervisor:
             launcher_ended_at=self._launcher_ended_at or time.monotonic(),
             killed_behind=self._killed_behind,
         )
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Signals that would end this process come when the block is over: an end that is being written is written whole."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, *TAKEN_AS_TERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _SignalPipe:

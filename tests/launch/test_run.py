@@ -349,3 +349,34 @@ def test_a_signal_reaches_a_trainer_that_prints_without_a_pause(driver, number):
     lines = re.sub(r"chronicle: .*\n", "", log.read_text()).splitlines()
     assert lines[-1] == f"told at {len(lines) - 2}"
     assert driver.entries("launch.end")[0].data["stop_signal"] == signal.Signals(number).name
+
+
+ENDS_ITSELF = """
+import os, signal, sys
+from pathlib import Path
+from chronicle.launch.launching import LaunchRequest, launch
+from chronicle.paths import RunPaths
+
+class Watch:
+    def poll(self):
+        return ()
+    def finish(self):  # the launch is over, and its end is not written yet
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ()
+
+paths = RunPaths(Path("logs/r"))
+request = LaunchRequest(
+    command=("true",), paths=paths, checkpoints_dir=None, cwd=Path.cwd(), environ=dict(os.environ), grace_seconds=1.0
+)
+launch(request, live_watch=lambda *_, **__: Watch())
+"""
+
+
+def test_a_signal_while_the_end_is_written_does_not_lose_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_ITSELF], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    (journal,) = (tmp_path / "logs/r/journal").glob("*.jsonl")
+    assert "launch.end" in [json.loads(line).get("kind") for line in journal.read_text().splitlines()]
