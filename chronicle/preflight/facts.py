@@ -21,6 +21,10 @@ from typing import Any
 from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import PlanDeclared, events_of
 
+# Facts that trainers of earlier journals reported, and that no check asks for any more
+FORMER = frozenset(("memory_needed", "memory_ways", "micro_batch"))
+FORMER_OF_RANK = frozenset(("memory_free",))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
@@ -114,14 +118,20 @@ class TrainerFacts:
     def from_json(cls, data: Mapping[str, Any]) -> TrainerFacts:
         """Parse the JSON form. Raises `ValueError` that names the fields this version does not know."""
         known = {one.name for one in fields(cls)}
-        unknown = sorted(set(data) - known)
+        unknown = sorted(set(data) - known - FORMER)
         if unknown:
             raise ValueError(f"unknown trainer facts: {', '.join(unknown)}")
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        values["ranks"] = tuple(RankFacts(**rank) for rank in data.get("ranks", ()))
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in known
+        }
+        values["ranks"] = tuple(_rank(rank) for rank in data.get("ranks", ()))
         values["samples"] = tuple(DecodedSample(**sample) for sample in data.get("samples", ()))
         values["telemetry"] = {name: tuple(series) for name, series in data.get("telemetry", {}).items()}
         return cls(**values)
+
+
+def _rank(record: Mapping[str, Any]) -> RankFacts:
+    return RankFacts(**{name: value for name, value in record.items() if name not in FORMER_OF_RANK})
 
 
 # ---- baseline: the declared plan, claimed numbers and the limits of the machine --------------------------------------

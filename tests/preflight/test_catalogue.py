@@ -172,5 +172,8 @@ def test_skipped_check_says_what_it_would_have_said():
 
 def test_facts_survive_the_journal():
     assert TrainerFacts.from_json(json.loads(json.dumps(GOOD.to_json()))) == GOOD
+    former = {**json.loads(json.dumps(GOOD.to_json())), "micro_batch": 4, "memory_needed": {"weights": 9}}
+    former["ranks"] = [{**rank, "memory_free": 9} for rank in former["ranks"]]
+    assert TrainerFacts.from_json(former) == GOOD, "what an earlier journal holds beside them is left out"
     with pytest.raises(ValueError, match="moon_phase"):
         TrainerFacts.from_json({"moon_phase": 1})
