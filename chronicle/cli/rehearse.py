@@ -49,7 +49,7 @@ def rehearse(
     and ends at the steps that are asked for; other scripts by their own arguments, or they are ended at that step.
 
     Returns 0 when the resume was exact, or as equal as two undisturbed launches are; 5 when something differs; 3 when it
-    could not be told.
+    could not be told, or not of everything.
 
     Options:
       LAUNCHER: The launcher and its arguments, after `--`.
@@ -86,7 +86,9 @@ def rehearse(
         if keep is None:
             shutil.rmtree(scratch, ignore_errors=True)
     entry = record(settings.paths, answer)
-    codes = {Verdict.DIFFERS: ExitCode.FINDINGS, Verdict.NOT_DONE: ExitCode.REFUSED}
+    codes = {
+        Verdict.DIFFERS: ExitCode.FINDINGS, Verdict.NOT_DONE: ExitCode.REFUSED, Verdict.PARTLY: ExitCode.REFUSED,
+    }  # fmt: skip
     code = codes.get(answer.verdict, ExitCode.DONE)
     return CommandResult(text=page(answer), data={"entry": entry.id, **to_json(answer)}, exit_code=code)
 

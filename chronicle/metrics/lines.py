@@ -73,6 +73,7 @@ PREFIX = re.compile(  # time, host and stream that a collector writes before eac
 RANK_FIRST = re.compile(
     r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE
 )
+OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
 RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
 
 # Counters, the most telling first, each with the number of its first epoch. `at` is the step; with `epoch` and `of` it
@@ -241,6 +242,8 @@ class PrintedLines:
         if "\x1b" in line:
             line = ANSI.sub("", line)
         line = line.rstrip("\r\n")
+        if OURS.match(line) is not None:
+            return None
         ranked = RANK_FIRST.match(line)
         if ranked is not None:
             rest = line[ranked.end() :] + "\n" * (not cut)

@@ -31,6 +31,7 @@ class Verdict(StrEnum):
 
     EXACT = "resumes exactly"
     WITHIN = "resumes as equal as two undisturbed launches are"
+    PARTLY = "differs in nothing that was compared, and not everything could be"
     DIFFERS = "does not resume exactly"
     NOT_DONE = "could not be told"
 
@@ -66,15 +67,18 @@ class Compared:
     not_compared: tuple[str, ...]
     num_leaves: int
     num_values: int  # logged
-    by_nature: tuple[str, ...]  # names that differ between A and A′, and were compared with that spread
+    by_nature: tuple[str, ...]  # names that differ between A and A′
+    unsure: tuple[str, ...] = ()  # state and losses that could not be read, or that two undisturbed launches do not share
 
 
 def judge(compared: Compared) -> Verdict:
-    """The word for it. Exact needs files that were compared, and nothing in them that differs by nature."""
+    """The word for it. Exact needs files that were compared whole, and nothing in them that differs by nature."""
     if compared.findings:
         return Verdict.DIFFERS
     if not compared.num_leaves:
         return Verdict.NOT_DONE
+    if compared.unsure:
+        return Verdict.PARTLY
     return Verdict.WITHIN if compared.by_nature else Verdict.EXACT
 
 
@@ -88,6 +92,7 @@ class Files:
     findings: list[Finding]
     by_nature: list[str]
     not_compared: list[str]
+    unsure: list[str]
     num_leaves: int = 0
 
 
@@ -98,16 +103,20 @@ def compare_files(
     saved: Mapping[str, Value],
     *,
     gap: Gap,
+    size: Callable[[Value], float],
+    is_shared: bool = True,
     asked: Sequence[str],
     steps: tuple[int, int],
 ) -> Files:
     """Compare the last checkpoint of A, A′ and B. `saved`: the one that B resumed from. `asked`: options of the resume alone.
 
-    `gap`: the largest difference of two values. `steps`: k and 2k.
+    `gap`: the largest difference of two values. `size`: the largest number in one. `steps`: k and 2k.
+    `is_shared`: A and A′ train alike; else one pair of values says nothing about how far apart another pair may be.
     """
-    files = Files(findings=[], by_nature=[], not_compared=[])
+    files = Files(findings=[], by_nature=[], not_compared=[], unsure=[])
     moved: dict[str, list[tuple[str, float]]] = defaultdict(list)
     changed: dict[str, list[Finding]] = defaultdict(list)
+    varied: set[str] = set()  # lists with a value that is another one in A and A′: so may be its others, which met by chance
     for name in sorted(first.keys() | resumed.keys()):
         if _is_asked(name, asked):
             files.not_compared.append(f"{name}: the resume was asked to set it")
@@ -121,13 +130,19 @@ def compare_files(
             continue
         if LeafForm.UNREAD in (one.form, other.form):
             files.not_compared.append(f"{name}: {one.value if one.form is LeafForm.UNREAD else other.value}")
+            files.unsure.append(name)
             continue
-        files.num_leaves += 1
         natural = math.inf if twin is None else gap(one, twin)
         if natural > 0:
             files.by_nature.append(name)
+        if natural > 0 and (not is_shared or natural > VARIES * size(one)):  # a lost state would not show
+            varied.add(NUMBERS.sub("*", name))
+            if one.form is LeafForm.TENSOR:
+                files.unsure.append(name)
+            continue
+        files.num_leaves += 1
         found = gap(one, other)
-        if found == 0 or (natural > 0 and (math.isinf(natural) or found <= SPREAD * natural)):
+        if found == 0 or found <= SPREAD * natural:
             continue
         if one.form is LeafForm.TENSOR and math.isinf(found):
             files.findings.append(_other_tensor(name, one))
@@ -135,7 +150,7 @@ def compare_files(
             moved[_group_of(name)].append((name, found))
         else:
             changed[NUMBERS.sub("*", name)].append(_changed(name, one, other, saved.get(name), steps))
-    files.findings += [_first_of(alike, pattern) for pattern, alike in changed.items()]
+    files.findings += [_first_of(alike, pattern) for pattern, alike in changed.items() if pattern not in varied]
     files.findings += [_tensors(group, names) for group, names in moved.items()]
     return files
 
@@ -214,17 +229,20 @@ class Logs:
     findings: list[Finding]
     by_nature: list[str]
     measured: list[str]  # seconds, speed: other numbers in every launch
+    unsure: list[str]  # losses that are
     num_values: int = 0
 
 
 def compare_logs(first: Series, again: Series, resumed: Series, steps: tuple[int, int]) -> Logs:
     """Compare the steps k+1 … 2k, channel by channel."""
-    logs = Logs(findings=[], by_nature=[], measured=[])
-    for channel in sorted({name for values in first.values() for name in values}):
-        mine, twin, other = (_column(series, channel) for series in (first, again, resumed))
-        spread = max((abs(mine[step] - twin[step]) for step in mine.keys() & twin.keys()), default=0.0)
-        scale = max((abs(value) for value in mine.values()), default=0.0)
-        if spread > VARIES * scale:
+    logs = Logs(findings=[], by_nature=[], measured=[], unsure=[])
+    channels = sorted({name for values in first.values() for name in values})
+    spreads = {channel: _spread(_column(first, channel), _column(again, channel)) for channel in channels}
+    logs.unsure += [channel for channel in channels if role_of(channel) is Role.LOSS and spreads[channel][1] > VARIES]
+    for channel in channels:
+        mine, other = _column(first, channel), _column(resumed, channel)
+        spread, relative = spreads[channel]
+        if relative > VARIES or (spread > 0 and logs.unsure):
             logs.measured.append(channel)
             continue
         if spread > 0:
@@ -239,6 +257,13 @@ def compare_logs(first: Series, again: Series, resumed: Series, steps: tuple[int
 
 def _column(series: Series, channel: str) -> dict[int, float]:
     return {step: values[channel] for step, values in series.items() if channel in values}
+
+
+def _spread(mine: Mapping[int, float], twin: Mapping[int, float]) -> tuple[float, float]:
+    """The largest |a − b| of two launches at one step, and its share of the largest value."""
+    spread = max((abs(mine[step] - twin[step]) for step in mine.keys() & twin.keys()), default=0.0)
+    scale = max((abs(value) for value in mine.values()), default=0.0)
+    return spread, spread / scale if scale else 0.0
 
 
 def _differs(one: float, other: float, spread: float) -> bool:

@@ -64,7 +64,7 @@ class Place:
         if not self.is_copy:
             self.out.mkdir(parents=True, exist_ok=True)
         elif not self.out.exists():
-            _copy(Path.cwd(), self.out)
+            _copy(Path.cwd(), self.out, self.scratch)
             for one in checkpoints_below(self.out):
                 shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
 
@@ -106,10 +106,10 @@ class Played:
 
     @property
     def first_step(self) -> int | None:
-        """The first step that was logged or printed."""
-        steps = [point.step for point in self.points if point.values]
-        steps += [step for ring in self.prints.values() for step in ring]
-        return min(steps, default=None)
+        """The first step that was logged; without a log as the guard counts, which goes by the optimizer."""
+        logged = [point.step for point in self.points if point.values]
+        printed = [step for ring in self.prints.values() for step in ring]
+        return min(logged or printed, default=None)
 
 
 class Running:
@@ -250,25 +250,30 @@ def _folders_in(folder: Path) -> list[Path]:
         return []
 
 
-def _copy(source: Path, target: Path) -> None:
-    """The working directory without repositories, environments and caches."""
+def _copy(source: Path, target: Path, scratch: Path) -> None:
+    """The working directory without repositories, environments, caches and what the rehearsal itself writes."""
+
+    def left_out(folder: str, names: Sequence[str]) -> set[str]:
+        return {name for name in names if name in LEFT_OUT or Path(folder, name).resolve() == scratch}
+
     size = 0
     for folder, names, files in os.walk(source):
-        names[:] = [name for name in names if name not in LEFT_OUT]
+        skipped = left_out(folder, names)
+        names[:] = [name for name in names if name not in skipped]
         size += sum((Path(folder) / name).lstat().st_size for name in files)
         if size > MOST_COPIED_BYTES:
             raise UsageProblem(
                 f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
                 "put {out} where the command names its output directory, as in `--output_dir {out}`",
             )
-    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(source, target, symlinks=True, ignore=left_out)
 
 
 def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     scratch = place.scratch / place.name
     environ |= {name: value.format(sandbox=scratch) for name, value in NO_TRACKERS.items()}
-    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", **handed}
+    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", "CHRONICLE_GUARD": "warn", **handed}
     if asked.text():
         environ[REHEARSAL_VARIABLE] = asked.text()
     return environ

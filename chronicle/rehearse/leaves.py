@@ -85,6 +85,18 @@ def largest_difference(one: Value, other: Value) -> float:
     return _largest_of(one.file, one.place, other.file, other.place)
 
 
+def largest_number(value: Value) -> float:
+    """The largest |a| in a number or a tensor of floats; 0 of what holds none."""
+    if value.form is LeafForm.NUMBER:
+        return abs(float(value.value))
+    if value.place is None or value.file is None or value.place.dtype not in NOT_FINITE:
+        return 0.0
+    largest = 0.0
+    for chunk in _chunks(value.file, value.place):
+        largest = max(largest, *(abs(number) for number in decode_floats(chunk, value.place.dtype)))
+    return largest
+
+
 def _largest_of(first: Path, one: TensorPlace, second: Path, other: TensorPlace) -> float:
     largest = 0.0
     for mine, theirs in zip(_chunks(first, one), _chunks(second, other), strict=True):

@@ -31,7 +31,7 @@ from chronicle.rehearse.judge import (
     judge,
 )
 from chronicle.rehearse.launches import Place, Played, Running, checkpoints_below, saved_in
-from chronicle.rehearse.leaves import Value, largest_difference, read_leaves
+from chronicle.rehearse.leaves import Value, largest_difference, largest_number, read_leaves
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
@@ -107,6 +107,9 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     assert target.step is not None
     saved = read_leaves(target.path, target.step, broken_place.stands_for())
     say(f"resumed from the checkpoint of step {target.step}")
+    lost = (broken.last_step or 0) - target.step
+    if asked.signal is not signal.SIGKILL and lost > 0:
+        notes.append(f"{lost} steps before {asked.signal.name} are in no checkpoint: {_advice(asked.signal)}")
     resumed = _resumed(asked, broken_place, target)
     steps = (target.step, asked.to)
     compared, at = _compare(asked, (first_place, again_place, broken_place), (first, again, resumed), saved, steps)
@@ -131,12 +134,17 @@ def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
     with Running(place, place.fill(asked.command), steps, {}) as running:
         played = _until_the_last_step(running, asked)
     say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step or 0} steps in {played.seconds:.0f} s")
-    if (played.last_step or 0) < asked.to:
+    if _reached(place, played) < asked.to:
         raise ChronicleError(
-            f"the undisturbed launch came to step {played.last_step or 0} of {asked.to}: {played.end}",
+            f"the undisturbed launch came to step {_reached(place, played)} of {asked.to}: {played.end}",
             "steps are known from a guard or from printed lines; --keep keeps its output, --at and --to name other steps",
         )
     return played
+
+
+def _reached(place: Place, played: Played) -> int:
+    """The last step that a launch is known to have taken: logged, printed, or of a checkpoint."""
+    return max(played.last_step or 0, *saved_in(place.out), 0)
 
 
 def _resumed(asked: Rehearsal, place: Place, target: Checkpoint) -> Played:
@@ -253,8 +261,8 @@ def _compare(
         text = f"took step {begun} first: it did not go on from step {steps[0]}"
         advice = "say how it resumes: --resume-args '…', or --resume-with '…'"
         findings.append(Finding(rank=Rank.START, what="the resume", text=text, advice=advice))
-    elif (resumed.last_step or 0) < asked.to:
-        text = f"ended at step {resumed.last_step or 0} of {asked.to}: {resumed.end}"
+    elif _reached(places[2], resumed) < asked.to:
+        text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
         findings.append(Finding(rank=Rank.START, what="the resume", text=text))
     logs = compare_logs(_series(first), _series(again), _series(resumed), steps)
     findings += logs.findings
@@ -262,11 +270,15 @@ def _compare(
         not_compared.append(f"measured anew in each launch: {', '.join(logs.measured)}")
     if logs.num_values == 0:
         not_compared.append("logged values: none of the same step and name in both launches")
-    if first.prints and resumed.prints:
+    counted_from = min((step for ring in resumed.prints.values() for step in ring), default=0)
+    if first.prints and 0 < counted_from <= steps[0]:
+        why = f"the guard counted its steps from {counted_from}, as the optimizer does"
+        not_compared.append(f"batches, generators, gradients and weights of each step: {why}")
+    elif first.prints and resumed.prints:
         findings += compare_prints(first.prints, again.prints, resumed.prints, steps)
     else:
         not_compared.append("batches, generators, gradients and weights of each step: no guard was attached (docs/guard.md)")
-    by_nature, num_leaves = list(logs.by_nature), 0
+    by_nature, unsure, num_leaves = list(logs.by_nature), list(logs.unsure), 0
     at = _common_step(places, steps)
     if at is None:
         not_compared.append(f"files: no checkpoint after step {steps[0]} that all launches saved")
@@ -274,11 +286,13 @@ def _compare(
         leaves = [read_leaves(saved_in(place.out)[at].path, at, place.stands_for()) for place in places]
         files = compare_files(
             leaves[0], leaves[1], leaves[2], saved,
-            gap=largest_difference, asked=asked.options_of_resume, steps=(steps[0], at),
+            gap=largest_difference, size=largest_number, is_shared=not logs.unsure,
+            asked=asked.options_of_resume, steps=(steps[0], at),
         )  # fmt: skip
         findings += files.findings
         by_nature += files.by_nature
         not_compared += files.not_compared
+        unsure += files.unsure
         num_leaves = files.num_leaves
     ordered = tuple(sorted(findings, key=lambda one: (one.rank, one.what)))
     compared = Compared(
@@ -287,6 +301,7 @@ def _compare(
         num_leaves=num_leaves,
         num_values=logs.num_values,
         by_nature=tuple(by_nature),
+        unsure=tuple(unsure),
     )
     return compared, at
 

@@ -72,6 +72,7 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield f"  … and {len(compared.findings) - SHOWN_FINDINGS} more: --json"
     yield from (f"  {text}" for text in answer.notes)
     yield from _rows("not compared", compared.not_compared)
+    yield from _rows("not settled (not readable, or another one in each launch: is the script seeded?)", compared.unsure)
     yield from _rows("differs between two undisturbed launches, too", compared.by_nature)
 
 

@@ -78,3 +78,18 @@ def test_a_count_is_no_loss_and_a_gradient_needs_no_norm_in_its_name(tmp_path: P
         contents.note(point)
     assert contents.judged == ("hard_loss_metric",)
     assert contents.channels["grad_norm"] == 60
+
+
+def test_what_chronicle_itself_prints_is_no_metric(tmp_path: Path) -> None:
+    """The guard's report of a resume became step 0 with an LR, and the trainer's own LR became `lr (2)`."""
+    report = (
+        "chronicle guard: warning, allowed by CHRONICLE_GUARD=warn before the first step: nothing was loaded\n"
+        "  L2  resume\n"
+        "      expected: a resume: the run has checkpoints up to step 10\n"
+        "      found:    no optimizer state was loaded; the optimizer is at step 0, LR 0.01\n"
+        "      likely:   the weights of step 10 were loaded, and the optimizer's state of that step was not\n"
+    )
+    lines = "".join(f"step {row} loss {x:.4f} lr 0.0096\n" for row, x in enumerate(LOSSES, start=11))
+    points = read(tmp_path / "log.txt", report + lines)
+    assert [point.step for point in points] == list(range(11, 71))
+    assert {name for point in points for name in point.values} == {"loss", "lr"}

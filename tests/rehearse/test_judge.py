@@ -15,7 +15,7 @@ from chronicle.rehearse.judge import (
     compare_prints,
     judge,
 )
-from chronicle.rehearse.leaves import LeafForm, Value, largest_difference
+from chronicle.rehearse.leaves import LeafForm, Value, largest_difference, largest_number
 from chronicle.resume.ring import Print
 
 
@@ -28,7 +28,8 @@ def numbers(**values: float | str) -> dict[str, Value]:
 
 def found(first: dict[str, Value], resumed: dict[str, Value], **more: dict[str, Value]) -> list[tuple[Rank, str, str]]:
     again, saved = more.get("again", first), more.get("saved", {})
-    files = compare_files(first, again, resumed, saved, gap=largest_difference, asked=("resume",), steps=(10, 20))
+    measure = {"gap": largest_difference, "size": largest_number}
+    files = compare_files(first, again, resumed, saved, **measure, asked=("resume",), steps=(10, 20))
     return [(one.rank, one.what, one.text) for one in files.findings]
 
 
@@ -62,8 +63,20 @@ def test_what_the_resume_was_asked_to_set_is_not_compared() -> None:
 
 def test_what_could_not_be_read_is_a_row_and_no_equality() -> None:
     unread = {"odd.bin": Value(LeafForm.UNREAD, "no pickle")}
-    files = compare_files(unread, unread, unread, {}, gap=largest_difference, asked=(), steps=(10, 20))
+    files = compare_files(unread, unread, unread, {}, gap=largest_difference, size=largest_number, asked=(), steps=(10, 20))
     assert files.not_compared == ["odd.bin: no pickle"] and files.num_leaves == 0
+    assert files.unsure == ["odd.bin"]
+
+
+def test_what_is_another_one_in_every_launch_is_not_called_equal() -> None:
+    """Without a seed the weights of A and A′ are far apart: that those of B are no farther says nothing of what was lost."""
+    one, twin, other = ({"w": Value(LeafForm.TENSOR, name)} for name in "abc")
+    files = compare_files(one, twin, other, {}, gap=largest_difference, size=largest_number, asked=(), steps=(10, 20))
+    assert (files.findings, files.unsure, files.num_leaves) == ([], ["w"], 0)
+    first, again = ({step: {"loss": scale / step} for step in range(1, 21)} for scale in (1.0, 1.5))
+    assert compare_logs(first, again, again, (10, 20)).unsure == ["loss"]
+    compared = Compared(findings=(), not_compared=(), num_leaves=9, num_values=0, by_nature=("w",), unsure=("w",))
+    assert judge(compared) is Verdict.PARTLY
 
 
 def test_a_logged_value_is_compared_with_the_spread_of_two_launches() -> None:

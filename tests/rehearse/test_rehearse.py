@@ -20,7 +20,7 @@ out, lose = sys.argv[1], sys.argv[2]
 state = {"weight": 5.0, "ema": {"value": 5.0, "decay_step": 0}, "param_groups": [{"lr": 0.1}], "state": {}, "step": 0}
 state["random"] = None
 rows = [random.Random(n).random() for n in range(1000)]
-random.seed(3)
+random.seed(None if lose == "seed" else 3)
 position = 0
 handed = os.environ.get("CHRONICLE_RESUME_FROM")
 if handed and lose != "resume":
@@ -91,6 +91,12 @@ def test_an_average_that_is_not_loaded_is_named(tmp_path: Path) -> None:
 def test_other_losses_are_named(tmp_path: Path, lose: str, first: str) -> None:
     code, found = rehearse(tmp_path, lose)
     assert code == 5 and first in [one["what"] for one in found["findings"]], found["findings"]
+
+
+@pytest.mark.slow
+def test_a_script_without_a_seed_is_not_called_exact(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path, "seed")
+    assert (code, found["findings"]) == (3, []) and found["verdict"].startswith("differs in nothing that was compared"), found
 
 
 @pytest.mark.slow
