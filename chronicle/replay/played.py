@@ -3,8 +3,8 @@
 Two plays of the same steps tell whether anything is repeatable.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from chronicle.replay.compared import PrintComparison, Prints, compare_prints, p
 from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, play
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.launch_facts import read_facts
-from chronicle.resume.one_step import SHOW_VARIABLE, read_shown, tell_shown
 from chronicle.resume.ring import Print, Ring, rings_of
 
 
@@ -38,7 +37,6 @@ class Played:
     facts: Mapping[str, Any] | None
     end: Mapping[str, Any]
     batches: Mapping[int, list[int]]
-    shown: Sequence[str]  # the batch of the step that was asked for, in words
 
     def compare(self, record: Prints, until: int) -> PrintComparison:
         """With the record, up to this step."""
@@ -60,10 +58,9 @@ class Played:
 
 def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     """Play the steps of a plan."""
-    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
     # the next step that tells it, too: whether its generators stand elsewhere tells of the step before
     until = step_that_tells({rank: ring.steps() for rank, ring in plan.rings.items()}, plan.until) or plan.until
-    with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+    with play(plan.origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
         return read_result(forked, plan.step)
 
 
@@ -85,7 +82,6 @@ def read_result(forked: Forked, step: int | None) -> Played:
         notes = "".join(f"; {words}" for words in end.get("notes", ()))
         raise ChronicleError(f"the replay took no step that could be compared ({why}{notes}): {' / '.join(lines)[-600:]}")
     prints = {rank: ring.steps() for rank, ring in rings.items()}
-    logged = {rank: steps[step].loss for rank, steps in prints.items() if step in steps}
     starts = {rank: rows[-1] for rank, rows in begins.items()}
     return Played(
         prints=prints,
@@ -94,7 +90,6 @@ def read_result(forked: Forked, step: int | None) -> Played:
         facts=read_facts(result / "launch"),
         end=end,
         batches=batches_of(result / "batches", end["launch"], 0),
-        shown=tell_shown(read_shown(result / "launch"), logged),
     )
 
 

@@ -40,8 +40,6 @@ from chronicle.settings import Settings
 
 MOST_PASSED_BY = 3
 OF_FILES = ("file", "doubt")
-# with these the question is what entered the model
-SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.UNEXPLAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +171,6 @@ def replay(
             agree = one.begins_as(two)
         judged = judge_replay(replace(case, plays_agree=agree))
     judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
-    if judged.verdict in SHOWS:
-        judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)

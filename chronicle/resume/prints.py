@@ -39,7 +39,6 @@ from chronicle.resume.checksums import Modes, checksum_of_output, contents_of, g
 from chronicle.resume.envelope.samples import Snapshot, digest_of
 from chronicle.resume.faults import shield
 from chronicle.resume.launch_facts import write_facts
-from chronicle.resume.one_step import StepBatch
 from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
@@ -151,7 +150,6 @@ class StepPrints:
         self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
-        self.batch: StepBatch | None = None
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
@@ -204,8 +202,6 @@ class StepPrints:
         inputs = self._inputs
         if not inputs.generators:
             inputs.generators = {**global_generators(), "modes": self._modes.now()}
-        if self.batch is not None:
-            self.batch.enters(batch)
         found, with_targets = contents_of(batch)
         inputs.batches.append(found)
         inputs.with_targets = inputs.with_targets and with_targets
@@ -251,8 +247,6 @@ class StepPrints:
         self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
         self._has_entered = False
         self._hear_the_end(optimizer, with_gradient=gradient is Gradient.AT_END)
-        if self.batch is not None:
-            self.batch.stepping(step, self._rank())
         if self._skip > 0:
             self._skip -= 1
             self._now = UNPRINTED

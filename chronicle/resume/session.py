@@ -47,7 +47,6 @@ from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
-from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.records import Records
 from chronicle.resume.reference import LR, Reference
@@ -99,8 +98,6 @@ class GuardSession:
         self.prints.models = lambda: self._observe().models
         self.numbered: Callable[[], int | None] = step  # the step that is taken, as the framework counts
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
-        if launch_dir is not None and SHOW_VARIABLE in environ and self.prints.on:
-            self.prints.batch = StepBatch(launch_dir, environ, self.first_batch.decoder)
         self.frames = LastFrames(launch_dir, rank)
 
         self.first_gradient = FirstGradient(

@@ -71,9 +71,6 @@ def test_recorded_steps_are_reproduced_and_nothing_of_the_run_changes(recorded: 
     found = json.loads(done.stdout)
     assert (found["verdict"], found["start"], found["compared"]) == ("reproduced", 20, 2)
     assert {"batch", "gradient", "weights", "torch", "options", "loss"} <= set(found["parts"])
-    shown = "\n".join(found["evidence"])
-    assert "batch of step 22: 4 rows" in shown
-    assert "(cross_entropy; it gave the logged loss)" in shown
     after = digests(recorded)
     assert {path: after.get(path) for path in before} == before
     assert all("/journal" in path or path.endswith("run.json") for path in after.keys() - before.keys())
