@@ -7,9 +7,6 @@ A hook on a module or optimizer is Python code that runs inside the compiled cal
 - `see_compiled_calls` looks at the arguments of a compiled model before dynamo gets them. `torch.compile(model)` makes an
   `OptimizedModule`, whose `__call__` is ordinary Python; `model.compile()` sets `_compiled_call_impl`.
 
-- `is_compiling_here` tells whether this process compiles anything. Then no hook is put into the layers of a model and no mode
-  around its pass: parts of it (blocks, `forward`, a function that it calls) may be compiled although the whole is not.
-
 A model that is called inside a compiled function (`torch.compile(train_step)`) cannot be seen: nothing is said about it.
 """
 
@@ -25,7 +22,6 @@ from chronicle.resume.faults import shield
 
 See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
 _SEES: "weakref.WeakKeyDictionary[Any, tuple[See, See]]" = weakref.WeakKeyDictionary()  # by inner model: before, and after
-_ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
 
@@ -86,11 +82,6 @@ def see_compiled_calls(model: Any, see: See, see_output: See) -> None:
     see_own_compilation(model)
 
 
-def when_compiled(model: Any, act: Callable[[], None]) -> None:
-    """`act()` is called once, before the first call of a compiled form of a model that is watched."""
-    _ACTS[model] = act
-
-
 def see_own_compilation(module: Any) -> None:
     """After `module.compile()`: look at its calls, if it is or contains a model that is watched."""
     compiled = module.__dict__.get("_compiled_call_impl")
@@ -114,16 +105,6 @@ def compiled_part(model: Any) -> Any:
     return model.__dict__.get("_modules", {}).get("_orig_mod", model)
 
 
-def is_compiling_here(model: Any) -> bool:
-    """Whether a part of this model, or anything else in this process, was given to `torch.compile` until now."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(frames, "cached_backends", None) or {}
-    if any(backend not in (None, False) for backend in tuple(backends.values())):  # None: `torch.compiler.disable`
-        return True
-    parts = model.modules() if hasattr(model, "modules") else ()
-    return any(part.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in part._modules for part in parts)
-
-
 def _held(module: Any) -> Any:
     """The watched model that a compiled module holds, or None; it is looked up once."""
     known = None if module is None else _known.get(module)
@@ -138,9 +119,6 @@ def _before_call(module: Any, args: Any, kwargs: Any) -> None:
     model = _held(module)
     if model is None:
         return
-    act = _ACTS.pop(model, None)
-    if act is not None:
-        act()
     _SEES[model][0](model, args, kwargs)
 
 

@@ -137,8 +137,6 @@ class GuardSession:
             contained=self.contained,
             lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self._way_out,
-            first_batches=lambda: self.data.first,
-            resumed=lambda: self.start.resumed,
         )
         self.envelope.off = self.off
         self.sealer.compare = self.envelope.compare_replicas
@@ -305,7 +303,7 @@ class GuardSession:
             ranks=(own,),
             revisions=dict(self.first_batch.says.revisions),
             lr_moved=witness.moved,
-            habits=(*self.reference.habits, *filter(None, [self.envelope.habit])),
+            habits=self.reference.habits,
             seen_frozen=self.reference.frozen_now(memory.frozen),
         )
         found = self.honours.add_to(found, live)
@@ -762,7 +760,6 @@ class GuardSession:
             settled = self.loads.settle(checks, live, found)
             self.reference.resumes(expected)
             self.own_buffers.resumes(self._own_buffers(expected))
-            self.envelope.expects(expected.habits if expected else ())
             self.reference.frozen_now(found.frozen)
         yield from settled
         if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it

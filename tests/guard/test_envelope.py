@@ -20,7 +20,6 @@ from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import ResumeRefused
 from chronicle.resume.envelope import BreachKind
-from chronicle.resume.envelope.motion import _Life
 from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, differing_ranks, part_of
 from chronicle.resume.memory import Memory, RankDigest
 from tests.guard.flights.bugs import BUGS, FURTHER, play
@@ -29,7 +28,7 @@ from tests.guard.flights.healthy import HEALTHY, play_healthy
 
 ALONE = [name for name, bug in {**BUGS, **FURTHER}.items() if bug.plant is not None and not bug.ranks]
 # the step at which it is told: at once what is asked at every step, in the window after the next save what is not
-SOON = {"lr-by-hand": 61, "untied": 4, "half-in-evaluation": 4, "divisor-lost": 24, "divided-twice": 24, "scaled-twice": 13}
+SOON = {"lr-by-hand": 61, "untied": 4, "half-in-evaluation": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -270,16 +269,6 @@ def test_empty_sparse_and_absent_tensors_have_no_sample() -> None:
     assert [None if row is None else list(row) for row in snapshot.rows()] == [None, None, None, [1.0, 1.0]]
 
 
-def test_a_layer_dies_only_when_chance_cannot_explain_it() -> None:
-    """A layer that is dropped every fifth time never dies; one that was alive 200 times dies after a few zeros."""
-    dropped, alive = _Life(), _Life()
-    assert not any(dropped.see(look % 5 == 0, look) for look in range(1000))
-    assert not any(alive.see(False, look) for look in range(200))
-    died = [look for look in range(200, 220) if alive.see(True, look)]
-    assert 202 <= died[0] <= 206
-    assert alive.since == 200
-
-
 # ---- a part that fails -----------------------------------------------------------------------------------------------
 
 
@@ -426,33 +415,6 @@ def test_a_rollback_of_a_spoilt_run_goes_to_a_sound_save() -> None:
     proposal = propose([breach], saves)
     assert proposal is not None
     assert (proposal.target_step, proposal.before_step) == (20, 40)
-
-
-def accumulate(folder: Path, factor: float, passes: int, resume: bool) -> list[str]:
-    """A launch with dropout that accumulates, and saves after ten steps; what it is told."""
-    torch.manual_seed(0)
-    model = network(dropout=0.1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    run = attached(folder, model, optimizer, accumulation=passes)
-    if resume:
-        state = torch.load(folder / "state.pt", weights_only=False)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for _ in range(10):
-        optimizer.zero_grad()
-        for _ in range(passes):
-            (loss_of(model) * factor).backward()
-        optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "state.pt")
-    run.session.envelope.end()
-    return [kind.value for kind in run.session.envelope.log.told]
-
-
-@pytest.mark.parametrize(("factor", "told"), [(1 / 4, []), (1.0, ["loss-factor-changed"])])
-def test_divisor_that_a_resume_lost_is_told_though_dropout_is_random(tmp_path: Path, factor: float, told: list[str]) -> None:
-    """The gradient cannot be compared, but the checkpoint says how its loss was divided."""
-    assert accumulate(tmp_path, 1 / 4, 4, resume=False) == []
-    assert accumulate(tmp_path, factor, 4, resume=True) == told
 
 
 CLIPPED = """

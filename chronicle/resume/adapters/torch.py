@@ -163,7 +163,6 @@ class AttachedRun:
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
             self.session.batches.watch_outputs(self._live.models[1:])
-            self.session.envelope.watch(self._live.models[0])
         if why := _trained_before(self._live):
             self.session.attached_late(why)
 

@@ -65,7 +65,6 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         session = self.session
         session.begins()
         session.batches.watch(parts["model"])
-        session.envelope.watch(parts["model"])
         if not session.off:
             with session.contained("first batch in words"):
                 self._prepare_words(_trainer_of(self))

@@ -23,7 +23,7 @@ from chronicle.resume.envelope.samples import (
     part_of,
     say_difference,
 )
-from chronicle.resume.envelope.structure import ForwardProbe, PlannedLr, Structure, broken_promises, can_be_hooked
+from chronicle.resume.envelope.structure import PlannedLr, Structure, broken_promises
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
@@ -108,12 +108,9 @@ class Envelope:
         contained: Callable[[str], AbstractContextManager[None]],
         lr_is_ours: Callable[[], bool],
         way_out: Callable[[Breach], str],
-        resumed: Callable[[], bool],
-        first_batches: Callable[[], Sequence[str]],
     ) -> None:
         self._observe, self._step, self._ranks = observe, step, ranks
-        self._share, self._contained, self._lr_is_ours, self._resumed = share, contained, lr_is_ours, resumed
-        self._first_batches = first_batches
+        self._share, self._contained, self._lr_is_ours = share, contained, lr_is_ours
         self.log = BreachLog(journal, way_out)
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
@@ -127,7 +124,6 @@ class Envelope:
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
         self._pulse: _Pulse | None = None
         self._sound: int | None = None  # the last step after which the weights were seen to be finite
-        self._probe: ForwardProbe | None = None
         self._rearm: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have had no window since the last save
         self._replicas: Replicas | None = None
         self._equal_at: int | None = None  # the last step after which the ranks were equal
@@ -136,12 +132,6 @@ class Envelope:
         self.off = False
 
     # ---- called by the session -------------------------------------------------------------------------------------
-
-    def watch(self, model: Any) -> None:
-        """A model is about to be trained: watch its first passes."""
-        if not self.off and self._probe is None and can_be_hooked(model):
-            with self._flying():
-                self._probe = ForwardProbe(model, self._tell, self._resumed, self._batch_size, self._failed)
 
     def before_step(self, optimizer: Any, engine: Any = None) -> None:
         """An optimizer is about to step; with an `engine` its step as a whole."""
@@ -170,17 +160,6 @@ class Envelope:
             self._clipping.arm()
         return self.log.spoils()
 
-    @property
-    def habit(self) -> str:
-        """How this training divides its loss, for a checkpoint; "" where it is not known."""
-        return self._promises.habit
-
-    def expects(self, habits: Sequence[str]) -> None:
-        """The launch goes on from a checkpoint with these habits."""
-        if not self.off:
-            with self._flying():
-                self._promises.expects(habits)
-
     def loaded(self) -> None:
         """A state was loaded: what was seen before says nothing about it."""
         self._motion.forget()
@@ -206,8 +185,6 @@ class Envelope:
     def end(self) -> None:
         """Remove every hook."""
         self._promises.end()
-        if self._probe is not None:
-            self._probe.remove()
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -265,8 +242,6 @@ class Envelope:
             if not self._lr_is_ours():
                 self._look_at_lr(key)
         self._rearm.discard(key)
-        if pace.looks == FULL_LOOKS - 1:
-            self._look_at_batches(live)
         pace.looked(begun, time.perf_counter(), self.share_of_time)
 
     def _begin(self) -> LiveState:
@@ -365,17 +340,6 @@ class Envelope:
             self._tell(BreachKind.POISONED, words, step, self._sound)
         else:
             self._sound = step
-
-    def _look_at_batches(self, live: LiveState) -> None:
-        """Workers of a loader that draw the same random numbers return the same samples."""
-        digests = tuple(self._first_batches())
-        if getattr(live.reading, "num_workers", 0) > 1 and len(set(digests)) < len(digests) and not self._resumed():
-            words = f"{live.reading.num_workers} loader workers return equal batches: they draw the same random numbers"
-            self._tell(BreachKind.DATA_REPEATED, words)
-
-    def _batch_size(self) -> int | None:
-        size = getattr(self._observe().reading, "batch_size", None)
-        return size if isinstance(size, int) else None
 
     def _begin_counting(self, key: Any) -> None:
         """Time the comparison of replicas by this optimizer, where there are other ranks."""
