@@ -70,7 +70,6 @@ class Origin:
     environ: Mapping[str, str]
     roots: tuple[Path, ...]
     rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
-    hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
     restored: tuple[str, ...] = ()  # variables that are set otherwise now, and as in the record in a fork
     passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
 
@@ -412,7 +411,6 @@ def _start(
         steps=steps,
         rewinds=origin.rewinds,
         saved={str(one.path): step for step, one, _ in _listed(origin.roots, read_journal(paths).entries)},
-        hidden=tuple(map(str, origin.hidden)),
     )
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
     words = [sys.executable, "-m", "chronicle.replay.inside", str(directory / "spec.json")]

@@ -79,8 +79,7 @@ def read_result(forked: Forked, step: int | None) -> Played:
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
         why = str(end["end"].get("because") or "it ended")
-        notes = "".join(f"; {words}" for words in end.get("notes", ()))
-        raise ChronicleError(f"the replay took no step that could be compared ({why}{notes}): {' / '.join(lines)[-600:]}")
+        raise ChronicleError(f"the replay took no step that could be compared ({why}): {' / '.join(lines)[-600:]}")
     prints = {rank: ring.steps() for rank, ring in rings.items()}
     starts = {rank: rows[-1] for rank, rows in begins.items()}
     return Played(

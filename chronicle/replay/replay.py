@@ -31,7 +31,6 @@ from chronicle.replay.fork import (
     play,
     recorded_code_of,
 )
-from chronicle.replay.places import is_wide, made_since_start
 from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once, read_result
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.resume.launch_facts import changed_facts, holds_data, new_sources, read_facts
@@ -148,8 +147,6 @@ def replay(
 ) -> Replay:
     """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
     begun = time.monotonic()
-    if plan.origin.checkpoint is None:
-        plan = replace(plan, origin=_as_at_its_start(plan.origin))
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
     say(f"launch {plan.origin.launch} again from {plan.origin.words}, to step {plan.until}")
     one = play_once(plan, sandbox)
@@ -183,7 +180,6 @@ def _beside(origin: Origin, one: Played) -> Iterator[str]:
     if origin.restored:
         yield f"set as in the record, and otherwise than here: {', '.join(origin.restored[:8])}"
     yield from (f"a nearer checkpoint was passed by: {words}" for words in origin.passed_by[:MOST_PASSED_BY])
-    yield from one.end.get("notes", ())
 
 
 def _changed(facts: Mapping[str, Any] | None, one: Played, plan: ReplayPlan) -> list[tuple[str, str]]:
@@ -193,7 +189,7 @@ def _changed(facts: Mapping[str, Any] | None, one: Played, plan: ReplayPlan) -> 
     """
     if facts is None or one.facts is None:
         return []
-    ended = _ends_of(plan.origin)[1]
+    ended = _end_of(plan.origin)
     own = [os.path.realpath(path) for path in plan.origin.own]
     is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
     items = [item for item in changed_facts(facts, one.facts, ended) if item.kind not in OF_FILES or not is_own(item.name)]
@@ -207,23 +203,6 @@ def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
     if any(real == one or real.startswith(one + os.sep) for one in own):
         return True
     return real != cwd and os.path.isdir(real) and any(one.startswith(real + os.sep) for one in own)
-
-
-def _as_at_its_start(origin: Origin) -> Origin:
-    """A launch that begins without a checkpoint: what came into its directory later is not there, or it would go on from it.
-
-    Of its checkpoint roots that is all that came since, whoever made it: a script's own note of the newest one is among it.
-    """
-    facts = read_facts(origin.settings.paths.launch_dir(origin.launch)) or {}
-    around = facts.get("around") or {}
-    names = around.get("names")
-    if names is None or os.path.realpath(origin.cwd) != os.path.realpath(str(around.get("directory"))):
-        return origin
-    begun, ended = _ends_of(origin)
-    hidden = made_since_start(origin.cwd, names, [*origin.own, *origin.roots], begun, ended)
-    roots = [root for root in origin.roots if not is_wide(root, origin.cwd)]
-    saved = (path for root in roots for path in made_since_start(root, (), (), begun, None))
-    return replace(origin, hidden=(*hidden, *saved))
 
 
 def _began_earlier(start: int, origin: Origin) -> str:
@@ -241,11 +220,11 @@ def _state_loaded(origin: Origin, one: Played) -> StateLoaded:
     return state_loaded(one.end["verdicts"])
 
 
-def _ends_of(origin: Origin) -> tuple[float | None, float | None]:
-    """When the recorded launch began and ended, in seconds since the epoch; None where the journal does not tell."""
+def _end_of(origin: Origin) -> float | None:
+    """When the recorded launch ended, in seconds since the epoch; None where the journal does not tell."""
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
-    times = {entry.kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries}
-    return times.get(EntryKind.LAUNCH_START), times.get(EntryKind.LAUNCH_END)
+    ends = [entry.ts for entry in entries if entry.kind == EntryKind.LAUNCH_END]
+    return datetime.fromisoformat(ends[-1]).timestamp() if ends else None
 
 
 def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: PrintComparison) -> Ruling:
