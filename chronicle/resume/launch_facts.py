@@ -111,8 +111,10 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: fl
 
 
 def _changed_file(name: str, before: str, after: str, directory: str, ended: float | None) -> Iterator[ChangedFact]:
-    """A file that holds something else; a doubt where the launch may have written it itself. What the second one alone names is no
-    difference, and what is gone counts in the working directory alone: elsewhere are caches."""
+    """A file that holds something else; a doubt where the launch may have written it itself.
+
+    What the second one alone names is no difference. What is gone counts in the working directory alone: elsewhere are caches.
+    """
     if not after and name.startswith(directory + os.sep) and not os.path.exists(name):
         yield ChangedFact("file", name, before, after)
     if not before or not after:

@@ -127,7 +127,7 @@ class GuardSession:
         self.records = Records(None if paths is None else paths.states_dir, rank)
         kept = (self.reference, self.own_buffers, self.records)
         parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
-        self.loads = Loads(*parts, *kept, self.first_gradient.entered_alike)
+        self.loads = Loads(*parts, *kept)
         self.envelope = Envelope(
             observe,
             self.journal,

@@ -13,7 +13,7 @@ from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
 from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, find_orphans
-from chronicle.resume.envelope.promises import EngineClipping, Promises
+from chronicle.resume.envelope.promises import Promises
 from chronicle.resume.envelope.samples import (
     DelayedReads,
     Replicas,
@@ -115,7 +115,6 @@ class Envelope:
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self._failed)
-        self._clipping = EngineClipping(self.log.tell, self._later)
         self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
@@ -142,12 +141,6 @@ class Envelope:
         except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
             self._failed(problem)
 
-    def inner_step(self, optimizer: Any) -> None:
-        """The optimizer inside an engine steps: its gradients are those that are used."""
-        if not self.off:
-            with self._flying():
-                self._clipping.inner_step(optimizer)
-
     def at_save(self) -> str:
         """A checkpoint is being saved: look at every weight. Returns what spoils it, "" for nothing."""
         if self.off:
@@ -157,7 +150,6 @@ class Envelope:
             self._later.run(wait=True)
             self._look_at_weights(self._observe(), self._step())
             self._rearm.update(self._paces.keys())
-            self._clipping.arm()
         return self.log.spoils()
 
     def loaded(self) -> None:
@@ -190,8 +182,6 @@ class Envelope:
 
     def _before_step(self, key: Any, is_engine: bool) -> None:
         """Few questions at every step; a look where one of them, or the time, asks for it."""
-        if is_engine:
-            self._clipping.engine_step(key, self._step())
         if self._structure is not None and self._structure.has_turned():
             self._begin()
             self._look_at_structure()

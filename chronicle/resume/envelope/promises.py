@@ -2,7 +2,6 @@
 
 For a few steps after the start and after every save, hooks on one parameter per optimizer count the backward passes and see
 whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted. Outside these windows nothing is hooked.
-A DeepSpeed engine clips by itself: there the gradients that its inner optimizer steps with are measured.
 """
 
 import functools
@@ -19,7 +18,6 @@ from chronicle.resume.faults import last_resort, raised_by_script, shield
 
 WINDOW = 3  # intervals between optimizer steps
 REPEATED = 2  # clippings that are wrong, until it is told
-CLIP_SLACK = 1.05  # sums in half precision
 
 
 class _Window:
@@ -217,44 +215,3 @@ def _leave(listener: Promises) -> None:
     while not _listeners and _originals:
         owner, inner = _originals.pop()
         setattr(owner, _CLIP, inner)
-
-
-# ---- an engine -----------------------------------------------------------------------------------------------------------
-
-
-class EngineClipping:
-    """Whether the gradients that an engine's inner optimizer steps with are as small as its configuration promises."""
-
-    def __init__(self, tell: Callable[[Breach], object], later: DelayedReads) -> None:
-        self._tell, self._later = tell, later
-        self._limit, self._left = 0.0, WINDOW
-        self._step: int | None = None
-
-    def arm(self) -> None:
-        """Look at the next steps."""
-        self._left = WINDOW
-
-    def engine_step(self, engine: Any, step: int | None) -> None:
-        """A whole step of the engine begins."""
-        limit = getattr(engine, "gradient_clipping", None)
-        self._limit = float(limit() or 0.0) if self._left > 0 and callable(limit) else 0.0
-        self._left, self._step = max(0, self._left - 1), step
-
-    def inner_step(self, optimizer: Any) -> None:
-        """Its own optimizer steps a part of the parameters, on one rank: no part may be larger than the whole."""
-        import torch
-
-        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        found = [own for own in (getattr(g, "_local_tensor", g) for g in found) if own.numel() and not own.is_sparse]
-        limit, step = self._limit, self._step
-        if limit <= 0.0 or not found or len({own.device for own in found}) > 1:
-            return
-        with torch.no_grad():
-            norm = torch.stack([own.detach().float().norm() for own in found]).norm()
-        snapshot = Snapshot([norm])
-        self._later.add((snapshot,), lambda: self._judge(float(snapshot.rows()[0][0]), limit, step))
-
-    def _judge(self, norm: float, limit: float, step: int | None) -> None:
-        if math.isfinite(norm) and norm > limit * CLIP_SLACK:
-            words = f"gradients are to be clipped to a norm of {limit:g}, and the optimizer steps with one of {norm:.4g}"
-            self._tell(Breach(kind=BreachKind.CLIPPING, step=step, words=words, seen=step))
