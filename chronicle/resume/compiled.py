@@ -21,7 +21,7 @@ from typing import Any
 from chronicle.resume.faults import shield
 
 See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
-_SEES: "weakref.WeakKeyDictionary[Any, tuple[See, See]]" = weakref.WeakKeyDictionary()  # by inner model: before, and after
+_SEES: "weakref.WeakKeyDictionary[Any, See]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
 
@@ -69,13 +69,12 @@ class ModelHook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-def see_compiled_calls(model: Any, see: See, see_output: See) -> None:
+def see_compiled_calls(model: Any, see: See) -> None:
     """From now on `see(model, args, kwargs)` is called before every call of a compiled form of `model`.
 
-    `see_output(model, (), output)` comes after it. It does not matter whether the model is compiled before or after this, alone
-    or inside a wrapper such as DDP.
+    It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
     """
-    _SEES[model] = see, see_output
+    _SEES[model] = see
     if not _patched:
         _patch()
     _known.clear()
@@ -91,11 +90,9 @@ def see_own_compilation(module: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before(owner(), args, kwargs)
-        output = compiled(*args, **kwargs)
-        after(owner(), output)
-        return output
+        return compiled(*args, **kwargs)
 
-    before, after = outside_graphs(_before_call), outside_graphs(_after_call)
+    before = outside_graphs(_before_call)
     call._chronicle = True  # type: ignore[attr-defined]
     module._compiled_call_impl = skip_in_graphs(call)
 
@@ -117,15 +114,8 @@ def _held(module: Any) -> Any:
 def _before_call(module: Any, args: Any, kwargs: Any) -> None:
     """A compiled module is called."""
     model = _held(module)
-    if model is None:
-        return
-    _SEES[model][0](model, args, kwargs)
-
-
-def _after_call(module: Any, output: Any) -> None:
-    model = _held(module)
     if model is not None:
-        _SEES[model][1](model, (), output)
+        _SEES[model](model, args, kwargs)
 
 
 def _watched_in(module: Any) -> Any:
@@ -138,14 +128,12 @@ def _patch() -> None:
 
     optimized = import_module("torch._dynamo").OptimizedModule
     original, compile_ = optimized.__call__, torch.nn.Module.compile
-    before, after = outside_graphs(_before_call), outside_graphs(_after_call)
+    before = outside_graphs(_before_call)
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self, args, kwargs)
-        output = original(self, *args, **kwargs)
-        after(self, output)
-        return output
+        return original(self, *args, **kwargs)
 
     @functools.wraps(compile_)
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -93,7 +93,7 @@ class GuardSession:
 
         self.prints = StepPrints(launch_dir, lambda: self.ranks.rank, world_size, environ=environ)
         self._printing = Containment(self._prints_failed)
-        self.prints.failed, self.prints.lost_outputs = self._prints_failed, partial(record, "model's output")
+        self.prints.failed = self._prints_failed
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
         self.prints.models = lambda: self._observe().models
         self.numbered: Callable[[], int | None] = step  # the step that is taken, as the framework counts
@@ -117,7 +117,7 @@ class GuardSession:
         self.trained = TrainedWatch()
         self.batches = self.data.batches
         self.batches.lost, self.batches.look = partial(record, "batch"), self._look_at
-        self.batches.enters, self.batches.leaves = self._enters, self.prints.leaves
+        self.batches.enters = self._enters
         self.batches.works, self.batches.calibrates = self._works, self._calibrates
 
         self.report = SelfReport(self.ranks, environ)
