@@ -7,9 +7,8 @@ A trainer fills what it has on one rank, after gathering `ranks`, and calls `che
     facts = TrainerFacts(config={"d_model": 1792, "layers": 20}, params_logical=n, params_counted=n, ranks=(…),
                          num_data_shards=64, num_workers=4, planned_steps=3000, learning_rates=lrs, …)
 
-Counts are elements, lengths are samples, LRs are per optimizer update. The fields of a `--full` preflight (save round trip,
-sanity fit, micro-batch independence) are results of experiments that the trainer runs itself. The plan is the journal's newest
-`plan` entry: the first launch declares it, `--accept-change "reason"` replaces it.
+Counts are elements, lengths are samples, LRs are per optimizer update. The plan is the journal's newest `plan` entry: the
+first launch declares it, `--accept-change "reason"` replaces it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import PlanDeclared, events_of
 
 # Facts that trainers of earlier journals reported, and that no check asks for any more
-FORMER = frozenset(("memory_needed", "memory_ways", "micro_batch"))
+FORMER = frozenset((
+    "memory_needed", "memory_ways", "micro_batch", "save_round_trip", "fit_losses", "fit_resumed_equal",
+    "micro_batch_difference", "telemetry",
+))  # fmt: skip
 FORMER_OF_RANK = frozenset(("memory_free",))
 
 
@@ -98,12 +100,6 @@ class TrainerFacts:
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
     save_seconds: float | None = None
-    # --full
-    save_round_trip: str | None = None  # "" when everything came back equal, else the object that did not
-    fit_losses: tuple[float, ...] = ()  # sanity fit on fixed data, one value an update
-    fit_resumed_equal: bool | None = None
-    micro_batch_difference: float | None = None  # |loss(B) - mean loss of its parts| / loss(B)
-    telemetry: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # channel -> values over the fit
 
     @property
     def world_size(self) -> int | None:
@@ -126,7 +122,6 @@ class TrainerFacts:
         }
         values["ranks"] = tuple(_rank(rank) for rank in data.get("ranks", ()))
         values["samples"] = tuple(DecodedSample(**sample) for sample in data.get("samples", ()))
-        values["telemetry"] = {name: tuple(series) for name, series in data.get("telemetry", {}).items()}
         return cls(**values)
 
 
