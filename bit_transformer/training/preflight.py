@@ -112,7 +112,9 @@ def _facts(run: TrainingRun, batch: Batch, first_step: int) -> TrainerFacts:
 
 def _this_rank(accelerator: Any) -> RankFacts:
     device = accelerator.device
-    name = f"cpu:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    name = f"cpu:{os.getpid()}"
+    if device.type != "cpu":
+        name = str(torch.cuda.get_device_properties(device).uuid)
     return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name)
 
 
