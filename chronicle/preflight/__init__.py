@@ -5,14 +5,13 @@ machine, which need no trainer. `gate.py`: called inside the ranks. A check with
 nothing to read is `unknown`, which is no pass. Whether a script resumes exactly is `chronicle rehearse`'s to show.
 """
 
-from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
+from chronicle.preflight.facts import RankFacts, TrainerFacts
 from chronicle.preflight.gate import check_before_first_step, check_facts
 from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed
 
 __all__ = [
     "CheckResult",
     "CheckVerdict",
-    "DecodedSample",
     "PreflightFailed",
     "RankFacts",
     "TrainerFacts",

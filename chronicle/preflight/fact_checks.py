@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from chronicle.preflight.facts import PLAN_KEYS, DecodedSample, RankFacts, TrainerFacts, declare_plan
+from chronicle.preflight.facts import PLAN_KEYS, RankFacts, TrainerFacts, declare_plan
 from chronicle.preflight.results import CheckAnswer, CheckRow, fails, passes, skips, unknown, warns
 
 CLAIM_TOLERANCE = 0.01
@@ -134,14 +134,6 @@ def _tied_weights(nothing_to_tie: bool, declared: bool | None, in_memory: bool |
     return fails(text, "storage addresses", "tie them again after loading and wrapping")
 
 
-def _precision(precision: str, is_supported: bool) -> CheckAnswer:
-    """PF20: the device supports the requested precision."""
-    name = "fp32" if precision == "no" else precision
-    if is_supported:
-        return passes(f"{name} works here", "a matrix product")
-    return fails(f"{name} does not work here", "a matrix product", "choose another precision")
-
-
 def _flags(is_requested: bool, is_possible: bool | None) -> CheckAnswer:
     """PF29: a requested compilation that is not possible is reported."""
     if not is_requested:
@@ -158,7 +150,6 @@ def _flags(is_requested: bool, is_possible: bool | None) -> CheckAnswer:
 FEW_SAMPLES = 1000
 MOSTLY = 0.9  # of the labels
 HALF = 0.5  # of the positions
-LEAK_TOLERANCE = 1e-5
 
 
 def _shards(
@@ -211,22 +202,7 @@ def _size(
     return passes(read, read)
 
 
-def _samples(samples: tuple[DecodedSample, ...]) -> CheckAnswer:
-    """PF16: samples decode to exactly their original bytes; the first one is shown."""
-    first = samples[0].text[:60].replace("\n", "⏎")
-    read = f"{len(samples)} samples, the first: {first}"
-    exact = [sample.exact for sample in samples]
-    if False in exact:
-        return fails(f"{exact.count(False)} of {len(samples)} do not decode to their bytes", read, "check the encoding")
-    if None in exact:
-        return unknown(f"{UNREPORTED}whether the round trip is exact")
-    return passes(f"{len(samples)} samples decode exactly", read)
-
-
 # ---- ranks -----------------------------------------------------------------------------------------------------------
-
-SLOW_COLLECTIVE_SECONDS = 60.0
-
 
 def _devices(
     ranks: tuple[RankFacts, ...], sizes_seen: Mapping[str, int], claimed: int | None, plan: Mapping[str, Any]
@@ -249,32 +225,6 @@ def _devices(
     if asked is not None and len(devices) != asked:
         return fails(f"{asked} devices requested, {len(devices)} in use", read, "check the launcher's arguments")
     return passes(f"{len(devices)} devices, one rank each", read)
-
-
-def _collectives(
-    is_correct: bool | None, seconds: float | None, ranks: tuple[RankFacts, ...], counted: int | None
-) -> CheckAnswer:
-    """PF10: a sum over rank numbers is correct and fast, and all replicas start from the same weights."""
-    read = "one all-reduce"
-    if is_correct is None:
-        return passes("one rank: nothing is summed", "1 rank") if len(ranks) == 1 else unknown("no collective was tried")
-    if not is_correct:
-        return fails("the sum of the rank numbers is wrong", read, "check NCCL and the network")
-    if seconds is not None and seconds > SLOW_COLLECTIVE_SECONDS:
-        return fails(f"one all-reduce took {seconds:.0f} s", read, "check the network")
-    differing = len({rank.weights_digest for rank in ranks} - {None})
-    if differing > 1 and all(rank.params_local == counted for rank in ranks):
-        text = f"replicas start from {differing} different sets of weights"
-        return fails(text, "digests of the weights", "seed before building the model, or broadcast it")
-    return passes("sums correct, weights equal" if differing == 1 else "sums correct", read)
-
-
-def _causality(leak: float) -> CheckAnswer:
-    """PF17: no earlier position of the output changes when a later input does."""
-    read = f"largest change of an earlier logit: {leak:.3g}"
-    if leak > LEAK_TOLERANCE:
-        return fails("earlier positions depend on later ones", read, "check the attention mask")
-    return passes("no position depends on a later one", read)
 
 
 def _first_batches(ranks: tuple[RankFacts, ...]) -> CheckAnswer:
@@ -354,14 +304,6 @@ def _warmup(lrs: tuple[float, ...], planned: int | None) -> CheckAnswer:
     return passes(f"the LR rises for {updates} updates", read)
 
 
-def _lr_picture(lrs: tuple[float, ...]) -> CheckAnswer:
-    """PF13: the LR at the start, at the peak, half-way and at the end; it cannot fail."""
-    peak = max(range(len(lrs)), key=lrs.__getitem__)
-    places = {0: "start", 1: "second", peak: "peak", len(lrs) // 2: "half-way", len(lrs) - 1: "end"}
-    text = ", ".join(f"{name} {lrs[index]:.4g}" for index, name in sorted(places.items()))
-    return passes(text, f"{len(lrs)} predicted LRs, peak after {peak} updates")
-
-
 # ---- saves -----------------------------------------------------------------------------------------------------------
 
 ROOM = 1.2  # factor over the size of the checkpoints that are kept
@@ -403,23 +345,15 @@ FACT_CHECKS: tuple[CheckRow, ...] = (
     CheckRow("PF05", "wrapper", _wrapper, {}, ("wrapper", "wrapper_requested", "binding_plan", "world_size")),
     CheckRow("PF06", "no silent change of the plan", _plan, {"plan": "no plan was declared before this launch"},
           ("facts", "accepted_change")),
-    CheckRow("PF10", "collectives", _collectives, {},
-          ("collective_correct", "collective_seconds", "ranks", "params_counted")),
     CheckRow("PF11", "LR horizon", _horizon,
           dict.fromkeys(("scheduler_horizon", "planned_steps"),
                         f"{UNREPORTED}the scheduler's horizon or the planned updates"), ("facts",)),
     CheckRow("PF12", "warm-up", _warmup, {"learning_rates": f"{UNREPORTED}predicted LRs"}, ("planned_steps",)),
-    CheckRow("PF13", "LR plan", _lr_picture, {"learning_rates": f"{UNREPORTED}predicted LRs"}),
     CheckRow("PF14", "labels", _labels, {"masked_fractions": "the trainer reported no collated batch"}),
     CheckRow("PF15", "data size and padding", _size, {},
           ("num_distinct_samples", "num_samples", "dataset_bytes", "dataset", "pad_fraction")),
-    CheckRow("PF16", "decoded samples", _samples, {"samples": "no sample was decoded"}),
-    CheckRow("PF17", "causality", _causality, {"future_leak": "the trainer did not run the causality test"}),
     CheckRow("PF18", "tied weights", _tied_weights, {}, ("nothing_to_tie", "tied_expected", "tied_in_memory")),
     CheckRow("PF19", "every rank reads its own data", _first_batches, {}, ("ranks",)),
-    CheckRow("PF20", "precision", _precision,
-          dict.fromkeys(("precision", "precision_supported"),
-                        f"{UNREPORTED}whether the device supports the precision")),
     CheckRow("PF21", "disk space", _disk,
           {"checkpoint_bytes": "the size of a checkpoint is unknown", "free_bytes": "the free space is unknown"},
           ("checkpoints_kept",)),
