@@ -62,15 +62,11 @@ class Spec:
     rollback: tuple[str, ...] = ()  # options of `chronicle rollback`, applied to the checkpoint before the launch
     code: CodeChange | None = None
     scan: bool = False  # the detector reads what came out
-    steps: int = 0  # it ends when so many are printed by every rank there is, whatever their numbers
-    rewinds: bool = True  # later checkpoints are hidden
     saved: Mapping[str, int] = field(default_factory=dict)  # by path: of which step a checkpoint is, by its identity
 
     @property
     def part(self) -> str:
         """Which steps, in words."""
-        if self.steps:
-            return f"the first {self.steps} steps"
         return f"steps {self.start + 1} to {self.until} of launch {self.launch}"
 
     @classmethod
@@ -100,7 +96,7 @@ def main() -> int:
 def _play(spec: Spec, result: Path, left: list[str]) -> int:
     paths = RunPaths(Path(spec.run_dir))
     try:
-        for root in spec.roots if spec.rewinds else ():
+        for root in spec.roots:
             rewind(Path(root), spec)
         if spec.code is not None and (why := lay_code(spec.code)):
             raise ChronicleError(why, "git must know the commit")
@@ -274,13 +270,10 @@ class Played:
         if self._spec.scan and self._is_lost():
             return (Enough("the loss is no number any more"),)
         try:
-            rings = rings_of(self._launch_dir) if self._spec.ranks or self._spec.steps else {}
+            rings = rings_of(self._launch_dir) if self._spec.ranks else {}
         except ChronicleError:
             return ()
-        if self._spec.steps:
-            all_here = bool(rings) and len(rings) == rings[min(rings)].header.get("ranks")
-            done = all_here and all(_reached(ring, _begin_of(ring) + self._spec.steps) for ring in rings.values())
-        elif self._spec.ranks:
+        if self._spec.ranks:
             done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
         else:
             newest = last_point(self._launch_dir / "metrics.jsonl")
@@ -297,10 +290,6 @@ class Played:
 
 def _reached(ring: Ring, until: int) -> bool:
     return any(step >= until for step in ring.steps())
-
-
-def _begin_of(ring: Ring) -> int:
-    return max((one.step for one in ring.begins()), default=0)
 
 
 if __name__ == "__main__":

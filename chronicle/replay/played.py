@@ -61,21 +61,21 @@ def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     # the next step that tells it, too: whether its generators stand elsewhere tells of the step before
     until = step_that_tells({rank: ring.steps() for rank, ring in plan.rings.items()}, plan.until) or plan.until
     with play(plan.origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
-        return read_result(forked, plan.step)
+        return _read_result(forked, plan.step)
 
 
-def read_result(forked: Forked, step: int | None) -> Played:
-    """What a fork left. `step`: the one that was asked for; None: none in particular."""
+def _read_result(forked: Forked, step: int) -> Played:
+    """What a fork left. `step`: the one that was asked for."""
     result, end = forked.directory, forked.end
     rings = rings_of(result / "launch")
-    begins = {rank: [one for one in ring.begins() if step is None or one.step < step] for rank, ring in rings.items()}
-    if rings and step is not None and not all(begins.values()):
+    begins = {rank: [one for one in ring.begins() if one.step < step] for rank, ring in rings.items()}
+    if rings and not all(begins.values()):
         first = min(one.step for ring in rings.values() for one in ring.begins())
         raise ChronicleError(
             f"the replay began with step {first + 1}, after the one that was asked for: the script took a checkpoint by itself",
             "say where its checkpoints lie: --checkpoints DIR",
         )
-    if not rings or not all(begins.values()):
+    if not rings:
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
         why = str(end["end"].get("because") or "it ended")

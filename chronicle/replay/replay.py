@@ -20,18 +20,16 @@ from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import EntryKind, Replayed
 from chronicle.paths import list_launch_numbers
-from chronicle.replay.compared import RESULT, PrintComparison, compare_prints
+from chronicle.replay.compared import PrintComparison
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,
     Origin,
     Say,
     find_origin,
-    origin_of_new,
-    play,
     recorded_code_of,
 )
-from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once, read_result
+from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.resume.launch_facts import changed_facts, holds_data, new_sources, read_facts
 from chronicle.resume.ring import Ring, rings_of
@@ -253,46 +251,6 @@ def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: Pri
     if later:
         words.append(f"after it {equal} of {len(later)} steps have equal batches")
     return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, *words))
-
-
-# ---- before a launch -----------------------------------------------------------------------------------------------------
-
-
-def self_test(
-    settings: Settings,
-    command: Sequence[str],
-    steps: int,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    sandbox: Path | None = None,
-    say: Say = lambda line: None,
-) -> Ruling:
-    """Whether two launches of a command take the same first steps: reproduced, not deterministic, or not compared and why.
-
-    Both are forks: nothing of the run changes. They begin where the command begins by itself. Raises `ChronicleError` when
-    they could not be played.
-    """
-    origin = origin_of_new(settings, command, Path.cwd(), read_journal(settings.paths).entries, environ)
-    played = []
-    for which in ("first", "second"):
-        say(f"self-test: {which} launch of {steps} steps")
-        with play(origin, 0, sandbox=sandbox, purpose="self-test", steps=steps) as forked:
-            played.append(read_result(forked, None))
-    one, two = played
-    if one.start != two.start or one.prints.keys() != two.prints.keys():
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="two launches began at other steps, or with other ranks")
-    found = compare_prints(one.prints, two.prints, start=one.start, until=one.start + steps, begins=two.begins)
-    if not found.steps:
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="no step of two launches could be compared")
-    if not one.begins_as(two):
-        why = "two launches begin with other weights: what they are made from is not seeded"
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=why)
-    if found.first is None:
-        parts = ", ".join(sorted(found.parts))
-        return Ruling(verdict=ReplayVerdict.REPRODUCED, why=f"{len(found.steps)} steps of two launches are equal ({parts})")
-    from_equal = set(found.first.parts) <= set(RESULT)
-    how = ", from equal input" if from_equal else ": what enters the step is not seeded"
-    return Ruling(verdict=ReplayVerdict.RANDOM, why=f"two launches disagree at {found.first.words}{how}")
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------
