@@ -8,7 +8,6 @@ can tell, there is one; there are never more. What is missing for any of this is
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -238,12 +237,9 @@ def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: Pri
     theirs, ours = record.get(first.step, []), mine.get(first.step, [])
     elsewhere = {digest: step for step, digests in mine.items() for digest in digests}
     for place, (a, b) in enumerate(zip(theirs, ours, strict=False), start=1):
-        if a == b:
-            continue
-        step = elsewhere.get(a)
-        twice = Counter(digest for digests in record.values() for digest in digests)[a] > 1
-        what = f"that of step {step} in the replay" if step is not None else "none that the replay has taken"
-        words.append(f"micro-batch {place} of step {first.step} was {what}" + (", and was taken twice" if twice else ""))
+        if a != b:
+            what = f"that of step {elsewhere[a]} in the replay" if a in elsewhere else "none that the replay has taken"
+            words.append(f"micro-batch {place} of step {first.step} was {what}")
     if theirs and theirs == ours:
         words.append("the same rows as far as samples tell: single values, or labels, are others")
     later = [step for step in sorted(record.keys() & mine.keys()) if step > first.step]

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from chronicle.journal.events import FirstBatchSeen, Incident
 from chronicle.resume.checks.check import Check, noted
+from chronicle.resume.configuration import unwrapped
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_batch import (
     IGNORED,
@@ -101,7 +102,7 @@ class FirstBatch:
     def _setting(self, live: LiveState) -> RowSetting:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         return RowSetting(
-            shifts_labels=_shifts(_bare(live.models[0]) if live.models else None),
+            shifts_labels=_shifts(unwrapped(live.models[0]) if live.models else None),
             pad=getattr(tokenizer, "pad_token_id", None),
             eos=getattr(tokenizer, "eos_token_id", None),
             eos_name=str(getattr(tokenizer, "eos_token", None) or "EOS"),
@@ -218,19 +219,9 @@ def template_of(tokenizer: Any) -> str:
     return template if isinstance(template, str) else ""
 
 
-def _bare(model: Any) -> Any:
-    """The model inside DDP, FSDP or a compiled module."""
-    for _ in range(4):
-        model = getattr(model, "_orig_mod", model)
-        if "module" not in getattr(model, "_modules", {}) or hasattr(model, "config"):
-            return model
-        model = model.module
-    return model
-
-
 def has_decoder(model: Any) -> bool:
     """Whether a model reads one text with its encoder and learns another with its decoder."""
-    return bool(getattr(getattr(_bare(model), "config", None), "is_encoder_decoder", False))
+    return bool(getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False))
 
 
 def _shifts(model: Any) -> bool:
@@ -252,7 +243,7 @@ def revisions_of(tokenizer: Any, model: Any) -> dict[str, str]:
         found["tokenizer"] = digest.hexdigest()[:16]
         if template := template_of(plain):
             found["chat_template"] = sha256(template.encode()).hexdigest()[:16]
-    config = getattr(_bare(model), "config", None)
+    config = getattr(unwrapped(model), "config", None)
     name = str(getattr(config, "_name_or_path", "") or "")
     commit = str(getattr(config, "_commit_hash", "") or "")
     if commit:
