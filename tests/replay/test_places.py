@@ -86,22 +86,6 @@ def test_a_state_file_that_nobody_named_is_found_and_is_not_there_at_the_beginni
 
 
 @pytest.mark.slow
-def test_a_scripts_note_of_its_newest_state_names_the_one_to_begin_with_or_is_not_there(tmp_path: Path) -> None:
-    """`ck/newest` holds a number: without the states that it names the script would end with an error."""
-    edits = (("import chronicle", "import chronicle\nos.makedirs('ck', exist_ok=True)"), ('"state.pt"):', '"ck/newest"):'),
-             ('torch.load("state.pt"', 'torch.load(f"ck/state-{open(\'ck/newest\').read()}.pt"'),
-             ('"step": step}, "state.pt")',
-              '"step": step}, f"ck/state-{step}.pt")\n        open("ck/newest", "w").write(str(step))'))
-    record(tmp_path, "seeded", edits=edits)
-    for step, start in (("3", 0), ("13", 10)):
-        told = chronicle(tmp_path, "replay", step, "--json")
-        found = json.loads(told.stdout or "{}")
-        assert (found.get("verdict"), found.get("start")) == ("reproduced", start), told.stdout + told.stderr
-    assert any("ck/newest` says '20', which was saved later" in words for words in found["evidence"])
-    assert (tmp_path / "ck/newest").read_text() == "20"
-
-
-@pytest.mark.slow
 def test_weights_that_nobody_seeded_are_named_where_a_launch_begins(tmp_path: Path) -> None:
     record(tmp_path)
     found = json.loads(chronicle(tmp_path, "replay", "3", "--json").stdout)
