@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -330,32 +330,3 @@ def _rounding(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
 
 def _bases(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float]:
     return [max(float(group.get("initial_lr") or 0.0), float(group["lr"])) for group in groups]
-
-
-# --- LRs from recorded arguments, for `lr.transformers` and `lr.deepspeed`
-
-_TOLERANCE = 1e-9
-
-
-def table_from(
-    lrs: Callable[[int], list[float]], step: int, groups: Sequence[Mapping[str, Any]], k: int, who: str
-) -> LrTable | Unknown:
-    """`k` rows from counter `step` on; `Unknown` when `lrs` does not reproduce the LRs that the groups hold.
-
-    The first row is the LRs of the groups. The rows hold only if the next launch gets the same arguments.
-    """
-    held = [group.get("lr") for group in groups]
-    try:
-        given = lrs(step)
-        if len(given) != len(held) or not all(_same(x, lr) for x, lr in zip(given, held, strict=True)):
-            return Unknown(f"{who} as recorded would be at {given}, the checkpoint holds {held}: other arguments")
-        return (
-            tuple(float(lr) for lr in held if isinstance(lr, int | float)),
-            *(tuple(lrs(step + i)) for i in range(1, k)),
-        )
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
-        return Unknown(f"{who} has arguments that cannot be computed with ({type(problem).__name__}: {problem})")
-
-
-def _same(given: float, held: object) -> bool:
-    return isinstance(held, int | float) and math.isclose(given, held, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * 1e-6)

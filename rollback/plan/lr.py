@@ -16,7 +16,7 @@ from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile
 from rollback.files.json_file import Keys
 from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_doubts, seen_by_guard, settle_by_config
-from rollback.lr.deepspeed import ConfigPlan, config_notes, deepspeed_lrs, plan_config
+from rollback.lr.deepspeed import ConfigPlan, config_notes, plan_config
 from rollback.lr.effect import (
     Disproof,
     FieldEdit,
@@ -31,7 +31,6 @@ from rollback.lr.effect import (
 from rollback.lr.launch_config import named_edits
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
-from rollback.lr.transformers import transformers_lrs
 from rollback.plan.request import BETA2, ExpectedLrs, RollbackRequest, Source
 
 _SAME_LR = 1e-12
@@ -415,7 +414,7 @@ def forecast(
     *,
     moved: bool,
 ) -> tuple[LrTable | None, Source, str]:
-    """LRs of the next steps, where they are known from, and the reason or condition. `moved`: a counter was set.
+    """LRs of the next steps, where they are known from, and the reason where not. `moved`: a counter was set.
 
     Those recorded at save are preferred where they contradict the computed ones, since they come from live objects.
     """
@@ -425,10 +424,6 @@ def forecast(
         return stored, Source.STORED, ""
     if not isinstance(computed, Unknown):
         return computed, Source.COMPUTED, ""
-    if not moved:
-        configured = _configured(edited, state, ratio or 1.0)
-        if not isinstance(configured, Unknown):
-            return configured, Source.CONFIGURED, "as long as the next launch is given the same arguments"
     return None, Source.UNKNOWN, computed.reason
 
 
@@ -454,23 +449,6 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
             return table
         tables.append(table)
     return tuple(tuple(lr for row in rows for lr in row) for rows in zip(*tables, strict=True))
-
-
-def _configured(edited: CheckpointState, state: CheckpointState, ratio: float) -> LrTable | Unknown:
-    """LRs from recorded arguments, for a single scheduler: transformers' schedule or DeepSpeed's own."""
-    first, schedulers = of_first_rank(state.optimizers), [s for s in state.schedulers if s.authoritative]
-    if len(first) != 1 or not schedulers:
-        return Unknown("several optimizers, or no scheduler")
-    scheduler, groups = schedulers[0].state, first[0].groups
-    name = infer_scheduler_class(scheduler)
-    if name is SchedulerClass.DEEPSPEED:
-        rows = deepspeed_lrs(scheduler, groups, state.config, FORECAST_STEPS)
-    elif name is SchedulerClass.LAMBDA and "lr_scheduler_type" in state.config:
-        horizon = state.counters.get("trainer_state.json:max_steps")
-        rows = transformers_lrs(scheduler, groups, state.config, horizon, FORECAST_STEPS)
-    else:
-        return Unknown("no arguments were recorded")
-    return rows if isinstance(rows, Unknown) else tuple(tuple(lr * ratio for lr in row) for row in rows)
 
 
 def _stored(memory: Mapping[str, Any] | None, ratio: float) -> LrTable | None:

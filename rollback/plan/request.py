@@ -20,7 +20,6 @@ class Source(StrEnum):
     """Where the LRs of the next steps are known from."""
 
     COMPUTED = "computed"  # from scheduler state and parameter groups
-    CONFIGURED = "configured"  # from recorded arguments; true if the next launch has the same arguments
     STORED = "stored"  # recorded by the guard when the checkpoint was saved
     UNKNOWN = "unknown"  # from no file; the ratio is proved nevertheless
 
