@@ -312,14 +312,6 @@ REAL_DISK = Disk()
 write_atomic = REAL_DISK.write_atomic
 
 
-def link_over(source: Path, target: Path) -> None:
-    """Make `target` another name of the file `source`, in one step; what `target` was before is gone."""
-    part = target.with_name(f"{target.name}.part")
-    part.unlink(missing_ok=True)
-    os.link(source, part)
-    os.replace(part, target)
-
-
 @functools.cache
 def _libc_renameat2() -> Callable[..., int] | None:
     import ctypes
