@@ -186,7 +186,7 @@ def _class_of(scheduler: SchedulerState) -> SchedulerClass | None:
 
 def _of_scheduler(scheduler: SchedulerState, state: CheckpointState, scale: float, evidence: Evidence) -> Iterator[Doubt]:
     name = _class_of(scheduler)
-    if name is None or any(_is_unknown(child) for child in _children(scheduler.state)):
+    if _is_unknown(scheduler.state):
         fields = ", ".join(sorted(map(str, scheduler.state))[:12])
         where = _place(scheduler.file, scheduler.prefix)
         yield Doubt(

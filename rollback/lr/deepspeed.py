@@ -44,6 +44,14 @@ def scheduler_type(config: Mapping[str, Any]) -> str | None:
     return str(section["type"]) if isinstance(section, Mapping) and section.get("type") else None
 
 
+def names_scheduler(file: ConfigFile) -> bool:
+    """Whether a file is a DeepSpeed config with a scheduler of its own."""
+    try:
+        return scheduler_type(parse_object(file.text)) in LR_FIELDS
+    except NotPlainJson:
+        return False
+
+
 def params_of(config: Mapping[str, Any], section: str) -> Params:
     """`scheduler.params` or `optimizer.params`, empty where there is none."""
     found = config.get(section)

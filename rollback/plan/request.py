@@ -7,7 +7,7 @@ These options need runtime support: a plan is refused unless the checkpoint's ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -135,6 +135,10 @@ class PointerEdit:
     before: str
     after: str
     is_link: bool = False
+
+    def reversed(self) -> PointerEdit:
+        """The edit that takes it back."""
+        return replace(self, before=self.after, after=self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
