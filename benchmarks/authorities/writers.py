@@ -119,7 +119,8 @@ def by_factor(config: Config, text: str, scale: float) -> Config | None:
     """Every LR of the script times the factor, where the refusal asks for that."""
     if f"multiply it by {scale:g} where your script sets it" not in text and "multiply the LR" not in text:
         return None
-    return {key: value * scale if "lr" in key else value for key, value in config.items()}
+    held = [key for key in config if ("lr" in key or "learning_rate" in key) and isinstance(config[key], float)]
+    return {**config, **{key: config[key] * scale for key in held}}
 
 
 def need(name: str) -> Any:
