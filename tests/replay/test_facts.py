@@ -4,9 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +29,6 @@ from chronicle.resume.launch_facts import write_facts
 Path("own.json").write_text(str(os.getpid()))
 write_facts(Path(os.environ["CHRONICLE_LAUNCH_DIR"]), {})
 """
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """On a disk: files in /dev are no files of a launch, and the other tests may write to memory there."""
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name).resolve()
 
 
 def facts(directory: Path, launch: int, *words: str) -> dict[str, object]:
