@@ -34,31 +34,30 @@ from typing import Any
 import numpy as np
 
 from chronicle.data.plan import DataPlan, SampleIds, Segments, SourceSpec
-from chronicle.data.shard_index import Sample, SourceIndex, SourceReader, read_source_index
+from chronicle.data.shard_index import Rows, Sample, SourceIndex, SourceReader, read_source_index
 from chronicle.errors import DataError
 
 STATE_VERSION = 1
 BLOCK_SAMPLES = 1024
 POLICIES = ("stop", "skip")
+Source = str | Path | SourceIndex | Rows
 
 
 class PlanDataset:
     """Sample n of a plan over indexed sources, by number.
 
-    `sources` maps an index file (or an open index) to its whole-number weight in the mixture; `epochs` in place of weights
-    reads every source so many times while the others are read theirs. `on_error` says what happens where `decode` raises:
-    "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose bytes
-    are not the indexed ones always stops. `cache` is a directory on this machine in which shards that cannot be entered at a
-    sample (compressed, Parquet) are unpacked. Raises DataError or ShardProblem for what cannot be opened.
+    `sources` maps an index file (an open index, or `Rows`) to its whole-number weight in the mixture; `epochs` in place of
+    weights reads every source so many times while the others are read theirs. `on_error` says what happens where `decode`
+    raises: "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose bytes
+    are not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
     """
 
-    def __init__(self, sources: Mapping[str | Path | SourceIndex, int] | Sequence[str | Path | SourceIndex], *, seed: int = 0,
+    def __init__(self, sources: Mapping[Source, int] | Sequence[Source], *, seed: int = 0,
                  epochs: Sequence[int] | None = None, decode: Callable[[Sample], Any] | None = None, on_error: str = "stop",
-                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None,
-                 cache: str | Path | None = None) -> None:
+                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None) -> None:
         if on_error not in POLICIES:
             raise DataError(f"on_error is `{on_error}`, expected one of {', '.join(POLICIES)}")
-        opened = [one if isinstance(one, SourceIndex) else read_source_index(one) for one in sources]
+        opened = [read_source_index(one) if isinstance(one, str | Path) else one for one in sources]
         weights = list(sources.values()) if isinstance(sources, Mapping) else [index.num_samples for index in opened]
         if epochs is not None:
             if len(epochs) != len(opened):
@@ -68,7 +67,7 @@ class PlanDataset:
             SourceSpec(name=index.source, num_samples=index.num_samples, digest=index.digest, weight=weight)
             for index, weight in zip(opened, weights, strict=True)))
         places = roots or {}
-        self._readers = [SourceReader(index, places.get(index.source), cache) for index in opened]
+        self._readers = [one if isinstance(one, Rows) else SourceReader(one, places.get(one.source)) for one in opened]
         self._decode, self._on_error = decode, on_error
         self._errors = None if errors is None else Path(errors)
         self.segments = Segments()
