@@ -24,7 +24,6 @@ from chronicle.paths import RunPaths
 from chronicle.report.html import render_html, render_state
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
-from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import LaunchSeries, read_parent, read_series, with_machine
@@ -218,8 +217,7 @@ def _state(paths: RunPaths, mark: str) -> str:
 def _told(paths: RunPaths, *, signs_of_life: bool = True) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
     story = read_story(paths, signs_of_life=signs_of_life)
     series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
-    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    return story, series, {"lost_seconds": lost, "panels": panels, "parent": read_parent(story, paths)}
+    return story, series, {"lost_seconds": lost_seconds(story, paths), "parent": read_parent(story, paths)}
 
 
 def _status(paths: RunPaths) -> str:

@@ -48,8 +48,8 @@ class PlanDataset:
 
     `sources` maps an index file (an open index, or `Rows`) to its whole-number weight in the mixture; `epochs` in place of
     weights reads every source so many times while the others are read theirs. `on_error` says what happens where `decode`
-    raises: "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose bytes
-    are not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
+    raises: "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose
+    bytes are not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
     """
 
     def __init__(self, sources: Mapping[Source, int] | Sequence[Source], *, seed: int = 0,
