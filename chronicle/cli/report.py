@@ -141,7 +141,6 @@ def serve(
     port: Annotated[int, Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
     host: str = "127.0.0.1",
     token: str | None = None,
-    socket: Path | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -153,14 +152,12 @@ def serve(
 
     Example: chronicle serve --port 8765
 
-    For a team on this machine: chronicle serve --socket /run/chronicle/tr.sock
-
-    Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token
+    Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token; also on 127.0.0.1, where others
+    of this machine must not read it.
 
     Options:
       --host: Address to serve on; any but 127.0.0.1 needs --token.
       --token WHERE: Where the token stands that a reader needs: env:NAME or file:PATH.
-      --socket FILE: Serve on this Unix socket: for its owner and group.
     """
     from chronicle.credentials import secret_of
     from chronicle.report.server import LiveServer, Makers
@@ -172,7 +169,7 @@ def serve(
     runs = need_run(settings_from(run, logs)).paths if many is None else many.runs
     index = None if many is None else many.page
     try:
-        server = LiveServer(runs, port, makers=makers, index=index, host=host, unix=socket, token=secret)
+        server = LiveServer(runs, port, makers=makers, index=index, host=host, token=secret)
     except OSError as problem:
         raise ChronicleError(
             f"cannot serve on {host}:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
