@@ -125,13 +125,6 @@ class PlanDataset:
         """
         return PlanLoader(self, batch_size, rank, world_size, num_samples, options)
 
-    def stream(self, first: int = 0, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Yield every `world_size`-th sample from `first + rank` on, without end."""
-        number = first + rank
-        while True:
-            yield from self.__getitems__([number])
-            number += world_size
-
     def reshuffled(self, position: int) -> int:
         """Read the rest of the epoch in a new order from the next block after `position` samples; none repeats.
 
@@ -140,29 +133,6 @@ class PlanDataset:
         block = -(-position // BLOCK_SAMPLES)
         self.segments, self._block = self.segments.resumed(block, reshuffle=True), None
         return block * BLOCK_SAMPLES
-
-    def place(self, position: int) -> dict[str, Any]:
-        """Return what a state holds of the order beside the plan and the position."""
-        return {}
-
-    def found(self, state: Mapping[str, Any]) -> None:
-        """Take up the order of a state."""
-        segments = Segments.from_json(state["segments"])
-        if segments != self.segments:
-            self.segments = segments
-
-    def measured(self, source: int, number: int, measure: Callable[[Any], int]) -> int:
-        """Return the measure of a decoded sample; 0 and a word on stderr where it cannot be decoded and on_error is "skip"."""
-        try:
-            return measure(self._read(source, number))
-        except DataError:
-            raise
-        except Exception as problem:  # a decoder may raise anything
-            if self._on_error == "stop":
-                raise
-            name = self.plan.sources[source].name
-            print(f"chronicle: {name} {number} left out: {type(problem).__name__}: {problem}"[:300], file=sys.stderr)
-            return 0
 
     def _rows(self, block: int) -> SampleIds:
         if self._block is None or self._block[0] != block or self._block[1] is not self.segments:
@@ -253,14 +223,16 @@ class PlanBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return what a later launch needs: the plan, the samples read, the reshuffles."""
         return {"v": STATE_VERSION, "plan": self.data.plan.to_json(), "plan_hash": self.data.plan.plan_hash,
-                "position": self.position, "segments": self.data.segments.to_json(), **self.data.place(self.position)}
+                "position": self.position, "segments": self.data.segments.to_json()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on any number of ranks. Raises PlanChanged for another plan, naming what differs."""
         if state.get("v") != STATE_VERSION:
             raise DataError(f"data state has version {state.get('v')}, this program reads {STATE_VERSION}")
         self.data.plan.require_same(state["plan"])
-        self.data.found(state)
+        segments = Segments.from_json(state["segments"])
+        if segments != self.data.segments:  # else workers that hold these go on
+            self.data.segments = segments
         self.position = int(state["position"])
 
     def _ranks(self) -> tuple[int, int]:

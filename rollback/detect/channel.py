@@ -465,8 +465,6 @@ class Channel:
         wander, local = self._own_drift(), sudden and value - reference < HIGH_RISE * unit
         inflation = self.inflation
         if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
-            if self.age >= BUFFER_POINTS:
-                wander = max(wander, (reference + 2.0 * unit - value + z * sigma) / WANDERS)
             before = sorted(item[2] for item in list(self.buffer)[-USUAL_POINTS - 1 : -1])
             reference, unit = before[len(before) // 2], sigma
             if reference >= value:  # it falls so steeply that the level of half a window ago is above the spike

@@ -48,7 +48,7 @@ def test_every_part_finds_the_loss_and_the_lr_under_their_logged_names(
     last = list(read_metrics(path))[-1].values
     scan = scan_run(run.paths, None)
     assert [event.channels[0] for event in scan.events if event.tier is Tier.PROPOSE] == [loss]  # the detector
-    assert scan.band and scan.spark  # the curve of `spikes`
+    assert scan.spark  # the curve of `spikes`
     shown = chronicle("status", "--json").json
     assert (shown["loss"], shown["lr"]["value"]) == (last[loss], 3e-4)  # `status`
     text = chronicle("status").out
