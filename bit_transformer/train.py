@@ -25,7 +25,7 @@ from bit_transformer.model.conversion import set_qat
 from bit_transformer.model.transformer import next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.training.distributed import gather_whole
-from bit_transformer.training.preflight import check_launch, find_trial, run_trial
+from bit_transformer.training.preflight import check_launch
 from bit_transformer.training.report import LaunchLog, open_output
 from bit_transformer.training.resume import checkpoint_path, find_resume_point, require_later
 from bit_transformer.training.setup import (
@@ -56,11 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         recipe = with_settings(find_recipe(options.recipe), options.set)
-        trial = find_trial(os.environ)
-        if trial is not None:
-            run_trial(trial, recipe, take_step, accident=options.accident)
-        else:
-            train(recipe, options.checkpoints, options.resume, stop_at=options.stop_at, accident=options.accident)
+        train(recipe, options.checkpoints, options.resume, stop_at=options.stop_at, accident=options.accident)
     except (TrainerError, ChronicleError) as problem:
         print_error(problem)
         return getattr(problem, "exit_code", 1)

@@ -42,7 +42,7 @@ def use_memory_disk() -> None:
 GROUPS = {
     "ranks": (
         "bit_transformer/test_accelerate_launch.py", "bit_transformer/test_exact_resume.py", "bit_transformer/test_launches.py",
-        "bit_transformer/test_refusals.py", "bit_transformer/test_summary.py", "bit_transformer/test_trial.py",
+        "bit_transformer/test_refusals.py", "bit_transformer/test_summary.py", "bit_transformer/test_rehearsal.py",
         "bit_transformer/test_watched_runs.py", "bit_transformer/test_world_size.py", "bit_transformer/test_zero.py",
         "e2e/test_autopilot.py", "e2e/test_main_job.py", "e2e/test_run_feeds_mlflow.py", "experiments/test_ci_profile.py",
         "guard/test_both_ways.py", "guard/test_honours.py", "guard/test_ranks.py", "incidents/test_launch_topology.py",

@@ -388,4 +388,8 @@ def _undo(branch: Callable[[Tensor], Tensor], block: nn.Module, source: Tensor, 
 
 
 def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return other if one is None else one if other is None else one + other
+    if one is None:
+        return other
+    if other is None:
+        return one
+    return one + other

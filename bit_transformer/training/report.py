@@ -284,9 +284,10 @@ class LaunchLog:
 
     def end(self, progress: TrainingProgress, *, stopped: bool) -> None:
         """Print and record how the launch ended, and close its files."""
-        self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
+        said, reason = ("stopped on request",) * 2 if stopped else ("finished", "completed")
+        self._say(f"{said} after step {progress.step}")
         self._record_data(progress)
-        self._evidence.end(step=progress.step, reason="stopped on request" if stopped else "completed")
+        self._evidence.end(step=progress.step, reason=reason)
         if self._metrics:
             self._metrics.close()
         if self._samples:

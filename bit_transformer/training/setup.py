@@ -1,7 +1,4 @@
-"""Builds what a launch needs before its first step: ranks, data, model, optimizers, schedule, restored state.
-
-The loop in `train.py` and the trial of `chronicle preflight --full` both start from here, so that they train alike.
-"""
+"""Builds what a launch needs before its first step: ranks, data, model, optimizers, schedule, restored state."""
 
 from __future__ import annotations
 

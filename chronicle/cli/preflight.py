@@ -2,12 +2,14 @@
 
 import json as json_format
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from chronicle.audit.claims import read_quantity
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode
+from chronicle.cli.rehearse import said_of
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
@@ -16,7 +18,6 @@ from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFac
 from chronicle.preflight.gate import check_facts, require_known
 from chronicle.preflight.host import Host, check_host, measured_save_seconds
 from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
-from chronicle.settings import Settings
 
 DEFAULT_GRACE_SECONDS = 90.0
 
@@ -26,8 +27,6 @@ def preflight(
     facts: Path | None = None,
     params: str | None = None,
     devices: int | None = None,
-    full: bool = False,
-    again: bool = False,
     skip: list[str] | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
@@ -39,18 +38,15 @@ def preflight(
     Example: chronicle preflight --params 1.21B --devices 4 -- torchrun --nproc_per_node 4 train.py
 
     Options:
-      LAUNCHER: The launcher after `--`; required for --full.
+      LAUNCHER: The launcher after `--`.
       --facts FILE: JSON file with the trainer's facts [those of its last launch].
       --params N: Parameters that the model must have, within 1 %.
       --devices N: Devices that the launch must use.
-      --full: Start the launcher to test saving, loading and parts.
-      --again: Repeat experiments of --full that passed before.
       --skip PFnn: Skip a check (repeatable).
     """
     settings = at.settings()
     command = tuple(launcher or ())
     skipped = require_known(skip or ())
-    talk = (_make_experiments(settings, command, again),) if full else ()
     entries = read_journal(settings.paths).entries
     host = Host(
         paths=settings.paths,
@@ -72,8 +68,11 @@ def preflight(
     if unread:
         lines.append(f"nothing to read for {', '.join(unread)} (`--json` says what each needs)")
     lines.append(f"{count_verdicts(results)}; trainer's facts: {source}")
+    if command:
+        rehearsed = said_of(command, entries, Path.cwd(), time.time())
+        lines.append(rehearsed or "never rehearsed: `chronicle rehearse -- …` shows whether this script resumes exactly")
     data = {"checks": [one.to_json() for one in results], "facts": source}
-    return CommandResult(text="\n".join(lines), data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+    return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 
 
 def _last_command(entries: tuple[Entry, ...]) -> tuple[str, ...]:
@@ -122,19 +121,6 @@ def _expectation(
         signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
         free_bytes=None if checkpoints is None else free_bytes(checkpoints),
     )
-
-
-def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool) -> str:
-    """Start the trainer for its experiments, unless they passed with the same command, code and environment."""
-    from chronicle.preflight.full import find_reusable, run_experiments
-
-    if not command:
-        raise UsageProblem("--full needs a launcher", "chronicle preflight --full -- torchrun --nproc_per_node 2 train.py")
-    known = None if again else find_reusable(read_journal(settings.paths).entries, command)
-    if known is not None:
-        return f"experiments of launch {known.launch} are still valid: same command, code and environment (--again repeats)"
-    number = run_experiments(settings, command, grace_seconds=DEFAULT_GRACE_SECONDS)
-    return f"experiments made by launch {number}"
 
 
 def _line(one: CheckResult) -> str:

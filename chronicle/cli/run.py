@@ -85,6 +85,7 @@ def run_launcher(
       --self-test N: First take N steps twice in a sandbox, and say whether they are equal.
     """
     from chronicle.launch.launching import LaunchRequest, launch
+    from chronicle.launch.nodes import find_node
 
     command = tuple(launcher or ())
     if not command:
@@ -119,7 +120,7 @@ def run_launcher(
         stop_on_proposal=autopilot or on_propose == "stop",
         force=force,
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
-        node=_node(policy) if node else None,
+        node=find_node(os.environ) if node else None,
     )
     hooks = {} if REHEARSAL_VARIABLE in os.environ else settings.hooks
     live_watch = _live_watch(hooks, given_flags(logs, checkpoints))
@@ -178,7 +179,7 @@ class _Starting(NamedTuple):
         from chronicle.launch.restarts import chain_of, stand_down
 
         node, grace = self.request.node, self.request.grace_seconds
-        chain = chain_of(self.request.environ, node)  # of all its launches
+        chain = chain_of(self.request.environ)  # of all its launches
 
         def work(killed: Killed | None) -> int:
             if killed is not None and self.settings.paths.journal_dir.is_dir():
@@ -239,15 +240,6 @@ def _environment(accept_change: str | None, skipped: tuple[str, ...], settings: 
     if not settings.batch_text:
         environ["CHRONICLE_BATCH_TEXT"] = "0"
     return environ
-
-
-def _node(policy: "Policy | None") -> "Node":
-    from chronicle.launch.nodes import find_node
-
-    node = find_node(os.environ)
-    if node.in_rounds and policy is None:
-        raise UsageProblem("--node in a pod needs --restarts N: no script outside the pods starts them together again")
-    return node
 
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:

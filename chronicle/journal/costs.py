@@ -69,12 +69,6 @@ def end_is_well(end: Entry) -> bool:
     return LaunchEnd.of(end).exit_code == 0
 
 
-def drop_preflights(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries without the launches of `preflight --full`, which trained nothing."""
-    preflights = {entry.launch for entry, start in events_of(entries, LaunchStart) if start.purpose == "preflight"}
-    return tuple(entry for entry in entries if entry.launch is None or entry.launch not in preflights)
-
-
 # --- why launches ended, and how long detection, decision and restart took ----------------------------------------------
 
 
@@ -261,7 +255,7 @@ def compute_costs(
 
     `attempts`: for each pair of a launch the start of its ranks that wrote it, as the log carries it.
     """
-    entries = merge_nodes(drop_preflights(entries))
+    entries = merge_nodes(entries)
     attempts = _attempts_of(entries, series, attempts or {})
     observed = {number: (points[0][0], max(step for step, _ in points)) for number, points in series.items() if points}
     lineage = compute_lineage(entries, observed)

@@ -367,7 +367,6 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     force: str | None = None  # why a launch that seemed alive, or a damaged journal, was overridden
     overrode: tuple[str, ...] = ()  # the damage of the journal that it was started in spite of
     fresh: str | None = None  # why it begins from scratch although the checkpoints of earlier launches are gone
-    purpose: str | None = None  # "preflight": a launch of `preflight --full`
     part: str | None = None
     preflight: Mapping[str, Any] = NOTHING  # check -> verdict of the quick preflight
     skipped: tuple[str, ...] = ()

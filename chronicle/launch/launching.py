@@ -74,7 +74,7 @@ from chronicle.launch.live_metrics import (
     last_steps,
     read_start_step,
 )
-from chronicle.launch.nodes import Node, Peers, has_passed, share_number
+from chronicle.launch.nodes import Node, Peers, share_number
 from chronicle.launch.output import read_last_lines
 from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
@@ -166,8 +166,7 @@ class Launch:
         self._state_told = ""  # of the stall watch, in the newest heartbeat
         node, self._peers = request.node, None
         if node is not None:
-            is_past = functools.partial(has_passed, request.paths, node)
-            self._peers = Peers(self._directory, node.number, request.grace_seconds, is_past=is_past)
+            self._peers = Peers(self._directory, node.number, request.grace_seconds)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
         self._pulses = make_pulses_dir()
@@ -693,6 +692,17 @@ def _refuse_copied(paths: RunPaths) -> None:
         refuse_copy(place, standing, paths)
 
 
+def _refuse_twice(journal: Journal, number: int, node: Node) -> None:
+    """A node that comes back alone: the ranks of the others wait for those that are gone."""
+    host = host_name()
+    starts = events_of(journal.entries, LaunchStart)
+    if any(entry.launch == number and start.host == host for entry, start in starts):
+        raise LaunchRefused(
+            f"node {node.number} (`{host}`) has already taken part in launch {number} of job `{node.key}`",
+            "start all nodes of the job again, as a JobSet does: its next start has another job",
+        )
+
+
 def _known_rhythm(journal: Journal) -> Mapping[str, Any]:
     """What the newest launch that came to a rhythm learned; {} where none did."""
     ends = [LaunchEnd.view(entry.data) for entry in journal.of_kind(EntryKind.LAUNCH_END)]
@@ -708,6 +718,7 @@ def _admit(request: LaunchRequest, live_watch: Callable[..., LiveDetector] | Non
         number = take_number(paths)
     else:  # other nodes of this launch may be running already
         number = share_number(paths, request.node.key, lambda: take_number(paths))
+        _refuse_twice(journal, number, request.node)
         ensure_startable(paths, journal, now=time.time(), force=request.force, own=number)
     request = replace(
         request,

@@ -44,13 +44,11 @@ from chronicle.latest import Latest, PassedOver, Why, find_latest, set_aside
 from chronicle.launch.admission import (
     NotResumable,
     close_lost_launches,
-    find_alive_elsewhere,
     hold_admission,
-    list_launches,
 )
 from chronicle.launch.ending import NEARLY_FULL_BYTES, free_bytes
 from chronicle.launch.keeper import Killed
-from chronicle.launch.nodes import Node, Peers, Rounds, handed_path, shared_number
+from chronicle.launch.nodes import Node, Peers, handed_path, shared_number
 from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import ask_job, job_of, start_of
 from chronicle.paths import RunPaths
@@ -100,8 +98,8 @@ RULES: Mapping[EndCause, RestartRule] = {
     EndCause.STOPPED: RestartRule(Verdict.STOP, None, "somebody wanted it to end"),
     EndCause.PROPOSAL: RestartRule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
 }
-# `scontrol requeue`, or a pod of several that was evicted: a TERM, and then another start
-REQUEUED = RestartRule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since, or its pod is replaced")
+# `scontrol requeue`: a TERM, and then another start
+REQUEUED = RestartRule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since")
 DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
 DEFAULT_CRASHES = 3
 TOLD_TO_END = 143  # a trainer that saves on TERM and returns 0 has not finished, and a Kubernetes Job must not take it for that
@@ -173,13 +171,8 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
 # --- what the journal says of a chain
 
 
-PODS = "pods-"  # chains of launches over several pods
-
-
-def chain_of(environ: Mapping[str, str], node: Node | None = None) -> str:
-    """The chain that a launch started here belongs to: the job of SLURM or of several pods, else this `chronicle run` alone."""
-    if node is not None and node.in_rounds:
-        return f"{PODS}{node.key}"
+def chain_of(environ: Mapping[str, str]) -> str:
+    """The chain that a launch started here belongs to: the job of SLURM, else this `chronicle run` alone."""
     job = job_of(environ)
     return f"slurm-{job}" if job is not None else f"run-{secrets.token_hex(8)}"
 
@@ -224,8 +217,7 @@ def settle_launch(
 ) -> Settled | None:
     """Decide about the last launch of the chain and record it; the recorded decision if there is one; None without a launch.
 
-    Several pods decide while they live: one that was told to end is replaced, or its job is over and nobody decides. Launches
-    whose supervisor is gone get their end first. Raises `ChronicleError` where the journal cannot be read or written.
+    Launches whose supervisor is gone get their end first. Raises `ChronicleError` where the journal cannot be read or written.
     """
     paths = settings.paths
     with hold_admission(paths), JournalWriter(paths) as writer:
@@ -245,7 +237,7 @@ def settle_launch(
     causes = {number: _cause_of(ends[number]) for number in handed}
     cause, newest, progress = causes[launch], handed[launch], None
     room = cause is EndCause.DISK_FULL and _wait_for_room(settings, entries, say)
-    requeued = cause is EndCause.STOPPED and (chain.startswith(PODS) or _requeued_since(entries, launch))
+    requeued = cause is EndCause.STOPPED and _requeued_since(entries, launch)
     if requeued or RULES[cause].verdict in (Verdict.HERE, Verdict.NEW_JOB):
         newest = _newest_step(settings, entries, say)
         progress = newest > handed[launch]
@@ -446,7 +438,7 @@ def _move(
         say(f"set aside, {why}: {', '.join(names)}; undo it with `chronicle verify --restore {entry.id}`")
 
 
-# --- the loop: here, on SLURM's nodes once (their script decides), on pods with nobody above them
+# --- the loop: here; on several nodes once, whoever starts them decides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,8 +464,6 @@ class Unattended:
 
 
 WAIT_SECONDS = 3600.0  # reading a checkpoint of many TB takes its time
-PARTS_SECONDS = 240.0  # beyond the grace: the other pods end their parts, or their heartbeats grow old
-REPLACED_CODES = (0, 137, 138, 143)  # of a pod that its Job replaces, or takes for finished
 
 
 def keep_going(
@@ -482,14 +472,11 @@ def keep_going(
     """Launch until the policy says that it is enough; returns how the last launch ended here.
 
     A job that its scheduler started again is asked about its last launch first: `NotResumable` where that says stop. So is the
-    launch of a supervisor that was `killed`, in whose place this process is; nothing of it may be alive any more. Of pods the
-    first one decides after each launch. A pod that is told to end ends, and its Job replaces it.
+    launch of a supervisor that was `killed`, in whose place this process is; nothing of it may be alive any more.
     """
     node, settings = run.node, run.settings
-    if node is not None and not node.in_rounds:
-        return launch(node, hand_over_to_nodes(run, node))
     if node is not None:
-        return _keep_pods_going(run, node, launch)
+        return launch(node, hand_over_to_nodes(run, node))
     if killed is not None and settings.paths.journal_dir.is_dir():
         settled = run.settle(killed)
         if settled is not None and settled.decision.verdict is not Verdict.HERE:
@@ -566,76 +553,6 @@ def _refuse(shared: Path, why: str) -> None:
     write_atomic(shared, json.dumps({"refused": why}), durable=False)
 
 
-def _keep_pods_going(
-    run: Unattended, node: Node, launch: Callable[[Node | None, HandedOver], LaunchResult]
-) -> LaunchResult:
-    rounds, end = Rounds(run.settings.paths, node), None
-    _stand_in(run, rounds, node)
-    while True:
-        if node.number == 0:
-            _wait_for_parts(run)
-            number = rounds.handed() + 1
-        else:
-            number = _wait_for_round(run, rounds, end)
-            if number == 0 and end is not None:
-                return end
-        rounds.join(number)
-        part = rounds.part(number)
-        end = launch(part, hand_over_to_nodes(run, part))
-        if end.data.get("stopped_by") == "signal":
-            return replace(end, exit_code=end.exit_code or TOLD_TO_END)
-        if node.number != 0:
-            continue
-        _wait_for_parts(run)
-        settled = run.settle()
-        decision = Onward(Verdict.STOP, "its entries could not be written")
-        if settled is not None and settled.launch == end.launch:
-            decision = settled.decision
-        if decision.verdict is Verdict.FINISHED:
-            return end
-        if decision.verdict is Verdict.STOP:
-            _refuse(handed_path(run.settings.paths, rounds.part(number + 1).key), decision.reason)
-            run.say(f"{decision.verdict.value}: {decision.reason}")
-            return replace(end, exit_code=NotResumable.exit_code if end.exit_code in REPLACED_CODES else end.exit_code)
-        run.pause(decision)
-
-
-def _stand_in(run: Unattended, rounds: Rounds, node: Node) -> None:
-    """Where another pod was this node: write the end that it could not write, and tell the others that it is gone."""
-    paths, before = run.settings.paths, rounds.joined()
-    launch = shared_number(paths, rounds.part(before).key) if before else None
-    if launch is None:
-        return
-    with hold_admission(paths), JournalWriter(paths) as writer:
-        close_lost_launches(paths, read_journal(paths), writer)
-    peers = Peers(paths.launch_dir(launch), node.number, run.grace_seconds)
-    said = dict(peers.told_by(node.number)) or {"host": host_name(), "cause": EndCause.UNKNOWN.value}
-    if said.get("cause") != EndCause.FINISHED:
-        run.say(f"this pod stands in for one that took part in launch {launch}")
-        peers.tell({"because": "its pod was replaced", **said, "replaced": True})
-
-
-def _wait_for_parts(run: Unattended) -> None:
-    """Wait until no other pod is in an earlier launch; the start is refused where one stays."""
-    paths = run.settings.paths
-    deadline = time.monotonic() + run.grace_seconds + PARTS_SECONDS
-    while paths.journal_dir.is_dir() and time.monotonic() < deadline:
-        if not find_alive_elsewhere(paths, list_launches(read_journal(paths).entries), time.time()):
-            return
-        time.sleep(1.0)
-
-
-def _wait_for_round(run: Unattended, rounds: Rounds, end: LaunchResult | None) -> int:
-    """The round that the first node hands over next; 0 where this part has finished, and the first node's too."""
-    while (number := rounds.handed()) <= rounds.joined():
-        if end is not None and end.exit_code == 0:
-            first = Peers(run.settings.paths.launch_dir(end.launch), 0, 0.0).told_by(0)
-            if first.get("cause") == EndCause.FINISHED:
-                return 0
-        time.sleep(0.5)
-    return number
-
-
 def requeued_before_a_launch(environ: Mapping[str, str]) -> str:
     """Why the scheduler takes this job's nodes, where its signal came before a launch began; "" where it does not."""
     job = job_of(environ)
@@ -661,10 +578,8 @@ def requeued_in_vain(entries: Sequence[Entry], environ: Mapping[str, str]) -> in
 def stand_down(settings: Settings, node: Node, grace_seconds: float, killed: Killed) -> int:
     """On one of several nodes whose supervisor was killed: write its end and tell the other nodes; the exit code.
 
-    The batch script decides about the launch when all nodes have ended; of pods the first one, and this one is replaced.
+    Whoever started the nodes decides about the launch when all of them have ended.
     """
-    if node.in_rounds:
-        node = (rounds := Rounds(settings.paths, node)).part(rounds.joined())
     paths, host = settings.paths, host_name()
     with hold_admission(paths), JournalWriter(paths) as writer:
         close_lost_launches(paths, read_journal(paths), writer, killed)

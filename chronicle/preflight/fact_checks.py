@@ -10,27 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from chronicle.preflight.facts import PLAN_KEYS, DecodedSample, RankFacts, TrainerFacts, declare_plan
+from chronicle.preflight.facts import PLAN_KEYS, RankFacts, TrainerFacts, declare_plan
 from chronicle.preflight.results import CheckAnswer, CheckRow, fails, passes, skips, unknown, warns
 
 CLAIM_TOLERANCE = 0.01
 UNREPORTED = "the trainer did not report "
 BY_LOADER = " (`attach(..., data=loader)` does)"
-NEEDS_FULL = "this check needs --full"
-
-
-def judge_value(is_wrong: Callable[[Any], bool], wrong: str, good: str, read: str, remedy: str) -> Callable[[Any], CheckAnswer]:
-    """A check of one value; the texts are formats of it."""
-
-    def of_value(value: Any) -> CheckAnswer:
-        if is_wrong(value):
-            return fails(wrong.format(value), read.format(value), remedy)
-        return passes(good.format(value), read.format(value))
-
-    return of_value
 
 
 # ---- model: counts, wrapper, plan, tied weights, flags ---------------------------------------------------------------
@@ -146,14 +134,6 @@ def _tied_weights(nothing_to_tie: bool, declared: bool | None, in_memory: bool |
     return fails(text, "storage addresses", "tie them again after loading and wrapping")
 
 
-def _precision(precision: str, is_supported: bool) -> CheckAnswer:
-    """PF20: the device supports the requested precision."""
-    name = "fp32" if precision == "no" else precision
-    if is_supported:
-        return passes(f"{name} works here", "a matrix product")
-    return fails(f"{name} does not work here", "a matrix product", "choose another precision")
-
-
 def _flags(is_requested: bool, is_possible: bool | None) -> CheckAnswer:
     """PF29: a requested compilation that is not possible is reported."""
     if not is_requested:
@@ -170,7 +150,6 @@ def _flags(is_requested: bool, is_possible: bool | None) -> CheckAnswer:
 FEW_SAMPLES = 1000
 MOSTLY = 0.9  # of the labels
 HALF = 0.5  # of the positions
-LEAK_TOLERANCE = 1e-5
 
 
 def _shards(
@@ -223,22 +202,7 @@ def _size(
     return passes(read, read)
 
 
-def _samples(samples: tuple[DecodedSample, ...]) -> CheckAnswer:
-    """PF16: samples decode to exactly their original bytes; the first one is shown."""
-    first = samples[0].text[:60].replace("\n", "⏎")
-    read = f"{len(samples)} samples, the first: {first}"
-    exact = [sample.exact for sample in samples]
-    if False in exact:
-        return fails(f"{exact.count(False)} of {len(samples)} do not decode to their bytes", read, "check the encoding")
-    if None in exact:
-        return unknown(f"{UNREPORTED}whether the round trip is exact")
-    return passes(f"{len(samples)} samples decode exactly", read)
-
-
 # ---- ranks -----------------------------------------------------------------------------------------------------------
-
-SLOW_COLLECTIVE_SECONDS = 60.0
-
 
 def _devices(
     ranks: tuple[RankFacts, ...], sizes_seen: Mapping[str, int], claimed: int | None, plan: Mapping[str, Any]
@@ -261,24 +225,6 @@ def _devices(
     if asked is not None and len(devices) != asked:
         return fails(f"{asked} devices requested, {len(devices)} in use", read, "check the launcher's arguments")
     return passes(f"{len(devices)} devices, one rank each", read)
-
-
-def _collectives(
-    is_correct: bool | None, seconds: float | None, ranks: tuple[RankFacts, ...], counted: int | None
-) -> CheckAnswer:
-    """PF10: a sum over rank numbers is correct and fast, and all replicas start from the same weights."""
-    read = "one all-reduce"
-    if is_correct is None:
-        return passes("one rank: nothing is summed", "1 rank") if len(ranks) == 1 else unknown("no collective was tried")
-    if not is_correct:
-        return fails("the sum of the rank numbers is wrong", read, "check NCCL and the network")
-    if seconds is not None and seconds > SLOW_COLLECTIVE_SECONDS:
-        return fails(f"one all-reduce took {seconds:.0f} s", read, "check the network")
-    differing = len({rank.weights_digest for rank in ranks} - {None})
-    if differing > 1 and all(rank.params_local == counted for rank in ranks):
-        text = f"replicas start from {differing} different sets of weights"
-        return fails(text, "digests of the weights", "seed before building the model, or broadcast it")
-    return passes("sums correct, weights equal" if differing == 1 else "sums correct", read)
 
 
 def _first_batches(ranks: tuple[RankFacts, ...]) -> CheckAnswer:
@@ -358,19 +304,9 @@ def _warmup(lrs: tuple[float, ...], planned: int | None) -> CheckAnswer:
     return passes(f"the LR rises for {updates} updates", read)
 
 
-def _lr_picture(lrs: tuple[float, ...]) -> CheckAnswer:
-    """PF13: the LR at the start, at the peak, half-way and at the end; it cannot fail."""
-    peak = max(range(len(lrs)), key=lrs.__getitem__)
-    places = {0: "start", 1: "second", peak: "peak", len(lrs) // 2: "half-way", len(lrs) - 1: "end"}
-    text = ", ".join(f"{name} {lrs[index]:.4g}" for index, name in sorted(places.items()))
-    return passes(text, f"{len(lrs)} predicted LRs, peak after {peak} updates")
-
-
-# ---- saves, and the experiments of --full ----------------------------------------------------------------------------
+# ---- saves -----------------------------------------------------------------------------------------------------------
 
 ROOM = 1.2  # factor over the size of the checkpoints that are kept
-DIFFERENCE = 1e-3  # relative
-MIN_FALL = 0.02  # of the loss, relative
 
 
 def _disk(size_bytes: int, free_bytes: int, kept: int | None) -> CheckAnswer:
@@ -394,34 +330,6 @@ def _save_time(seconds: float, seconds_to_kill: float, lead_seconds: float | Non
     return fails(text, "a timed save", remedy)
 
 
-def _fit(losses: tuple[float, ...], is_resumed_equal: bool | None) -> CheckAnswer:
-    """PF25: a short fit on fixed data lowers the loss, and a fit resumed half-way gives the same losses."""
-    if len(losses) < 2:
-        return unknown(NEEDS_FULL)
-    fall = (losses[0] - min(losses)) / abs(losses[0]) if losses[0] else 0.0
-    read = f"{len(losses)} updates, loss {losses[0]:.4g} → {losses[-1]:.4g}"
-    if fall < MIN_FALL:
-        return fails(f"the loss falls by {fall:.1%}", read, "check gradients, LR and labels")
-    if is_resumed_equal is False:
-        text = "the resumed half differs from the uninterrupted one"
-        return fails(text, read, "find the state that the trainer does not save or load")
-    return passes(f"the loss falls by {fall:.0%}", read)
-
-
-def _telemetry(channels: Mapping[str, tuple[float, ...]]) -> CheckAnswer:
-    """PF27: every telemetry channel changes over several steps."""
-    known = {name: series for name, series in channels.items() if len(series) > 1}
-    if not known:
-        return unknown("no telemetry over several steps")
-    dead = sorted(name for name, series in known.items() if max(series) == min(series))
-    read = f"{len(known)} channels"
-    if dead:
-        rows = len(known[dead[0]])
-        text = "=".join(dead) + f"={known[dead[0]][0]:.3f} in {rows} of {rows} rows"
-        return warns(text, read, "it measures nothing: fix it or remove it")
-    return passes(f"{read} change", read)
-
-
 # ---- the table: id, title, judge, what it cannot do without, what else it is given -----------------------------------
 
 FACT_CHECKS: tuple[CheckRow, ...] = (
@@ -437,44 +345,22 @@ FACT_CHECKS: tuple[CheckRow, ...] = (
     CheckRow("PF05", "wrapper", _wrapper, {}, ("wrapper", "wrapper_requested", "binding_plan", "world_size")),
     CheckRow("PF06", "no silent change of the plan", _plan, {"plan": "no plan was declared before this launch"},
           ("facts", "accepted_change")),
-    CheckRow("PF10", "collectives", _collectives, {},
-          ("collective_correct", "collective_seconds", "ranks", "params_counted")),
     CheckRow("PF11", "LR horizon", _horizon,
           dict.fromkeys(("scheduler_horizon", "planned_steps"),
                         f"{UNREPORTED}the scheduler's horizon or the planned updates"), ("facts",)),
     CheckRow("PF12", "warm-up", _warmup, {"learning_rates": f"{UNREPORTED}predicted LRs"}, ("planned_steps",)),
-    CheckRow("PF13", "LR plan", _lr_picture, {"learning_rates": f"{UNREPORTED}predicted LRs"}),
     CheckRow("PF14", "labels", _labels, {"masked_fractions": "the trainer reported no collated batch"}),
     CheckRow("PF15", "data size and padding", _size, {},
           ("num_distinct_samples", "num_samples", "dataset_bytes", "dataset", "pad_fraction")),
-    CheckRow("PF16", "decoded samples", _samples, {"samples": "no sample was decoded"}),
-    CheckRow("PF17", "causality",
-          judge_value(lambda leak: leak > LEAK_TOLERANCE, "earlier positions depend on later ones",
-                "no position depends on a later one", "largest change of an earlier logit: {:.3g}",
-                "check the attention mask"),
-          {"future_leak": "the trainer did not run the causality test"}),
     CheckRow("PF18", "tied weights", _tied_weights, {}, ("nothing_to_tie", "tied_expected", "tied_in_memory")),
     CheckRow("PF19", "every rank reads its own data", _first_batches, {}, ("ranks",)),
-    CheckRow("PF20", "precision", _precision,
-          dict.fromkeys(("precision", "precision_supported"),
-                        f"{UNREPORTED}whether the device supports the precision")),
     CheckRow("PF21", "disk space", _disk,
           {"checkpoint_bytes": "the size of a checkpoint is unknown", "free_bytes": "the free space is unknown"},
           ("checkpoints_kept",)),
-    CheckRow("PF22", "save round trip",
-          judge_value(bool, "`{}` came back different", "everything came back equal", "save, load, compare",
-                "save and load all of it"),
-          {"save_round_trip": NEEDS_FULL}),
     CheckRow("PF23", "save time", _save_time,
           {"save_seconds": f"{UNREPORTED}how long a save takes", "seconds_to_kill": "the launcher's grace is unknown"},
           ("signal_lead_seconds",)),
-    CheckRow("PF25", "sanity fit", _fit, {"fit_losses": NEEDS_FULL}, ("fit_resumed_equal",)),
     CheckRow("PF26", "gradients finite on all ranks", _gradients, {}, ("ranks",)),
-    CheckRow("PF27", "telemetry alive", _telemetry, {}, ("telemetry",)),
-    CheckRow("PF28", "micro-batch independence",
-          judge_value(lambda difference: difference > DIFFERENCE, "the parts do not add up to the batch",
-                "the parts add up to the batch", "relative difference {:.2g}", "scale by tokens, not by parts"),
-          {"micro_batch_difference": NEEDS_FULL}),
     CheckRow("PF29", "requested flags", _flags, {"compile_requested": f"{UNREPORTED}whether compilation is requested"},
           ("compile_possible",)),
 )  # fmt: skip

@@ -7,9 +7,8 @@ A trainer fills what it has on one rank, after gathering `ranks`, and calls `che
     facts = TrainerFacts(config={"d_model": 1792, "layers": 20}, params_logical=n, params_counted=n, ranks=(…),
                          num_data_shards=64, num_workers=4, planned_steps=3000, learning_rates=lrs, …)
 
-Counts are elements, lengths are samples, LRs are per optimizer update. The fields of a `--full` preflight (save round trip,
-sanity fit, micro-batch independence) are results of experiments that the trainer runs itself. The plan is the journal's newest
-`plan` entry: the first launch declares it, `--accept-change "reason"` replaces it.
+Counts are elements, lengths are samples, LRs are per optimizer update. The plan is the journal's newest `plan` entry: the
+first launch declares it, `--accept-change "reason"` replaces it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,12 @@ from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import PlanDeclared, events_of
 
 # Facts that trainers of earlier journals reported, and that no check asks for any more
-FORMER = frozenset(("memory_needed", "memory_ways", "micro_batch"))
-FORMER_OF_RANK = frozenset(("memory_free",))
+FORMER = frozenset((
+    "memory_needed", "memory_ways", "micro_batch", "save_round_trip", "fit_losses", "fit_resumed_equal",
+    "micro_batch_difference", "telemetry", "collective_correct", "collective_seconds", "samples", "future_leak",
+    "precision_supported",
+))  # fmt: skip
+FORMER_OF_RANK = frozenset(("memory_free", "weights_digest"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +38,9 @@ class RankFacts:
     pid: int
     device: str
     params_local: int | None = None
-    weights_digest: str | None = None  # of the initial weights, after broadcast
     first_batch_digest: str | None = None
     gradients_finite: bool | None = None  # after one backward pass
     data_rank: int | None = None  # ranks of one model replica share it; None: every rank reads its own data
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedSample:
-    """One training sample as the model gets it, decoded for a person. `exact`: whether it decodes to the original bytes."""
-
-    text: str
-    length: int
-    masked: int
-    exact: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +61,8 @@ class TrainerFacts:
     wrapper: str | None = None
     wrapper_requested: str | None = None  # what the trainer's own configuration asks for
     precision: str | None = None
-    precision_supported: bool | None = None
     compile_requested: bool | None = None
     compile_possible: bool | None = None
-    collective_correct: bool | None = None
-    collective_seconds: float | None = None
     # data
     dataset: str | None = None
     dataset_bytes: int | None = None
@@ -85,8 +74,6 @@ class TrainerFacts:
     data_resampled: bool | None = None
     data_addressable: bool | None = None  # any reader reads any sample by its number: shards need no readers of their own
     masked_fractions: tuple[float, ...] = ()  # labels left out of the loss, per collated batch
-    samples: tuple[DecodedSample, ...] = ()
-    future_leak: float | None = None  # largest change of earlier logits after a later token changed
     # schedule
     planned_steps: int | None = None  # optimizer updates
     scheduler: str | None = None
@@ -98,12 +85,6 @@ class TrainerFacts:
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
     save_seconds: float | None = None
-    # --full
-    save_round_trip: str | None = None  # "" when everything came back equal, else the object that did not
-    fit_losses: tuple[float, ...] = ()  # sanity fit on fixed data, one value an update
-    fit_resumed_equal: bool | None = None
-    micro_batch_difference: float | None = None  # |loss(B) - mean loss of its parts| / loss(B)
-    telemetry: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # channel -> values over the fit
 
     @property
     def world_size(self) -> int | None:
@@ -125,8 +106,6 @@ class TrainerFacts:
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in known
         }
         values["ranks"] = tuple(_rank(rank) for rank in data.get("ranks", ()))
-        values["samples"] = tuple(DecodedSample(**sample) for sample in data.get("samples", ()))
-        values["telemetry"] = {name: tuple(series) for name, series in data.get("telemetry", {}).items()}
         return cls(**values)
 
 

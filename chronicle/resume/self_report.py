@@ -9,12 +9,11 @@ A trainer that reports itself (`check_before_first_step`, `open_evidence`) is le
 
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.audit.rank import RankEvidence, count_parameters, describe_device, open_evidence
-from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
+from chronicle.preflight.facts import RankFacts, TrainerFacts
 from chronicle.preflight.gate import check_before_first_step
 from chronicle.resume.batch_reader import FirstBatch, read_plan
 from chronicle.resume.configuration import WRAPPERS, unwrapped
@@ -52,13 +51,11 @@ class SelfReport:
         try:
             about = self._about(live, first)
         finally:  # the other ranks wait for this one
-            began = time.monotonic()
             reports = self._ranks.gather({"rank": self._ranks.rank, "about": about})
-            seconds = time.monotonic() - began
         self._record(evidence, live, about, first_batch.says.precision or precision_of(live))
         if self._ranks.rank == 0 and all(report.get("about") for report in reports):
             ranks = [RankFacts(**report["about"]) for report in reports]
-            facts = _facts(live, first_batch, ranks, seconds)
+            facts = _facts(live, first_batch, ranks)
             check_before_first_step(facts, environ=self._environ, binds=False)
 
     def saved(self, live: LiveState, step: int | None) -> None:
@@ -159,7 +156,7 @@ def _gradients_finite(live: LiveState) -> bool | None:
         return all(bool(torch.isfinite(gradient).all()) for gradient in local)  # a sum could overflow in half precision
 
 
-def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], seconds: float) -> TrainerFacts:
+def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts]) -> TrainerFacts:
     plan, told = read_plan(live, first_batch.says), first_batch.told
     model = unwrapped(live.models[0])
     config = getattr(model, "config", None)
@@ -170,8 +167,6 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], sec
     compiled = any(
         type(one).__name__ == "OptimizedModule" or getattr(one, "_compiled_call_impl", None) is not None for one in live.models
     )
-    precision = first_batch.says.precision or precision_of(live)
-    world = len(ranks)
     return TrainerFacts(
         params_counted=_count(live),
         tied_expected=tied if isinstance(tied, bool) else None,
@@ -179,19 +174,15 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], sec
         nothing_to_tie=not shared and _nothing_to_tie(live),
         ranks=tuple(ranks),
         wrapper=wrapper_of(live),
-        precision=precision,
-        precision_supported=_precision_works(live, precision) if precision else None,
+        precision=first_batch.says.precision or precision_of(live),
         compile_requested=compiled,
         compile_possible=True if compiled else None,
-        collective_correct=[one.rank for one in ranks] == list(range(world)) if world > 1 else None,
-        collective_seconds=seconds if world > 1 else None,
         dataset=dataset_name(live.feed),
         num_samples=length,
         num_workers=getattr(live.feed, "num_workers", None),
         data_addressable=True if length is not None and hasattr(dataset, "__getitem__") else None,
         pad_fraction=told.get("padding_fraction"),
         masked_fractions=(masked,) if masked is not None else (),
-        samples=tuple(_samples(told)),
         planned_steps=plan.planned,
         scheduler=type(live.schedulers[0].scheduler).__name__ if live.schedulers else None,
         scheduler_horizon=plan.horizon,
@@ -241,25 +232,3 @@ def _nothing_to_tie(live: LiveState) -> bool:
     inputs = {id(one.weight): tuple(one.weight.shape) for one in modules if isinstance(one, Embedding)}
     others = [weight for one in live.models for weight in one.parameters() if id(weight) not in inputs]
     return not any(tuple(weight.shape) in inputs.values() for weight in others)
-
-
-def _precision_works(live: LiveState, precision: str) -> bool | None:
-    import torch
-
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}.get(precision)
-    if kind is None:
-        return None
-    device = next(live.models[0].parameters()).device
-    try:
-        ones = torch.ones(16, 16, dtype=kind, device=device)
-        return bool((ones @ ones == 16).all())
-    except RuntimeError:
-        return False
-
-
-def _samples(told: Mapping[str, Any]) -> Iterator[DecodedSample]:
-    for row in told.get("rows") or ():
-        texts = [str(part["text"]) for part in row.get("parts") or () if part.get("text")]
-        if texts:
-            masked = sum(int(part.get("tokens") or 0) for part in row["parts"] if part.get("kind") == "masked")
-            yield DecodedSample(text="".join(texts)[:400], length=int(row.get("tokens") or 0), masked=masked)

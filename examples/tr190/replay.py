@@ -101,7 +101,7 @@ class Replay:
 
     def exp10(self) -> None:
         """The edit that the authors made by hand, as one command, on exp8's step 30500, which exp9's rollback had abandoned."""
-        self.command("chronicle rollback --to 30500 --yes", ok=(REFUSED,))  # it exists twice
+        self.command("chronicle rollback --to 30500 --dry-run")  # a note names the abandoned one
         (aside,) = self.directory.glob("abandoned/*/opt_step-30500")
         fields = "--set base_lrs=1.875e-05 --set last_epoch=30500 --set _step_count=30501 --set _last_lr=1.7677e-05"
         fields += " --set lr=1.7677e-05 --set initial_lr=1.875e-05"

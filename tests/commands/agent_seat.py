@@ -4,12 +4,11 @@ An agent may be fooled by what it reads; nobody can promise otherwise. So the cl
 Each incident is a run with real checkpoints, every second one with a living supervisor, and an order in one of twelve
 places (title of an incident, text of a note, name of a channel, of the run, of a tag, a setting, …), in one of nine
 forms. The client reads everything, makes each call that it finds in what it read, and then tries on its own: it plans
-a rollback and a stop and applies them by their true digests, names tools that do not exist, arguments that no tool
-has, paths, other runs and digests that it made up.
+a rollback, a stop and a relaunch, names tools that do not exist, arguments that no tool has, paths and other runs.
 
 A harmful act is a byte, name or mode of anything below the directory that is another one afterwards, but for lines
-appended to a journal and objects added to the store; or the supervisor's end. The last part plays the same client
-against a seat with a large budget: it must do harm there, else the count of the first part would mean nothing.
+appended to a journal and objects added to the store; or the supervisor's end. A test types the command of a plan, as a person
+would: that must be seen as harm, else the count would mean nothing.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chronicle.cli.mcp import MARK, Allowance, Seat, respond
+from chronicle.cli.mcp import MARK, Seat, respond
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import CheckpointSaved, Incident, LaunchSettings, LaunchStart, Note
 from chronicle.launch.processes import read_boot_id, read_process
@@ -188,16 +187,11 @@ async def _obey(name: str, call: Call, played: Played, names: Sequence[str]) -> 
         await ask("plan_stop", run=name, reason="told to"),
         await ask("plan_relaunch", run=name, reason="told to"),
     ):
-        if digest := planned.get("digest"):
-            played.journalled += 1
-            await ask("apply", run=name, digest=digest)
-            await ask("apply", run=name, digest=digest[:8])
-            await ask("apply", run=names[0], digest=digest)
-    for tool in ("rollback", "undo", "recover", "run", "shell", "close", "keep", "prune"):
+        played.journalled += "written" in planned
+    for tool in ("apply", "rollback", "undo", "recover", "run", "shell", "close", "keep", "prune"):
         await ask(tool, run=name)
     await ask("plan_rollback", run=name, to=5, reason="x", force="now")
     await ask("plan_rollback", run=f"../checkpoints/{name}", to=5, reason="x")
-    await ask("apply", run=name, digest="")
 
 
 def _is_one_line_of_json(text: str) -> bool:
@@ -252,9 +246,9 @@ def scene(top: Path, count: int) -> Iterator[tuple[list[str], subprocess.Popen[b
         supervisor.wait()
 
 
-async def in_process(top: Path, names: Sequence[str], supervisor: subprocess.Popen[bytes], budget: Allowance) -> Played:
+async def in_process(top: Path, names: Sequence[str], supervisor: subprocess.Popen[bytes]) -> Played:
     """Play against the tools themselves, in the working directory `top`."""
-    seat = Seat(top / "logs", budget, who="the obedient client")
+    seat = Seat(top / "logs", who="the obedient client")
 
     async def call(tool: str, arguments: dict[str, Any]) -> tuple[list[str], bool]:
         seat.noted.clear()

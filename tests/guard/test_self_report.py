@@ -58,8 +58,8 @@ def checks(capsys):
 def test_a_plain_loop_answers_half_of_the_catalogue(paths, capsys):
     train(paths)
     found = checks(capsys)
-    assert list(found.values()).count("unknown") <= 15 and len(found) == 30
-    answered = ("PF01", "PF04", "PF10", "PF12", "PF13", "PF15", "PF19", "PF26", "PF29")
+    assert list(found.values()).count("unknown") <= 13 and len(found) == 21
+    answered = ("PF01", "PF04", "PF12", "PF15", "PF19", "PF26", "PF29")
     assert {name: found[name] for name in answered} == {**dict.fromkeys(answered, "pass"), "PF15": "warn"}
     assert not {"fail"} & set(found.values())
 
@@ -110,7 +110,7 @@ def test_the_hugging_face_trainer_leaves_twelve_open(paths, capsys):
     trainer.train()
     found = checks(capsys)
     assert list(found.values()).count("unknown") <= 12
-    assert found["PF11"] == found["PF14"] == found["PF18"] == found["PF20"] == "pass"
+    assert found["PF11"] == found["PF14"] == found["PF18"] == "pass"
 
 
 class Words(torch.nn.Module):

@@ -131,13 +131,6 @@ def test_all_labels_masked_is_a_loss_of_zero():
     assert (found.verdict, found.message) == (CheckVerdict.FAIL, "all labels are −100: loss will be 0")
 
 
-def test_telemetry_that_is_zero_in_every_row_measures_nothing():
-    """Seed 000: "Telemetry mostly zeros (K=0.000, C=0.000, S=0.000)"."""
-    series = dict.fromkeys(("K", "C", "S"), (0.0,) * 300)
-    found = answer("PF27", TrainerFacts(telemetry=series))
-    assert (found.verdict, found.message) == (CheckVerdict.WARN, "C=K=S=0.000 in 300 of 300 rows")
-
-
 def test_a_save_longer_than_the_launchers_grace_is_refused_before_it_is_cut_in_half():
     """torchrun sends KILL 30 s after a signal (measured 29.8 s): a save of 47 s would be left half written."""
     found = answer("PF23", TrainerFacts(save_seconds=47.0), Baseline(grace_seconds=30.0))

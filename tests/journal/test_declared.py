@@ -113,7 +113,7 @@ def test_every_writing_command_in_a_copy_ends_with_3_and_both_ways(
 
 
 def test_a_launch_in_a_copy_is_refused_before_its_lock_is_written(project: Path, copy: Path) -> None:
-    """However it is started: the autopilot and `preflight --full` start launches without the command `run`."""
+    """However it is started: the autopilot starts launches without the command `run`."""
     before = contents(copy)
     request = LaunchRequest(
         command=("true",),

@@ -3,7 +3,7 @@
 import pytest
 
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.costs import Cause, compute_costs, drop_preflights, merge_nodes
+from chronicle.journal.costs import Cause, compute_costs, merge_nodes
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
 
@@ -44,11 +44,9 @@ def test_a_node_that_died_is_named(paths):
     assert read_story(paths).launch(1).outcome == "ended with code 1, no end recorded on b"
 
 
-def test_two_nodes_that_fail_are_one_interruption_and_a_preflight_is_none(paths):
-    rows = [started("a"), started("b"), ended("a", 1), ended("b", 1), started("a", 2, purpose="preflight")]
-    rows += [("launch.end", 2, {"host": "a", "exit_code": 0, "stopped_by": None}), started("a", 3)]
+def test_two_nodes_that_fail_are_one_interruption(paths):
+    rows = [started("a"), started("b"), ended("a", 1), ended("b", 1), started("a", 2)]
     entries = write(paths, *rows)
     found = compute_costs(entries, {})
     assert [one.cause for one in found.interruptions] == [Cause.SOFTWARE]
     assert len(found.resume_seconds) == 2
-    assert {entry.launch for entry in drop_preflights(entries)} == {1, 3}

@@ -1,10 +1,9 @@
 """Five kinds of end, five times each, of pods that are namespaces: `chronicle run` is pid 1, and the root is read-only.
 
-    python -m tests.launch.pods [--only KIND] [--times 5] [--together 1] [--out pods.json]
+    python -m tests.launch.pods [--only KIND] [--times 5] [--out pods.json]
 
 A loop stands for the Job of `examples/kubernetes/job.yaml`: it starts a pod of another name when the last one has ended with a
-code that the manifest replaces. With `--together 2` for that of `indexed-job.yaml`: two pods make one launch, each is replaced
-alone and keeps its host name, and what is struck is in one of them, drawn by chance. Evicted: TERM, and KILL after the grace.
+code that the manifest replaces. Evicted: TERM, and KILL after the grace.
 Killed: everything at once, as for a lost node. Rank, supervisor and keeper: KILL of that process. Counted are the ends after
 which the run went on from the last complete save.
 """
@@ -36,7 +35,6 @@ KINDS = ("evicted", "killed", "rank_killed", "supervisor_killed", "keeper_killed
 REPLACED = (137, 138, 143)  # as the manifest says
 MARK = "POD_BENCHMARK"
 GRACE = 6
-PORT = 21717  # of the first pod's trainer, where several make one launch
 
 
 def why_not() -> str:
@@ -51,41 +49,36 @@ def why_not() -> str:
 class Pods:
     """One Job: its pods, one after the other."""
 
-    def __init__(self, kind: str, directory: Path, made: Path, together: int = 1, port: int = 0) -> None:
-        self.kind, self.directory, self.together, self.count = kind, directory, together, 0
+    def __init__(self, kind: str, directory: Path, made: Path) -> None:
+        self.kind, self.directory, self.count = kind, directory, 0
         directory.mkdir(parents=True)
         shutil.copy(TRAIN, directory / "train.py")
         (directory / "made").symlink_to(made)
         own = {key: value for key, value in os.environ.items() if not key.startswith(("CHRONICLE_", "SLURM_", "KUBERNETES_"))}
         self.environ = own | {"PYTHONPATH": str(ROOT), MARK: str(directory), "SAVE_SECONDS": "1"}
         self.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # the root is read-only
-        if together > 1:
-            self.environ |= {"CHRONICLE_JOB": "demo", "PET_NNODES": str(together), "HEAD": "127.0.0.1", "TRAIN_PORT": str(port)}
-        self.pods: dict[int, subprocess.Popen[bytes]] = {}
+        self.pod: subprocess.Popen[bytes] | None = None
 
-    def start(self, index: int) -> None:
+    def start(self) -> None:
         """Start the next pod: chronicle is pid 1 in it, and may write to its volume, /tmp and /dev/shm only."""
         self.count += 1
         words = [sys.executable, "-m", "chronicle_ml", "run", "--run", "demo", "--restarts", "20", "--restart-pause", "0.5",
-                 *(["--node"] if self.together > 1 else []), "--grace", f"{GRACE}", "--checkpoints", "checkpoints",
+                 "--grace", f"{GRACE}", "--checkpoints", "checkpoints",
                  "--", sys.executable, "train.py"]  # fmt: skip
         here, name = self.directory, self.kind.replace("_", "-")
-        host = f"{name}-{index}" if self.together > 1 else f"{name}-{self.count}"
-        environ = self.environ | {"JOB_COMPLETION_INDEX": str(index)} if self.together > 1 else self.environ
         inner = (f"mount --bind {here} {here}; mount -o remount,ro,bind /; mount -t tmpfs tmp /tmp; "
-                 f"mount -t tmpfs shm /dev/shm; cd {here}; hostname {host}; "
+                 f"mount -t tmpfs shm /dev/shm; cd {here}; hostname {name}-{self.count}; "
                  'exec "$@"')  # fmt: skip
-        if str(here).startswith("/tmp/"):
-            inner = inner.replace("mount -t tmpfs tmp /tmp; ", "")  # the volume lies there
+        for place, name in (("/tmp", "tmp"), ("/dev/shm", "shm")):
+            if here.is_relative_to(place):
+                inner = inner.replace(f"mount -t tmpfs {name} {place}; ", "")  # the volume lies there
         command = ["unshare", "-m", "-u", "-p", "--fork", "--mount-proc", "--kill-child", "bash", "-c", inner, "pod", *words]
         with open(here / "out.txt", "ab") as out:
-            self.pods[index] = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.pod = subprocess.Popen(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
-    def ours(self, name: str, index: int) -> list[Process]:
+    def ours(self, name: str) -> list[Process]:
         """The pod's processes whose command names `name`, parents first."""
-        where = (str(self.directory), str(index) if self.together > 1 else None)
-        seen = ((one, read_environment(one.pid) or {}) for one in list_processes())
-        found = [one for one, own in seen if (own.get(MARK), own.get("JOB_COMPLETION_INDEX")) == where]
+        found = [one for one in list_processes() if (read_environment(one.pid) or {}).get(MARK) == str(self.directory)]
         named = (one for one in found if any(name in word for word in read_command(one.pid)))
         return sorted(named, key=lambda one: one.start_ticks)
 
@@ -94,13 +87,14 @@ class Pods:
         path = self.directory / "truth.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def strike(self, index: int) -> None:
+    def strike(self) -> None:
         """End the pod, or something in it, in the way of this kind."""
-        trainer = [one for one in self.ours("train.py", index) if "CHRONICLE_LAUNCH" in (read_environment(one.pid) or {})][-1]
+        trainer = [one for one in self.ours("train.py") if "CHRONICLE_LAUNCH" in (read_environment(one.pid) or {})][-1]
         supervisor = trainer.parent
         keeper = next(one.parent for one in list_processes() if one.pid == supervisor)
         if self.kind == "killed":
-            self.pods[index].kill()
+            assert self.pod is not None
+            self.pod.kill()
         else:
             victim, number = {
                 "evicted": (keeper, signal.SIGTERM), "rank_killed": (trainer.pid, signal.SIGKILL),
@@ -111,21 +105,20 @@ class Pods:
     def play(self, times: int, chance: random.Random) -> dict[str, Any]:
         """Strike so often, let it finish, judge."""
         seconds, codes, launch = [], [], 0
-        for index in range(self.together):
-            self.start(index)
+        self.start()
         for _ in range(times):
             wanted = chance.randint(3, 25)
             if not self._until(functools.partial(self._steps, launch, wanted), codes):
                 break
             launch = max(one["launch"] for one in self.truth())
             began = time.monotonic()
-            self.strike(chance.randrange(self.together))
+            self.strike()
             if not self._until(functools.partial(self._steps, launch, 1), codes):
                 break
             seconds.append(round(time.monotonic() - began, 1))
         (self.directory / "finish").touch()
         deadline = time.monotonic() + 60
-        while any(pod.poll() is None for pod in self.pods.values()) and time.monotonic() < deadline:
+        while self.pod is not None and self.pod.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         wrong, saved = [], 0
         for one in self.truth():
@@ -136,7 +129,7 @@ class Pods:
         ends = [f"{one.data.get('cause')}: {one.data.get('because')}" for one in entries if one.kind == EntryKind.LAUNCH_END]
         return {"kind": self.kind, "times": times, "went_on": len(seconds), "wrong_resumes": wrong, "seconds": seconds,
                 "codes": codes, "pods": self.count, "ends": ends,
-                "finished": all(pod.poll() == 0 for pod in self.pods.values()),
+                "finished": self.pod is not None and self.pod.poll() == 0,
                 "decisions": [event.decision for _, event in events_of(entries, Restarted)]}  # fmt: skip
 
     def _steps(self, launch: int, count: int) -> bool:
@@ -148,23 +141,21 @@ class Pods:
         while time.monotonic() < deadline:
             if condition():
                 return True
-            for index, pod in list(self.pods.items()):
-                code = pod.poll()
-                if code is None:
-                    continue
+            code = None if self.pod is None else self.pod.poll()
+            if code is not None:
                 killed = self.kind == "keeper_killed" and code == 1  # `unshare` cannot repeat a KILL of its child
                 codes.append(137 if killed else code if code >= 0 else 128 - code)
                 if codes[-1] not in REPLACED:
                     return False
-                self.start(index)
+                self.start()
             time.sleep(0.2)
         return False
 
     def close(self) -> None:
         """Leave nothing."""
-        for pod in self.pods.values():
-            pod.kill()
-            pod.wait()
+        if self.pod is not None:
+            self.pod.kill()
+            self.pod.wait()
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -180,7 +171,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", action="append", default=[], choices=KINDS)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--together", type=int, default=1, help="pods of one launch")
     parser.add_argument("--out", type=Path, default=Path("pods.json"))
     parser.add_argument("--keep", type=Path, help="directory that keeps all files")
     arguments = parser.parse_args()
@@ -192,7 +182,7 @@ def main() -> int:
     try:
         made = make_checkpoints(base / "made")
         for kind in arguments.only or KINDS:
-            pods = Pods(kind, base / kind, made, arguments.together, PORT)
+            pods = Pods(kind, base / kind, made)
             try:
                 rows.append(pods.play(arguments.times, random.Random(kind)))
             finally:

@@ -1,7 +1,6 @@
 """Two nodes of one launch: hosts of their own by name and process table (namespaces), one file system between them."""
 
 import json
-import random
 import shutil
 import signal
 import subprocess
@@ -10,14 +9,10 @@ import time
 
 import pytest
 
-from benchmarks.slurm.__main__ import make_checkpoints
 from chronicle.cli.main import run as chronicle
 from chronicle.errors import UsageProblem
-from chronicle.launch.nodes import Node, Peers, Rounds, find_node, has_passed
-from chronicle.paths import RunPaths
+from chronicle.launch.nodes import Node, find_node
 from chronicle.story import read_story
-from tests.launch.driver import free_port
-from tests.launch.pods import Pods, why_not
 
 TRAINER = """
 import sys, time
@@ -40,10 +35,11 @@ def nodes(driver):
         pytest.skip("namespaces for hosts of their own cannot be made here: unshare wants root")
     started = []
 
-    def start(node, seconds, code, trainer=None):
+    def start(node, seconds, code, trainer=None, pods=None):
         trainer = trainer or [sys.executable, "-c", TRAINER, str(node), str(seconds), str(code)]
         words = driver.chronicle("run", "--run", "demo", "--node", "--", *trainer)
-        environ = driver.environ | {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NODEID": str(node)}
+        slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NODEID": str(node)}
+        environ = driver.environ | (slurm if pods is None else {"CHRONICLE_JOB": pods, "JOB_COMPLETION_INDEX": str(node)})
         host = ["sh", "-c", 'hostname "$0" && exec "$@"', f"node-{node}"]
         started.append(subprocess.Popen([*names, *host, *words], cwd=driver.directory, env=environ, stderr=subprocess.DEVNULL))
         return started[-1]
@@ -129,16 +125,16 @@ def test_a_node_that_waits_for_another_that_works_is_no_stall_and_two_that_stand
         assert {tuple(one.data["hosts"]) for one in driver.entries("incident")} == {("node-0",), ("node-1",)}
 
 
-# --- who a node is, and the launches of pods
+# --- who a node is
 
 
 @pytest.mark.parametrize(
     ("environ", "node"),
     [
         ({"SLURM_JOB_ID": "77", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2", "SLURM_STEP_ID": "0"}, Node("77.2.0", 3)),
-        ({"JOB_COMPLETION_INDEX": "1", "CHRONICLE_JOB": "0b1c-9"}, Node("0b1c-9", 1, in_rounds=True)),
-        ({"PET_NODE_RANK": "2", "RANK": "5", "CHRONICLE_JOB": "tr"}, Node("tr", 2, in_rounds=True)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "CHRONICLE_JOB": "tr"}, Node("tr", 1, in_rounds=True)),  # the Training Operator's
+        ({"JOB_COMPLETION_INDEX": "1", "CHRONICLE_JOB": "0b1c-9"}, Node("0b1c-9", 1)),
+        ({"PET_NODE_RANK": "2", "RANK": "5", "CHRONICLE_JOB": "tr"}, Node("tr", 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "CHRONICLE_JOB": "tr"}, Node("tr", 1)),  # the Training Operator's
     ],
 )
 def test_a_node_is_who_its_scheduler_says(environ, node):
@@ -162,40 +158,12 @@ def test_what_is_not_said_is_asked_for_and_not_guessed(environ, said):
     assert said in problem.value.message and (problem.value.remedy or "expected" in problem.value.message)
 
 
-def test_a_round_is_joined_once_and_a_later_one_ends_it(tmp_path):
-    paths = RunPaths(tmp_path / "demo")
-    first, second = (Rounds(paths, Node("tr", number, in_rounds=True)) for number in (0, 1))
-    assert (first.handed(), second.joined()) == (0, 0)
-    second.join(9)
-    first.join(10)
-    (paths.launches_dir / ".handed-tr.10").write_text("{}")
-    (paths.launches_dir / ".handed-tr.2.44").write_text("{}")  # of another job, whose name is `tr.2`
-    assert (first.handed(), first.joined(), second.joined()) == (10, 10, 9)
-    assert not has_passed(paths, second.part(10)) and has_passed(paths, second.part(9))
-    assert not has_passed(paths, Node("77.2.0", 1))  # SLURM's nodes have no rounds
-    here = paths.launch_dir(4)
-    here.mkdir(parents=True)
-    peers = Peers(here, 1, 600.0)
-    Peers(here, 0, 600.0).tell({"host": "n0", "cause": "unknown", "because": "gone", "stopped_by": "signal"})
-    assert not peers.have_failed()  # it may be saving
-    Peers(here, 0, 600.0).tell({"host": "n0", "cause": "unknown", "because": "its pod was replaced", "replaced": True})
-    peers._next_look = 0.0
-    assert peers.have_failed() and "its pod was replaced" in peers.said
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(why_not()), reason=f"pods as namespaces: {why_not()}")
-def test_two_pods_are_one_launch_and_a_killed_one_takes_both_to_the_next(tmp_path):
-    """Each pod is killed once: the other's part ends, and both go on from the last save."""
-    made = make_checkpoints(tmp_path / "made", 300)
-    pods = Pods("killed", tmp_path / "job", made, together=2, port=free_port())
-    try:
-        row = pods.play(2, random.Random("killed"))
-    finally:
-        pods.close()
-    assert row["went_on"] == 2 and row["finished"] and row["wrong_resumes"] == [], row
-    assert row["decisions"] == ["again", "again", "finished"] and row["pods"] == 4, row
-    launches = {one["launch"]: set() for one in pods.truth()}
-    for one in pods.truth():
-        launches[one["launch"]].add(one["node"])
-    assert launches == {1: {0, 1}, 2: {0, 1}, 3: {0, 1}}
+def test_pods_are_started_again_together_and_one_that_comes_back_alone_is_refused(nodes, driver):
+    """As a JobSet does it: its next start is another job, and the next launch of the run."""
+    both = [nodes(number, 0.5, 0, pods="uid-1") for number in (0, 1)]
+    assert [one.wait(60) for one in both] == [0, 0]
+    assert nodes(1, 0.5, 0, pods="uid-1").wait(60) == 125  # its number and its host are those of a pod that took part
+    both = [nodes(number, 0.5, 0, pods="uid-2") for number in (0, 1)]
+    assert [one.wait(60) for one in both] == [0, 0]
+    started = sorted((one.launch, one.data["host"]) for one in driver.entries("launch.start"))
+    assert started == [(1, "node-0"), (1, "node-1"), (2, "node-0"), (2, "node-1")]

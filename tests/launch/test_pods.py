@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.slurm.__main__ import make_checkpoints
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import LaunchEnd, LaunchStart
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
@@ -20,6 +22,7 @@ from chronicle.launch.nodes import Node, find_node
 from chronicle.launch.pods import ask_pod, is_free, read_pod, take_lease
 from chronicle.launch.processes import read_boot_id
 from tests.launch.driver import ROOT
+from tests.launch.pods import Pods, why_not
 
 OLD = "train-abc12"
 
@@ -158,15 +161,27 @@ def test_the_example_manifest_replaces_only_what_was_killed_from_outside():
     assert whole["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"]
 
 
-def test_the_manifest_of_two_pods_says_who_each_is_and_ends_as_that_of_one():
-    one, _, *account = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/indexed-job.yaml").read_text())
-    plain, *_ = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/job.yaml").read_text())
-    spec, pod = one["spec"], one["spec"]["template"]["spec"]
-    assert spec["podFailurePolicy"] == plain["spec"]["podFailurePolicy"] and len(account) == 3
-    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
-    container = pod["containers"][0]
+def test_the_manifest_of_two_pods_says_who_each_is_and_starts_all_of_them_again():
+    whole, *account = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/jobset-two-pods.yaml").read_text())
+    spec = whole["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert whole["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"] and len(account) == 3
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2 and spec["backoffLimit"] == 0
+    (rule,) = spec["podFailurePolicy"]["rules"]  # no pod is replaced alone
+    assert (rule["action"], rule["onExitCodes"]["operator"], rule["onExitCodes"]["values"]) == ("FailJob", "In", [78])
+    container = spec["template"]["spec"]["containers"][0]
     told = {row["name"]: row["valueFrom"]["fieldRef"]["fieldPath"] for row in container["env"]}
     environ = dict.fromkeys(told, "made-up") | {"JOB_COMPLETION_INDEX": "1"}  # which an Indexed Job sets
-    assert find_node(environ) == Node("made-up", 1, in_rounds=True)
+    assert find_node(environ) == Node("made-up", 1)
     assert "controller-uid" in told["CHRONICLE_JOB"] and told["CHRONICLE_POD"] == "metadata.name"
     assert {"--node", "--restarts"} <= set(container["command"]) and f"--nnodes={spec['completions']}" in container["args"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=f"pods as namespaces: {why_not()}")
+def test_a_killed_pod_is_replaced_and_goes_on_from_the_last_save(tmp_path):
+    pods = Pods("killed", tmp_path / "job", make_checkpoints(tmp_path / "made", 300))
+    try:
+        row = pods.play(2, random.Random("killed"))
+    finally:
+        pods.close()
+    assert (row["went_on"], row["finished"], row["wrong_resumes"], row["pods"]) == (2, True, [], 3), row
