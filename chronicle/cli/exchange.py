@@ -18,9 +18,7 @@ class Format(StrEnum):
     """The formats of an export. The last three are directories."""
 
     CSV = "csv"
-    JSON = "json"
     JSONL = "jsonl"
-    PARQUET = "parquet"
     TENSORBOARD = "tensorboard"
 
 
@@ -37,14 +35,14 @@ def export(
     Example: chronicle export --format tensorboard -o tb
 
     Options:
-      --format, -f: json: one array; jsonl: a row a line; tensorboard: a directory.
+      --format, -f: jsonl: a row a line; tensorboard: a directory.
       --out, -o: File, or directory for TensorBoard [stdout].
       --all: Export also abandoned steps, marked `kept` 0.
     """
     settings = at.existing()
     story = read_story(settings.paths)
-    if out is None and format_name in (Format.PARQUET, Format.TENSORBOARD):
-        raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a file or directory with -o")
+    if out is None and format_name is Format.TENSORBOARD:
+        raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a directory with -o")
     about = {"run": settings.run, "format": format_name.value, "inferred": story.lineage.inferred}
     if format_name is Format.TENSORBOARD:
         assert out is not None
@@ -58,16 +56,13 @@ def export(
 
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:
-    from chronicle.integrations.exports import write_csv, write_json, write_jsonl, write_parquet
+    from chronicle.integrations.exports import write_csv, write_jsonl
     from chronicle.story.curve import canonical_rows, channel_names
 
     channels = channel_names(canonical_rows(paths, story.lineage, abandoned=every))
     rows = canonical_rows(paths, story.lineage, abandoned=every)
-    if name is Format.PARQUET:
-        assert out is not None
-        return write_parquet(rows, channels, out), ""
     text = io.StringIO()
-    write = {Format.CSV: write_csv, Format.JSON: write_json, Format.JSONL: write_jsonl}[name]
+    write = write_csv if name is Format.CSV else write_jsonl
     count = write(rows, channels, text)
     if out is not None:
         write_page(out, text.getvalue())

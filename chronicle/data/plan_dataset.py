@@ -22,7 +22,6 @@ reshuffle begins with the next block.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,13 +47,13 @@ class PlanDataset:
 
     `sources` maps an index file (an open index, or `Rows`) to its whole-number weight in the mixture; `epochs` in place of
     weights reads every source so many times while the others are read theirs. `on_error` says what happens where `decode`
-    raises: "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose
-    bytes are not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
+    raises: "stop", or "skip": the sample is left out of its batch and named on stderr. A sample whose bytes are
+    not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
     """
 
     def __init__(self, sources: Mapping[Source, int] | Sequence[Source], *, seed: int = 0,
                  epochs: Sequence[int] | None = None, decode: Callable[[Sample], Any] | None = None, on_error: str = "stop",
-                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None) -> None:
+                 roots: Mapping[str, str | Path] | None = None) -> None:
         if on_error not in POLICIES:
             raise DataError(f"on_error is `{on_error}`, expected one of {', '.join(POLICIES)}")
         opened = [read_source_index(one) if isinstance(one, str | Path) else one for one in sources]
@@ -69,7 +68,6 @@ class PlanDataset:
         places = roots or {}
         self._readers = [one if isinstance(one, Rows) else SourceReader(one, places.get(one.source)) for one in opened]
         self._decode, self._on_error = decode, on_error
-        self._errors = None if errors is None else Path(errors)
         self.segments = Segments()
         self._block: tuple[int, Segments, SampleIds] | None = None
         self._first, self._last = sys.maxsize, -1  # the smallest and the last number of batches in this process
@@ -156,19 +154,8 @@ class PlanDataset:
     def _skip(self, number: int, problem: Exception) -> None:
         source, index = self.ids(number, 1)[0]
         name = self.plan.sources[int(source)].name
-        line = {"sample": number, "source": name, "index": int(index), "error": f"{type(problem).__name__}: {problem}"[:300]}
-        print(f"chronicle: sample {number} ({name} {int(index)}) left out: {line['error']}", file=sys.stderr)
-        if self._errors is not None:
-            with open(self._errors, "ab", buffering=0) as file:  # one write a line: workers share the file
-                file.write(json.dumps(line).encode() + b"\n")
-
-    @property
-    def skipped(self) -> int:
-        """How many samples were left out so far, by all workers, ranks and launches that share the file `errors`."""
-        if self._errors is None or not self._errors.is_file():
-            return 0
-        with open(self._errors, "rb") as file:
-            return len({json.loads(line)["sample"] for line in file if line.endswith(b"\n")})
+        error = f"{type(problem).__name__}: {problem}"[:300]
+        print(f"chronicle: sample {number} ({name} {int(index)}) left out: {error}", file=sys.stderr)
 
 
 class PlanBatches:

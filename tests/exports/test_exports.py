@@ -24,17 +24,8 @@ def test_csv_holds_every_step_of_the_lineage_once(tmp_path: Path, chronicle: Cli
 def test_all_adds_the_abandoned_steps_and_says_so(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     rows = [json.loads(line) for line in chronicle("export", "-f", "jsonl", "--all").out.splitlines()]
-    assert json.loads(chronicle("export", "-f", "json", "--all").out) == rows
     assert len(rows) == 13
     assert [(r["step"], r["loss"]) for r in rows if not r["kept"]] == [(6, 9.4), (7, 9.3), (8, 100.0), (9, 100.0), (10, 100.0)]
-
-
-def test_parquet_reads_back(tmp_path: Path, chronicle: Cli) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    toy_run(tmp_path)
-    assert chronicle("export", "-f", "parquet", "-o", "toy.parquet").code == 0
-    rows = parquet.read_table("toy.parquet").to_pylist()
-    assert [(r["step"], r["launch"], r["loss"]) for r in rows] == CANONICAL
 
 
 def test_tensorboard_itself_shows_the_new_timeline(tmp_path: Path, chronicle: Cli) -> None:
@@ -75,4 +66,4 @@ def test_non_finite_values_and_gaps_survive_a_table(tmp_path: Path, chronicle: C
 
 def test_a_binary_format_does_not_go_to_a_terminal(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
-    assert chronicle("export", "-f", "parquet").code == 2
+    assert chronicle("export", "-f", "tensorboard").code == 2
