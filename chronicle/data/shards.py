@@ -70,10 +70,11 @@ def is_remote(shard: str) -> bool:
 def open_shard(shard: str) -> Iterator[IO[bytes]]:
     """Open a shard for reading. Raises ShardProblem when it cannot be opened, or a remote one cannot be read to its end."""
     if is_remote(shard):
-        with _asking(shard, "read"):
+        with _asking(shard, "opened"):
             filesystem, path = _filesystem(shard)
-            with filesystem.open(path, "rb") as stream:
-                yield stream
+            opened = filesystem.open(path, "rb")
+        with _asking(shard, "read"), opened as stream:
+            yield stream
         return
     try:
         opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller's block
