@@ -7,7 +7,6 @@ the first dot of the last part, one field for each further extension. Of a `.jso
 the file. The index holds for each sample where it ends and a CRC-32 of its bytes, headers included, so a byte that changed is
 found when the sample is first read; for each shard its size and sha256, which identify the data wherever it lies. Shards are
 only read. What is compressed or lies in columns is unpacked once by its own tool, or read by its own library (`Rows`).
-
 An index is one file: a line of JSON, then two zlib-compressed columns (int64 sizes, uint32 checksums) of all samples.
 """
 
@@ -41,6 +40,7 @@ from chronicle.data.shards import (
     remote_files,
     scan_tar,
     sha256_of,
+    shard_bytes,
     shard_location,
 )
 from chronicle.errors import DataError
@@ -344,8 +344,7 @@ def _ends_of_lines(path: str) -> list[int]:
 
 
 def _end_of_file(path: str) -> list[int]:
-    with open_shard(path) as stream:
-        size = stream.seek(0, io.SEEK_END)
+    size = shard_bytes(path)
     return [size] if size else []
 
 
