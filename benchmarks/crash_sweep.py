@@ -337,8 +337,6 @@ def renumber(source: Path, target: Path) -> None:
         record = json.loads(ready.read_text())
         for move in record["moves"]:
             move["inode"] = numbers.get(move["inode"], move["inode"])
-            if move["hidden"] is not None:
-                move["hidden"][2] = numbers.get(move["hidden"][2], move["hidden"][2])
         ready.write_text(json.dumps(record))
 
 

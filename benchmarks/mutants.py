@@ -91,8 +91,6 @@ MUTANTS: tuple[Mutant, ...] = (
     _transaction("refuse_stale", "file_fingerprint(path) != file.fingerprint", "False", "tests/rollback/test_plan.py"),
     _transaction("_check_edited", "before.value != after.value", "False", "tests/rollback/test_torch_file.py"),
     # learning rates and plans
-    _lr("forecast", "configured, Source.CONFIGURED", "configured, Source.COMPUTED", "tests/rollback/test_plan.py"),
-    _lr("Plan.promised_lrs", "rows is None or self.expected.source is Source.CONFIGURED", "rows is None"),
     _lr("_RATIO_TOLERANCE", "1e-9", "1e-2", "tests/rollback/test_plan.py"),
     _lr("_stored", '== "manual"', '== "by hand"'),
     _lr("memory_after", "group[name] *= ratio", "pass"),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from chronicle.settings import Settings
     from rollback.checkpoint.layout import Checkpoint
     from rollback.errors import Finding
+    from rollback.files.config_text import ConfigFile
     from rollback.lr.authority import Evidence
 
 BY_STAMP = "stamp:"  # how the id of such an identity begins
@@ -312,32 +313,25 @@ LR_NOT_AS_PROMISED = "lr-not-as-promised"  # the incident of a launch whose log 
 
 
 def launch_evidence(checkpoint: Checkpoint, entries: Sequence[Entry]) -> Evidence:
-    """The newest recorded command with its configs, and by how much rollbacks have changed the LR of this checkpoint."""
+    """The newest recorded command with its configs, and by how much rollbacks have changed this checkpoint's LR since then."""
     from rollback.files.config_text import files_named_by  # only where an LR is to be changed
     from rollback.lr.authority import Evidence
-    from rollback.transaction.apply import earlier_rollbacks
 
     undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
-    receipts = [e for e in reversed(entries) if e.kind == EntryKind.ROLLBACK_RECEIPT and e.id not in undone]
-    known = {id(entry.data): RollbackReceipt.of(entry).lr_ratio for entry in receipts}
-    made_by = {id(data) for data in earlier_rollbacks(checkpoint, [entry.data for entry in receipts])}
-    begun = False
-    launch, earlier, pending = None, 1.0, 1.0
+    argv: tuple[str, ...] = ()
+    files: tuple[ConfigFile, ...] = ()
+    pending = 1.0
     for entry in reversed(entries):
-        if id(entry.data) in made_by:
-            ratio = known[id(entry.data)] or 1.0
-            earlier, pending = earlier * ratio, pending * (1.0 if begun else ratio)
-        elif entry.kind == EntryKind.LAUNCH_START and not begun and LaunchStart.of(entry).argv:
-            launch, begun = entry, True
+        if entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id not in undone:
+            receipt = RollbackReceipt.of(entry)
+            if receipt.entry == checkpoint.path.name:
+                pending *= receipt.lr_ratio or 1.0
+        elif entry.kind == EntryKind.LAUNCH_START and (start := LaunchStart.of(entry)).argv:
+            argv = tuple(map(str, start.argv))
+            files = files_named_by(argv, Path(start.cwd or "/"), f"from the command of launch {entry.launch}")
+            break
     broken, broken_id = _broken_promise(entries)
-    if launch is None:
-        return Evidence(earlier=earlier, pending=pending, broken=broken, broken_id=broken_id)
-    start = LaunchStart.of(launch)
-    argv = tuple(map(str, start.argv))
-    files = files_named_by(argv, Path(start.cwd or "/"), f"from the command of launch {launch.launch}")
-    return Evidence(
-        argv=argv, files=files, earlier=earlier, pending=pending, broken=broken, broken_id=broken_id
-    )  # fmt: skip
+    return Evidence(argv=argv, files=files, pending=pending, broken=broken, broken_id=broken_id)
 
 
 def _broken_promise(entries: Sequence[Entry]) -> tuple[str, str]:

@@ -37,9 +37,10 @@ from rollback.checks.verify import verify_checkpoint
 from rollback.disk import RemoteView
 from rollback.disk.content import read_pointer
 from rollback.errors import Finding, RollbackError, Severity
+from rollback.plan.request import PointerEdit
+from rollback.records import record_of
 from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.cleanup import (
-    PointerMove,
     StrayMove,
     apply_moves,
     point_elsewhere,
@@ -217,7 +218,7 @@ def set_aside(root: Path, names: Sequence[str], newest: Checkpoint | None, write
     event = Quarantined(
         root=str(root),
         moves=tuple(move.to_json() for move in moves),
-        pointers=tuple(pointer.to_json() for pointer in pointers),
+        pointers=tuple(record_of(pointer) for pointer in pointers),
     )
     shown = ", ".join(move.path for move in moves)
     entry = writer.write(event, title=f"set aside, {why}: {shown}")
@@ -226,7 +227,7 @@ def set_aside(root: Path, names: Sequence[str], newest: Checkpoint | None, write
     return entry
 
 
-def pointers_to(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterator[PointerMove]:
+def pointers_to(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterator[PointerEdit]:
     """The pointers below `root` that name one of these entries, with what they say when they name `newest`."""
     if newest is None:
         return
@@ -238,7 +239,7 @@ def pointers_to(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterat
         named = {word, Path(word).name, *(one for one in gone if word.isdigit() and re.search(rf"(?<!\d)0*{word}$", one))}
         if named & gone:
             to = _number_of(newest) if word.isdigit() and word not in gone else newest.path.name
-            yield PointerMove(path=name, before=text, after=text.replace(word, to), is_link=(root / name).is_symlink())
+            yield PointerEdit(path=name, before=text, after=text.replace(word, to), is_link=(root / name).is_symlink())
 
 
 def _number_of(newest: Checkpoint) -> str:

@@ -98,16 +98,9 @@ HYDRA = {
     "conf/optimizer/sgd.yaml": "name: sgd\nlr: 0.004\n",
     "conf/experiment/small.yaml": "# @package _global_\noptimizer:\n  lr: 2e-3\n",
 }
-FLAT = {**HYDRA, "conf/config.yaml": "optimizer:\n  lr: 1e-3\n"}
 add("Hydra override", in_loop(_hydra), "python train.py optimizer.lr=1e-3", HYDRA)
 add("Hydra added override", in_loop(_hydra), "python train.py ++optimizer.lr=2e-3", HYDRA)
-add("Hydra primary config of the decorator", in_loop(_hydra), "python train.py", FLAT)
-add("Hydra group by the defaults list", in_loop(_hydra), "python train.py", HYDRA)
-add("Hydra group chosen on the command", in_loop(_hydra), "python train.py optimizer=sgd", HYDRA)
-add("Hydra experiment over a group", in_loop(_hydra), "python train.py +experiment=small", HYDRA)
-add("Hydra --config-dir --config-name", in_loop(_hydra), "python train.py --config-dir conf --config-name config", HYDRA)
-add("Hydra interpolation", in_loop(_hydra), "python train.py", {
-    **HYDRA, "conf/config.yaml": "base_lr: 1e-3\noptimizer:\n  lr: ${base_lr}\n"})  # fmt: skip
+add("Hydra group by the defaults list", in_loop(_hydra), "python train.py", HYDRA, by_name="where your script sets it")
 
 # --- configs that a command names, and overrides of them
 

@@ -70,14 +70,14 @@ class Case:
 
 
 def options_in(config: Config, text: str, scale: float) -> Config | None:
-    """Apply `--name value`, `--name=value` or `name … a → b` of a refusal to the config."""
+    """Apply `--name value`, `--name=value` or "multiply it" of a refusal to the config."""
     changed = dict(config)
     found = False
     for name, value in re.findall(r"--([A-Za-z_\-]+)[= ]([0-9][-+0-9.e]*)", text):
         key = name.replace("-", "_")
         if key in config:
             changed[key], found = float(value), True
-    return changed if found else None
+    return changed if found else by_factor(config, text, scale)
 
 
 def launch_in(config: Config, text: str, scale: float) -> Config | None:
@@ -117,9 +117,10 @@ def launch_in(config: Config, text: str, scale: float) -> Config | None:
 
 def by_factor(config: Config, text: str, scale: float) -> Config | None:
     """Every LR of the script times the factor, where the refusal asks for that."""
-    if f"multiply by {scale:g} the LR that the script gives" not in text and "multiply the LR" not in text:
+    if f"multiply it by {scale:g} where your script sets it" not in text and "multiply the LR" not in text:
         return None
-    return {key: value * scale if "lr" in key else value for key, value in config.items()}
+    held = [key for key in config if ("lr" in key or "learning_rate" in key) and isinstance(config[key], float)]
+    return {**config, **{key: config[key] * scale for key in held}}
 
 
 def need(name: str) -> Any:

@@ -50,7 +50,6 @@ def run_launcher(
     crashes: int | None = None,
     restart_pause: float | None = None,
     on_stall: str = "report",
-    self_test: int | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -82,7 +81,6 @@ def run_launcher(
       --crashes N: Stop after N failures in a row without a newer verified checkpoint [3].
       --restart-pause SECONDS: Seconds before a restart without progress, doubled each time [10].
       --on-stall ACTION: What to do when the launch stands still: `report`, or `stop` it as a hang.
-      --self-test N: First take N steps twice in a sandbox, and say whether they are equal.
     """
     from chronicle.launch.launching import LaunchRequest, launch
     from chronicle.launch.nodes import find_node
@@ -96,8 +94,6 @@ def run_launcher(
         raise UsageProblem(f"--on-stall is `{on_stall}`: expected `report` or `stop`")
     if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
-    if self_test is not None and self_test < 1:
-        raise UsageProblem(f"--self-test is {self_test}: expected 1 step or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.say_store("what the launch saves there is not recorded, not checked, and never proposed")
     skipped = _known_checks(skip)
@@ -107,8 +103,6 @@ def run_launcher(
         flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags, on_stall))
     environ = _environment(accept_change, skipped, settings)
-    if self_test is not None:
-        recorded |= {"self_test": _self_test(settings, command, self_test, environ)}
     request = LaunchRequest(
         command=command,
         paths=settings.paths,
@@ -130,20 +124,6 @@ def run_launcher(
         return CommandResult(exit_code=starting.keep(policy))
     end = starting.mirrored(lambda: starting.launch(request))
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
-
-
-def _self_test(settings: Settings, command: tuple[str, ...], steps: int, environ: Mapping[str, str]) -> str:
-    """What two short launches say, in words. One that cannot be played does not keep the launch from starting."""
-    from chronicle.errors import ChronicleError
-    from chronicle.replay.replay import self_test
-
-    try:
-        found = self_test(settings, command, steps, environ=environ, say=say)
-        words = ": ".join([found.verdict.value, "; ".join([found.why, *found.evidence])])
-    except ChronicleError as problem:
-        words = f"not compared: {problem.message}"
-    say(f"self-test: {words}")
-    return words
 
 
 class _Starting(NamedTuple):

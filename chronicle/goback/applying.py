@@ -4,24 +4,21 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import with_launches
 from chronicle.errors import Refusal
-from chronicle.goback.moved import moved
 from chronicle.goback.opened import OpenedRun
 from chronicle.journal import Entry
-from chronicle.journal.events import RollbackReceipt, RunFork, RunPlace
+from chronicle.journal.events import RollbackReceipt, RunFork
 from chronicle.journal.events import read as read_event
 from chronicle.journal.place import is_same_directory
 from chronicle.settings import is_url
 from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_identity
 from rollback.plan.plan import Plan
 from rollback.transaction.apply import apply_plan
-from rollback.transaction.change import Prepared, Receipt
-from rollback.transaction.copied import in_this_copy
+from rollback.transaction.change import Receipt
 from rollback.transaction.protocol import recover_change, undo_change
 
 if TYPE_CHECKING:
@@ -107,8 +104,7 @@ def recover(opened: OpenedRun, intent: Entry) -> Receipt | None:
     named = opened.finishing(intent)
     with uninterrupted():
         if opened.bucket is None:
-            today = partial(_prepared_here, opened, intent)
-            return recover_change(intent.id, intent.data, record=named.record, moved=today)
+            return recover_change(intent.id, intent.data, record=named.record)
         from rollback.transaction.in_store import recover_in_store
 
         objects = opened.paths.objects_dir
@@ -157,17 +153,9 @@ def _store_of(opened: OpenedRun, entry: Entry) -> Mapping[str, Any]:
     return store
 
 
-def _prepared_here(opened: OpenedRun, intent: Entry, record: Any) -> Any:
-    """What an open transaction prepared, with the paths of today and, in a copy, the inodes of its files here."""
-    found = moved(intent, opened.anchors, record)
-    if not _was_copied_since(opened, intent):
-        return found
-    return in_this_copy(Prepared.from_json(found)).to_json()
-
-
 def _refuse_shared(opened: OpenedRun, entry: Entry) -> None:
     """Raise `Refusal` when a transaction of the run that this one was copied from changed a file that both share."""
-    if not _was_copied_since(opened, entry, forked=True):
+    if not _was_forked_since(opened, entry):
         return
     configs = [str(config["path"]) for config in entry.data.get("configs") or ()]
     for path in (*configs, *(str(path) for path in entry.data.get("config_paths") or ())):
@@ -179,12 +167,8 @@ def _refuse_shared(opened: OpenedRun, entry: Entry) -> None:
             )
 
 
-def _was_copied_since(opened: OpenedRun, entry: Entry, *, forked: bool = False) -> bool:
-    """Whether a person declared, after this entry, that the directory is a copy (or moved so that inodes changed)."""
+def _was_forked_since(opened: OpenedRun, entry: Entry) -> bool:
+    """Whether a person declared, after this entry, that the directory is a copy."""
     entries = opened.journal.entries
-    for event in map(read_event, entries[entries.index(entry) + 1 :]):
-        if isinstance(event, RunFork) and event.copied:
-            return True
-        if isinstance(event, RunPlace) and event.copied and not forked:
-            return True
-    return False
+    later = map(read_event, entries[entries.index(entry) + 1 :])
+    return any(isinstance(event, RunFork) and event.copied for event in later)

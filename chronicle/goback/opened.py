@@ -10,7 +10,6 @@ from typing import Any
 
 from chronicle.checkpoints import is_by_stamp, known_states, stamp_or_none
 from chronicle.errors import ChronicleError, JournalError, Refusal
-from chronicle.goback.moved import moved
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
     EVENTS,
@@ -81,7 +80,7 @@ class OpenedRun:
         `kind` and `data` are those of `rollback.transaction`, which does not know the journal.
         """
         refs = tuple(str(data[key]) for key in ("undoes", "intent") if data.get(key))
-        added: dict[str, Any] = {"anchors": self.anchors.to_json()}
+        added: dict[str, Any] = {}
         if self.force is not None and (kind in INTENTS or kind == EntryKind.RECOVER_RECEIPT):
             added |= {"force": self.force, "overrode": list(self.overrode)}
         if self.identity and kind in (EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT):
@@ -209,13 +208,10 @@ def _remove_leftovers(opened: OpenedRun, place: Place | None) -> None:
     """Remove what earlier transactions left beside the directories that they worked in."""
     kinds = (EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PRUNE)
 
-    def today(intent: str, value: Any) -> Any:
-        return moved(opened.find(intent), opened.anchors, value)
-
     named = {str(entry.data.get("root") or "") for entry in opened.journal.of_kind(*kinds)}
     for root in (Path(one) for one in named if one and not is_url(one)):
         if place is None or not is_parents(place, root):
-            remove_leftovers(root, closed_intents(opened.journal.entries), moved=today)
+            remove_leftovers(root, closed_intents(opened.journal.entries))
 
 
 def _refuse_parents(place: Place, settings: Settings) -> None:

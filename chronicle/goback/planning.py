@@ -5,10 +5,9 @@ Nothing is changed. `find_deepspeed_config` finds the config from which the next
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 from chronicle.checkpoints import CheckpointVerdict, find_verdict, launch_evidence, name_twins, with_launches
@@ -34,8 +33,9 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, Verification, check_names, refuse_unusable, verify_and_read
 from rollback.disk.content import ByteProgress
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, PlanRefused, Severity
-from rollback.files.config_text import ConfigFile, NotPlainConfig
+from rollback.files.config_text import ConfigFile, NotPlainConfig, files_named_by
 from rollback.lr.authority import Evidence
+from rollback.lr.deepspeed import names_scheduler
 from rollback.plan.plan import Plan
 from rollback.plan.request import HONOURED, Cost, RollbackRequest
 from rollback.transaction.apply import plan_from_disk
@@ -264,10 +264,6 @@ def _evidence(request: RollbackRequest, chosen: Checkpoint, entries: Sequence[En
 
 # --- The DeepSpeed config of the next launch
 
-# of deepspeed.add_config_arguments, transformers' TrainingArguments, `accelerate launch`, and common scripts
-OPTIONS = ("--deepspeed_config", "--deepspeed-config", "--deepspeed", "--deepspeed_config_file", "--ds_config", "--ds-config")
-
-
 def find_deepspeed_config(settings: Settings, entries: Sequence[Entry], state: CheckpointState) -> ConfigFile | None:
     """The config of the next launch where the scheduler is DeepSpeed's own; None where no config is named.
 
@@ -279,35 +275,18 @@ def find_deepspeed_config(settings: Settings, entries: Sequence[Entry], state: C
         origin = settings.origin.get("deepspeed_config", "default")
         named = "--deepspeed-config" if origin == "flag" else origin
         return _read(settings.deepspeed_config, f"from {named}")
-    for path, origin in _recorded(entries, state):
-        try:
-            return _read(path, origin)
-        except UsageProblem:  # nobody named it here
-            continue
-    return None
+    return next((file for file in _recorded(entries, state) if names_scheduler(file)), None)
 
 
-def _recorded(entries: Sequence[Entry], state: CheckpointState) -> Iterator[tuple[Path, str]]:
-    """(path, origin) of each config that the newest launch names."""
+def _recorded(entries: Sequence[Entry], state: CheckpointState) -> Iterator[ConfigFile]:
+    """The config files that the newest launch names, and the one that TrainingArguments were given."""
     starts = [(entry, start) for entry, start in events_of(entries, LaunchStart) if start.argv]
     if not starts:
         return
     entry, start = starts[-1]
     cwd = Path(start.cwd or "/")
-    for word in _named_in(start.argv):
-        yield cwd / word, f"from the command of launch {entry.launch}"
-    named = state.config.get("deepspeed")  # TrainingArguments keep the path that they were given
-    if isinstance(named, str):
-        yield cwd / named, "from training_args.bin"
-
-
-def _named_in(argv: Iterable[str]) -> Iterator[str]:
-    words = [*argv, ""]
-    for word, following in pairwise(words):
-        name, equals, value = word.partition("=")
-        chosen = value if equals else following
-        if name in OPTIONS and chosen.endswith(".json"):
-            yield chosen
+    yield from files_named_by(start.argv, cwd, f"from the command of launch {entry.launch}")
+    yield from files_named_by([str(state.config.get("deepspeed"))], cwd, "from training_args.bin")
 
 
 def _read(path: Path, origin: str) -> ConfigFile:

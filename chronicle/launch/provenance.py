@@ -68,7 +68,7 @@ def describe_launch(
 
 
 def read_settings_files(command: Sequence[str], cwd: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What the command's config files say: those that it names, what Hydra composes for it, and files that these name.
+    """What the config files say that the command names. What Hydra composes is told by its callback (`hydra_callback`).
 
     YAML is read whole where pyyaml is installed beside chronicle; else its numbers. A file that cannot be read as settings is
     left out: it may be data.
@@ -79,8 +79,6 @@ def read_settings_files(command: Sequence[str], cwd: Path) -> Iterator[tuple[str
     for file in configs[:MOST_FILES]:
         values = _settings_in(file.text, str(config_kind(file.path))) if len(file.text) <= MOST_FILE_BYTES else None
         if values:
-            for part in reversed(file.package):
-                values = {str(part): values}
             yield os.path.relpath(file.path, cwd), values
 
 

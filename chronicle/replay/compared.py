@@ -1,6 +1,6 @@
 """Two records of prints, compared: the first step that is another one, and in which part of it.
 
-Prints are compared step by step and rank by rank, in the order in which a step is taken: options, generators, batch, output,
+Prints are compared step by step and rank by rank, in the order in which a step is taken: options, generators, batch,
 gradient and its norm, loss, weights. One that only one side has seen is not compared. How the models are set is read at the
 first step that differs: it tells only where something else differs, too.
 """
@@ -20,13 +20,12 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "python": (SeenParts.GENERATORS, "Python's generator"),
     "numpy": (SeenParts.GENERATORS, "NumPy's generator"),
     "batch": (SeenParts.BATCH, "batch"),
-    "output": (SeenParts.OUTPUT, "model's output"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
     "size": (SeenParts.NORM, "logged norm"),
     "loss": (SeenParts.LOSS, "loss"),
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
-RESULT = ("output", "gradient", "size", "loss", "weights")
+RESULT = ("gradient", "size", "loss", "weights")
 MOST_TURNS = 4  # of optimizers, with one batch
 OTHERS = ("python", "numpy")  # generators that many scripts use for nothing, and restore in no launch
 

@@ -49,7 +49,6 @@ NO_TRACKERS = {
     "TRACKIO_DIR": "{sandbox}/trackio",
 }
 KEPT_VARIABLES = ("CHRONICLE_BATCH_TEXT",)
-OURS = re.compile(r"CHRONICLE_(?!BATCH_TEXT$|RESUME_)\w+")
 OF_A_FORK = {"CHRONICLE_GUARD": "warn", "CHRONICLE_PRINTS": "every", "CHRONICLE_REPLAY": "1"}
 OF_THE_JOB = re.compile(r"SLURM_\w+|MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_\w+")
 Say = Callable[[str], None]
@@ -69,8 +68,6 @@ class Origin:
     cwd: Path
     environ: Mapping[str, str]
     roots: tuple[Path, ...]
-    rewinds: bool = True  # later checkpoints are hidden; else the launch finds what is there
-    hidden: tuple[Path, ...] = ()  # what the launch made itself: not there when it begins again
     restored: tuple[str, ...] = ()  # variables that are set otherwise now, and as in the record in a fork
     passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
 
@@ -174,25 +171,6 @@ def find_origin(
         roots=roots,
         restored=tuple(_set_otherwise(environ, start)),
         passed_by=passed_by,
-    )
-
-
-def origin_of_new(
-    settings: Settings, command: Sequence[str], cwd: Path, entries: Sequence[Entry], environ: Mapping[str, str] = os.environ
-) -> Origin:
-    """Where a launch that was not started yet would begin: by itself, from whatever it finds."""
-    settings.paths.run_dir.parent.mkdir(parents=True, exist_ok=True)
-    return Origin(
-        settings=settings,
-        launch=0,
-        start=0,
-        checkpoint=None,
-        identity={},
-        command=tuple(command),
-        cwd=cwd,
-        environ={**{name: value for name, value in environ.items() if not OURS.fullmatch(name)}, **OF_A_FORK},
-        roots=_roots(settings, entries),
-        rewinds=False,
     )
 
 
@@ -347,12 +325,10 @@ def play(
     change: ForkChange = NOTHING_CHANGED,
     purpose: str = "replay",
     scan: bool = False,
-    steps: int = 0,
 ) -> Iterator[Forked]:
     """Run a fork to step `until`; what it left is removed when the block ends.
 
-    It is stopped when every rank of `ranks` has a print of that step, or, without ranks, when the step was logged. `steps`:
-    instead when all ranks there are have prints of so many steps after the one that they began with. `scan`:
+    It is stopped when every rank of `ranks` has a print of that step, or, without ranks, when the step was logged. `scan`:
     the detector reads the lineage up to the checkpoint and the fork after it. Raises `ChronicleError` when it could not be
     started.
     """
@@ -360,10 +336,10 @@ def play(
         sandbox.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="chronicle-replay-", dir=sandbox)).resolve()
     try:
-        end = _start(origin, until, directory, tuple(ranks), change, purpose=purpose, scan=scan, steps=steps)
+        end = _start(origin, until, directory, tuple(ranks), change, purpose=purpose, scan=scan)
         metrics = directory / "result" / "launch" / "metrics.jsonl"
         read = read_metrics(metrics) if metrics.is_file() else ()
-        points = [point for point in read if steps or point.step <= until]
+        points = [point for point in read if point.step <= until]
         rows = [(point.step, PLAIN.loss_of(point.values)) for point in points]
         yield Forked(
             directory=directory / "result",
@@ -384,7 +360,6 @@ def _start(
     *,
     purpose: str,
     scan: bool,
-    steps: int,
 ) -> Mapping[str, Any]:
     paths = origin.settings.paths
     run_dir = paths.run_dir if paths.run_dir.is_dir() else paths.run_dir.parent
@@ -409,10 +384,7 @@ def _start(
         rollback=change.rollback,
         code=change.code,
         scan=scan,
-        steps=steps,
-        rewinds=origin.rewinds,
         saved={str(one.path): step for step, one, _ in _listed(origin.roots, read_journal(paths).entries)},
-        hidden=tuple(map(str, origin.hidden)),
     )
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
     words = [sys.executable, "-m", "chronicle.replay.inside", str(directory / "spec.json")]

@@ -26,7 +26,6 @@ from chronicle.launch.live_metrics import last_point
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
-from chronicle.replay.notes import rewrite_notes
 from chronicle.replay.places import identity_of, is_wide, states_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from chronicle.resume.ring import Ring, rings_of
@@ -63,23 +62,18 @@ class Spec:
     rollback: tuple[str, ...] = ()  # options of `chronicle rollback`, applied to the checkpoint before the launch
     code: CodeChange | None = None
     scan: bool = False  # the detector reads what came out
-    steps: int = 0  # it ends when so many are printed by every rank there is, whatever their numbers
-    rewinds: bool = True  # later checkpoints are hidden
     saved: Mapping[str, int] = field(default_factory=dict)  # by path: of which step a checkpoint is, by its identity
-    hidden: tuple[str, ...] = ()  # what the recorded launch made, and is not there when this one begins
 
     @property
     def part(self) -> str:
         """Which steps, in words."""
-        if self.steps:
-            return f"the first {self.steps} steps"
         return f"steps {self.start + 1} to {self.until} of launch {self.launch}"
 
     @classmethod
     def read(cls, path: Path) -> "Spec":
         """The spec in this file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("roots", "ranks", "command", "overlaid", "rollback", "hidden"):
+        for name in ("roots", "ranks", "command", "overlaid", "rollback"):
             found[name] = tuple(found[name])
         found["code"] = None if found["code"] is None else CodeChange(**found["code"])
         return cls(**found)
@@ -102,9 +96,8 @@ def main() -> int:
 def _play(spec: Spec, result: Path, left: list[str]) -> int:
     paths = RunPaths(Path(spec.run_dir))
     try:
-        notes = [words for root in (spec.roots if spec.rewinds else ()) for words in rewind(Path(root), spec)]
-        for path in map(Path, spec.hidden):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        for root in spec.roots:
+            rewind(Path(root), spec)
         if spec.code is not None and (why := lay_code(spec.code)):
             raise ChronicleError(why, "git must know the commit")
         if spec.rollback:
@@ -132,7 +125,7 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
     verdicts = [dict(entry.data) for entry in entries if entry.kind == EntryKind.GUARD_VERDICT]
     events = _detected(paths, end.launch, spec) if spec.scan else []
     told = {"launch": end.launch, "code": end.exit_code, "end": dict(end.data), "verdicts": verdicts}
-    _say_end(result, {**told, "writable": left, "events": events, "notes": notes})
+    _say_end(result, {**told, "writable": left, "events": events})
     return 0
 
 
@@ -177,11 +170,8 @@ def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
     return [event.to_json() for event, peak in zip(found, peaks, strict=True) if peak > spec.start]
 
 
-def rewind(root: Path, spec: Spec) -> list[str]:
-    """Make a checkpoint root look as if the checkpoint to begin with were the newest; only what this view writes changes.
-
-    Returns what a script's own notes of the newest one say now, in words.
-    """
+def rewind(root: Path, spec: Spec) -> None:
+    """Make a checkpoint root look as if the checkpoint to begin with were the newest; only what this view writes changes."""
     listed = list_checkpoints(root, include_abandoned=False) if root.is_dir() else []
     kept = next((one for one in listed if str(one.path) == spec.checkpoint), None)
     others = [one for one in listed if one is not kept]
@@ -202,7 +192,6 @@ def rewind(root: Path, spec: Spec) -> list[str]:
         gone |= copies | {name for name in POINTER_NAMES if os.path.lexists(root / name)}
     moves = tuple(pointers_to(root, gone, kept)) if root.is_dir() else ()
     point_elsewhere(root, moves)
-    notes = [] if kept is None else rewrite_notes(root, Path(spec.cwd), listed, gone, kept, spec.start, states)
     for name in sorted(gone):
         path = root / name
         if path.is_dir() and not path.is_symlink():
@@ -213,7 +202,6 @@ def rewind(root: Path, spec: Spec) -> list[str]:
         for name in sorted(copies - gone - {kept.path.name}):  # Lightning's `last.ckpt`: the newest under a second name
             (root / name).unlink()
             (root / name).symlink_to(kept.path.name)
-    return notes
 
 
 def _copy_up(path: Path) -> None:
@@ -282,13 +270,10 @@ class Played:
         if self._spec.scan and self._is_lost():
             return (Enough("the loss is no number any more"),)
         try:
-            rings = rings_of(self._launch_dir) if self._spec.ranks or self._spec.steps else {}
+            rings = rings_of(self._launch_dir) if self._spec.ranks else {}
         except ChronicleError:
             return ()
-        if self._spec.steps:
-            all_here = bool(rings) and len(rings) == rings[min(rings)].header.get("ranks")
-            done = all_here and all(_reached(ring, _begin_of(ring) + self._spec.steps) for ring in rings.values())
-        elif self._spec.ranks:
+        if self._spec.ranks:
             done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
         else:
             newest = last_point(self._launch_dir / "metrics.jsonl")
@@ -305,10 +290,6 @@ class Played:
 
 def _reached(ring: Ring, until: int) -> bool:
     return any(step >= until for step in ring.steps())
-
-
-def _begin_of(ring: Ring) -> int:
-    return max((one.step for one in ring.begins()), default=0)
 
 
 if __name__ == "__main__":

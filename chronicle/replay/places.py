@@ -14,7 +14,6 @@ from chronicle.checkpoints import NO_STATES, KnownStates, known_states
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import StateSaved, events_of
 from chronicle.paths import RunPaths
-from chronicle.resume.launch_facts import born
 from rollback.checkpoint.layout import Checkpoint, scan_entries
 from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint
 from rollback.errors import RollbackError
@@ -109,29 +108,3 @@ def own_places(run_dir: Path, roots: Iterable[Path], directory: Path) -> tuple[P
             continue
         found += [one.path for one in list_checkpoints(root, include_abandoned=False) if identity_of(one, states)]
     return tuple(found)
-
-
-def _is_born_within(path: str, begun: float | None, ended: float | None) -> bool:
-    """Whether a file or directory was made after `begun`, and not after `ended` if that is known (seconds since the epoch)."""
-    found = born(path)
-    return found is not None and begun is not None and begun * 1e9 < found and (ended is None or found <= ended * 1e9)
-
-
-def made_since_start(
-    directory: Path, names: Iterable[str], own: Sequence[Path], begun: float | None, ended: float | None
-) -> tuple[Path, ...]:
-    """What came into the working directory while the launch ran, after its first step, and is not the run's own.
-
-    `begun`, `ended`: the launch, in seconds; a launch without a known end made what is there. Sources and what came later stay:
-    they may be what somebody changed.
-    """
-    there = {*names, "__pycache__"}
-    try:
-        now = sorted(entry.path for entry in os.scandir(directory) if entry.name not in there)
-    except OSError:
-        return ()
-    real = [path.resolve() for path in own]
-    paths = (Path(path) for path in now)
-    meanwhile = (path for path in paths if path.suffix != ".py" and _is_born_within(str(path), begun, ended))
-    return tuple(path for path in meanwhile if not any(path.resolve() in (one, *one.parents) for one in real))
-

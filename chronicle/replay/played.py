@@ -3,8 +3,8 @@
 Two plays of the same steps tell whether anything is repeatable.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from chronicle.replay.compared import PrintComparison, Prints, compare_prints, p
 from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, play
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.launch_facts import read_facts
-from chronicle.resume.one_step import SHOW_VARIABLE, read_shown, tell_shown
 from chronicle.resume.ring import Print, Ring, rings_of
 
 
@@ -38,7 +37,6 @@ class Played:
     facts: Mapping[str, Any] | None
     end: Mapping[str, Any]
     batches: Mapping[int, list[int]]
-    shown: Sequence[str]  # the batch of the step that was asked for, in words
 
     def compare(self, record: Prints, until: int) -> PrintComparison:
         """With the record, up to this step."""
@@ -60,32 +58,29 @@ class Played:
 
 def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     """Play the steps of a plan."""
-    origin = replace(plan.origin, environ={**plan.origin.environ, SHOW_VARIABLE: str(plan.step)})
     # the next step that tells it, too: whether its generators stand elsewhere tells of the step before
     until = step_that_tells({rank: ring.steps() for rank, ring in plan.rings.items()}, plan.until) or plan.until
-    with play(origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
-        return read_result(forked, plan.step)
+    with play(plan.origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+        return _read_result(forked, plan.step)
 
 
-def read_result(forked: Forked, step: int | None) -> Played:
-    """What a fork left. `step`: the one that was asked for; None: none in particular."""
+def _read_result(forked: Forked, step: int) -> Played:
+    """What a fork left. `step`: the one that was asked for."""
     result, end = forked.directory, forked.end
     rings = rings_of(result / "launch")
-    begins = {rank: [one for one in ring.begins() if step is None or one.step < step] for rank, ring in rings.items()}
-    if rings and step is not None and not all(begins.values()):
+    begins = {rank: [one for one in ring.begins() if one.step < step] for rank, ring in rings.items()}
+    if rings and not all(begins.values()):
         first = min(one.step for ring in rings.values() for one in ring.begins())
         raise ChronicleError(
             f"the replay began with step {first + 1}, after the one that was asked for: the script took a checkpoint by itself",
             "say where its checkpoints lie: --checkpoints DIR",
         )
-    if not rings or not all(begins.values()):
+    if not rings:
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
         why = str(end["end"].get("because") or "it ended")
-        notes = "".join(f"; {words}" for words in end.get("notes", ()))
-        raise ChronicleError(f"the replay took no step that could be compared ({why}{notes}): {' / '.join(lines)[-600:]}")
+        raise ChronicleError(f"the replay took no step that could be compared ({why}): {' / '.join(lines)[-600:]}")
     prints = {rank: ring.steps() for rank, ring in rings.items()}
-    logged = {rank: steps[step].loss for rank, steps in prints.items() if step in steps}
     starts = {rank: rows[-1] for rank, rows in begins.items()}
     return Played(
         prints=prints,
@@ -94,7 +89,6 @@ def read_result(forked: Forked, step: int | None) -> Played:
         facts=read_facts(result / "launch"),
         end=end,
         batches=batches_of(result / "batches", end["launch"], 0),
-        shown=tell_shown(read_shown(result / "launch"), logged),
     )
 
 

@@ -8,7 +8,6 @@ can tell, there is one; there are never more. What is missing for any of this is
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,19 +19,16 @@ from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import EntryKind, Replayed
 from chronicle.paths import list_launch_numbers
-from chronicle.replay.compared import RESULT, PrintComparison, compare_prints
+from chronicle.replay.compared import PrintComparison
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,
     Origin,
     Say,
     find_origin,
-    origin_of_new,
-    play,
     recorded_code_of,
 )
-from chronicle.replay.places import is_wide, made_since_start
-from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once, read_result
+from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.resume.launch_facts import changed_facts, holds_data, new_sources, read_facts
 from chronicle.resume.ring import Ring, rings_of
@@ -40,8 +36,6 @@ from chronicle.settings import Settings
 
 MOST_PASSED_BY = 3
 OF_FILES = ("file", "doubt")
-# with these the question is what entered the model
-SHOWS = (ReplayVerdict.REPRODUCED, ReplayVerdict.UNEXPLAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +144,6 @@ def replay(
 ) -> Replay:
     """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
     begun = time.monotonic()
-    if plan.origin.checkpoint is None:
-        plan = replace(plan, origin=_as_at_its_start(plan.origin))
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
     say(f"launch {plan.origin.launch} again from {plan.origin.words}, to step {plan.until}")
     one = play_once(plan, sandbox)
@@ -173,8 +165,6 @@ def replay(
             agree = one.begins_as(two)
         judged = judge_replay(replace(case, plays_agree=agree))
     judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
-    if judged.verdict in SHOWS:
-        judged = replace(judged, evidence=(*judged.evidence, *one.shown))
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
@@ -187,7 +177,6 @@ def _beside(origin: Origin, one: Played) -> Iterator[str]:
     if origin.restored:
         yield f"set as in the record, and otherwise than here: {', '.join(origin.restored[:8])}"
     yield from (f"a nearer checkpoint was passed by: {words}" for words in origin.passed_by[:MOST_PASSED_BY])
-    yield from one.end.get("notes", ())
 
 
 def _changed(facts: Mapping[str, Any] | None, one: Played, plan: ReplayPlan) -> list[tuple[str, str]]:
@@ -197,7 +186,7 @@ def _changed(facts: Mapping[str, Any] | None, one: Played, plan: ReplayPlan) -> 
     """
     if facts is None or one.facts is None:
         return []
-    ended = _ends_of(plan.origin)[1]
+    ended = _end_of(plan.origin)
     own = [os.path.realpath(path) for path in plan.origin.own]
     is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
     items = [item for item in changed_facts(facts, one.facts, ended) if item.kind not in OF_FILES or not is_own(item.name)]
@@ -211,23 +200,6 @@ def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
     if any(real == one or real.startswith(one + os.sep) for one in own):
         return True
     return real != cwd and os.path.isdir(real) and any(one.startswith(real + os.sep) for one in own)
-
-
-def _as_at_its_start(origin: Origin) -> Origin:
-    """A launch that begins without a checkpoint: what came into its directory later is not there, or it would go on from it.
-
-    Of its checkpoint roots that is all that came since, whoever made it: a script's own note of the newest one is among it.
-    """
-    facts = read_facts(origin.settings.paths.launch_dir(origin.launch)) or {}
-    around = facts.get("around") or {}
-    names = around.get("names")
-    if names is None or os.path.realpath(origin.cwd) != os.path.realpath(str(around.get("directory"))):
-        return origin
-    begun, ended = _ends_of(origin)
-    hidden = made_since_start(origin.cwd, names, [*origin.own, *origin.roots], begun, ended)
-    roots = [root for root in origin.roots if not is_wide(root, origin.cwd)]
-    saved = (path for root in roots for path in made_since_start(root, (), (), begun, None))
-    return replace(origin, hidden=(*hidden, *saved))
 
 
 def _began_earlier(start: int, origin: Origin) -> str:
@@ -245,11 +217,11 @@ def _state_loaded(origin: Origin, one: Played) -> StateLoaded:
     return state_loaded(one.end["verdicts"])
 
 
-def _ends_of(origin: Origin) -> tuple[float | None, float | None]:
-    """When the recorded launch began and ended, in seconds since the epoch; None where the journal does not tell."""
+def _end_of(origin: Origin) -> float | None:
+    """When the recorded launch ended, in seconds since the epoch; None where the journal does not tell."""
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
-    times = {entry.kind: datetime.fromisoformat(entry.ts).timestamp() for entry in entries}
-    return times.get(EntryKind.LAUNCH_START), times.get(EntryKind.LAUNCH_END)
+    ends = [entry.ts for entry in entries if entry.kind == EntryKind.LAUNCH_END]
+    return datetime.fromisoformat(ends[-1]).timestamp() if ends else None
 
 
 def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: PrintComparison) -> Ruling:
@@ -265,12 +237,9 @@ def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: Pri
     theirs, ours = record.get(first.step, []), mine.get(first.step, [])
     elsewhere = {digest: step for step, digests in mine.items() for digest in digests}
     for place, (a, b) in enumerate(zip(theirs, ours, strict=False), start=1):
-        if a == b:
-            continue
-        step = elsewhere.get(a)
-        twice = Counter(digest for digests in record.values() for digest in digests)[a] > 1
-        what = f"that of step {step} in the replay" if step is not None else "none that the replay has taken"
-        words.append(f"micro-batch {place} of step {first.step} was {what}" + (", and was taken twice" if twice else ""))
+        if a != b:
+            what = f"that of step {elsewhere[a]} in the replay" if a in elsewhere else "none that the replay has taken"
+            words.append(f"micro-batch {place} of step {first.step} was {what}")
     if theirs and theirs == ours:
         words.append("the same rows as far as samples tell: single values, or labels, are others")
     later = [step for step in sorted(record.keys() & mine.keys()) if step > first.step]
@@ -278,46 +247,6 @@ def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: Pri
     if later:
         words.append(f"after it {equal} of {len(later)} steps have equal batches")
     return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, *words))
-
-
-# ---- before a launch -----------------------------------------------------------------------------------------------------
-
-
-def self_test(
-    settings: Settings,
-    command: Sequence[str],
-    steps: int,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    sandbox: Path | None = None,
-    say: Say = lambda line: None,
-) -> Ruling:
-    """Whether two launches of a command take the same first steps: reproduced, not deterministic, or not compared and why.
-
-    Both are forks: nothing of the run changes. They begin where the command begins by itself. Raises `ChronicleError` when
-    they could not be played.
-    """
-    origin = origin_of_new(settings, command, Path.cwd(), read_journal(settings.paths).entries, environ)
-    played = []
-    for which in ("first", "second"):
-        say(f"self-test: {which} launch of {steps} steps")
-        with play(origin, 0, sandbox=sandbox, purpose="self-test", steps=steps) as forked:
-            played.append(read_result(forked, None))
-    one, two = played
-    if one.start != two.start or one.prints.keys() != two.prints.keys():
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="two launches began at other steps, or with other ranks")
-    found = compare_prints(one.prints, two.prints, start=one.start, until=one.start + steps, begins=two.begins)
-    if not found.steps:
-        return Ruling(verdict=ReplayVerdict.NOT_COMPARED, why="no step of two launches could be compared")
-    if not one.begins_as(two):
-        why = "two launches begin with other weights: what they are made from is not seeded"
-        return Ruling(verdict=ReplayVerdict.RANDOM, why=why)
-    if found.first is None:
-        parts = ", ".join(sorted(found.parts))
-        return Ruling(verdict=ReplayVerdict.REPRODUCED, why=f"{len(found.steps)} steps of two launches are equal ({parts})")
-    from_equal = set(found.first.parts) <= set(RESULT)
-    how = ", from equal input" if from_equal else ": what enters the step is not seeded"
-    return Ruling(verdict=ReplayVerdict.RANDOM, why=f"two launches disagree at {found.first.words}{how}")
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------

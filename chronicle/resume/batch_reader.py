@@ -13,15 +13,14 @@ from typing import Any, TypeGuard
 
 from chronicle.journal.events import FirstBatchSeen, Incident
 from chronicle.resume.checks.check import Check, noted
+from chronicle.resume.configuration import unwrapped
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_batch import (
     IGNORED,
     BatchFault,
     RowSetting,
-    TokenizerFacts,
     TokenRow,
     find_in_batch,
-    find_markers,
     format_batch,
     tell_batch,
 )
@@ -33,7 +32,6 @@ NUM_ROWS = 32  # of one launch; a claim about a batch needs no more
 NUM_STEPPED = 2000  # steps of a scheduler that has no function of the step
 NUM_EVALUATED = 200_000  # steps of one that has
 CAUSAL = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
-END_OF_TURN = re.compile(r"im_end|eot|eom|end_of_turn|<\|end\|>|endoftext|end_of_text|</s>", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -42,12 +40,8 @@ class TrainerSays:
 
     tokenizer: Any = None
     apart: bool = False  # an encoder and a decoder: labels are a text of their own
-    max_length: int | None = None
-    packed: bool = False
     precision: str | None = None  # bf16, fp16 or fp32
-    has_prompts: bool = False
     planned: int | None = None  # optimizer steps
-    asked_warmup: int | None = None
     reads_trainer: bool = False  # batches come from the trainer's own step: the model's inputs need not be read
     revisions: dict[str, str] = field(default_factory=dict)
 
@@ -59,7 +53,6 @@ class FirstBatch:
         self._journal, self.with_text = journal, with_text
         self.says = TrainerSays(tokenizer=tokenizer)
         self._rows: list[TokenRow] = []
-        self._packed = False
         self._told = False
         self.told: dict[str, Any] = {}  # the batch in words, once it was told
         self._classes, self._left_out = 0, 0  # labels of whole rows, and those of them that the loss leaves out
@@ -68,9 +61,7 @@ class FirstBatch:
         """One micro-batch, before it enters the model."""
         if not self._told and self._journal.rank == 0 and len(self._rows) < NUM_ROWS:
             self._count_classes(inputs.get("labels"))
-            rows, packed = read_rows(args, inputs, apart=self.says.apart)
-            self._rows += rows[: NUM_ROWS - len(self._rows)]
-            self._packed = self._packed or packed
+            self._rows += read_rows(args, inputs, apart=self.says.apart)[: NUM_ROWS - len(self._rows)]
 
     def _count_classes(self, labels: Any) -> None:
         """Labels that are one whole number a row, as of a classifier."""
@@ -96,10 +87,10 @@ class FirstBatch:
         found = self._read_plan(live, step)
         told: dict[str, Any] = {}
         if self._rows:
-            words = self._read_words(live)
-            found = [*find_in_batch(self._rows, words, self._setting(live)), *found]
+            setting = self._setting(live)
+            found = [*find_in_batch(self._rows, setting), *found]
             decode = self.decoder() or (_as_numbers if self.with_text else None)
-            told = self.told = tell_batch(self._rows, words, decode)
+            told = self.told = tell_batch(self._rows, setting, decode)
         self._write(told, found, step)
         self._rows = []
 
@@ -108,23 +99,13 @@ class FirstBatch:
         tokenizer = _plain_tokenizer(self.says.tokenizer)
         return _decoder(tokenizer) if tokenizer is not None and self.with_text else None
 
-    def _read_words(self, live: LiveState) -> TokenizerFacts:
-        tokenizer = _plain_tokenizer(self.says.tokenizer)
-        if tokenizer is None:
-            return TokenizerFacts()
-        decode = _decoder(tokenizer)
-        return read_words(tokenizer, [decode(row.ids) for row in self._rows], _generation_ends(live))
-
     def _setting(self, live: LiveState) -> RowSetting:
-        model = _bare(live.models[0]) if live.models else None
-        limit = self.says.max_length or _truncation(_plain_tokenizer(self.says.tokenizer))
+        tokenizer = _plain_tokenizer(self.says.tokenizer)
         return RowSetting(
-            shifts_labels=_shifts(model),
-            num_embeddings=_num_embeddings(model),
-            max_length=limit,
-            packed=self.says.packed or self._packed,
-            has_prompts=self.says.has_prompts,
-            of_decoder=self.says.apart,
+            shifts_labels=_shifts(unwrapped(live.models[0]) if live.models else None),
+            pad=getattr(tokenizer, "pad_token_id", None),
+            eos=getattr(tokenizer, "eos_token_id", None),
+            eos_name=str(getattr(tokenizer, "eos_token", None) or "EOS"),
         )
 
     def _read_plan(self, live: LiveState, step: int | None) -> list[BatchFault]:
@@ -164,32 +145,26 @@ def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def read_rows(
-    args: Sequence[Any], inputs: Mapping[str, Any], *, apart: bool = False, most: int = NUM_ROWS
-) -> tuple[list[TokenRow], bool]:
-    """The token rows of a model's inputs, and whether several texts share a row; none when it gets no token ids.
+def read_rows(args: Sequence[Any], inputs: Mapping[str, Any], *, apart: bool = False) -> list[TokenRow]:
+    """The token rows of a model's inputs; none when it gets no token ids.
 
     `apart`: the labels are another text than the inputs, also where both happen to have one length.
     """
     ids = inputs.get("input_ids", next(filter(_is_table, args), None))
     if not _is_table(ids):
-        return [], False
-    table = [tuple(row) for row in ids[:most].tolist()]
-    labels = _labels(inputs, ids, most)
+        return []
+    table = [tuple(row) for row in ids[:NUM_ROWS].tolist()]
+    labels = _labels(inputs.get("labels"), ids)
     if labels and (apart or len(labels[0]) != len(table[0])):  # an encoder and a decoder: what is learned is the labels
-        return [_label_row(row) for row in labels], False
+        return [_label_row(row) for row in labels]
     attended = inputs.get("attention_mask")
     has_mask = _is_table(attended) and attended.shape == ids.shape
-    starts = [] if has_mask else _starts(inputs.get("position_ids"), ids)
-    if starts:
-        spans = list(zip(starts, [*starts[1:], len(table[0])], strict=True))
-        return [TokenRow(ids=table[0][a:b], labels=labels[0][a:b] if labels else None) for a, b in spans], True
-    masks = (attended[:most] != 0).tolist() if attended is not None and has_mask else []
+    masks = (attended[:NUM_ROWS] != 0).tolist() if attended is not None and has_mask else []
     rows = []
     for index, row in enumerate(table):
         attends = tuple(masks[index]) if masks else None
         rows.append(TokenRow(ids=row, labels=labels[index] if labels else None, attended=attends))
-    return rows, False
+    return rows
 
 
 def _is_table(thing: Any) -> TypeGuard[Any]:
@@ -201,14 +176,10 @@ def _is_table(thing: Any) -> TypeGuard[Any]:
     return not thing.is_floating_point() and not thing.is_complex()
 
 
-def _labels(inputs: Mapping[str, Any], ids: Any, most: int) -> list[tuple[int, ...]]:
-    labels = inputs.get("labels")
-    chosen = inputs.get("completion_mask")  # preference data: the loss is taken of the answers
-    if labels is None and _is_table(chosen) and chosen.shape == ids.shape:
-        labels = ids.masked_fill(chosen == 0, IGNORED)
+def _labels(labels: Any, ids: Any) -> list[tuple[int, ...]]:
     if not _is_table(labels) or labels.shape[0] != ids.shape[0]:
         return []
-    return [tuple(row) for row in labels[:most].tolist()]
+    return [tuple(row) for row in labels[:NUM_ROWS].tolist()]
 
 
 def _label_row(row: tuple[int, ...]) -> TokenRow:
@@ -216,14 +187,6 @@ def _label_row(row: tuple[int, ...]) -> TokenRow:
     seen = [index for index, token in enumerate(row) if token != IGNORED]
     labels = row[seen[0] : seen[-1] + 1] if seen else row
     return TokenRow(ids=tuple(max(0, token) for token in labels), labels=labels)
-
-
-def _starts(positions: Any, ids: Any) -> list[int]:
-    """Where texts begin in one flattened row; empty when there is one text."""
-    if not _is_table(positions) or positions.shape != ids.shape or ids.shape[0] != 1:
-        return []
-    starts = [index for index, position in enumerate(positions[0].tolist()) if position == 0]
-    return starts if len(starts) > 1 and starts[0] == 0 else []
 
 
 # ---- tokenizer and model ---------------------------------------------------------------------------------------------
@@ -248,31 +211,6 @@ def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def read_words(tokenizer: Any, texts: Sequence[str] = (), ends: Sequence[int] = ()) -> TokenizerFacts:
-    """What this tokenizer says about its tokens; `texts`: decoded rows, searched for markers; `ends`: further EOS ids."""
-    special = {int(one) for one in getattr(tokenizer, "all_special_ids", ())}
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    special |= {int(index) for index, token in added.items() if getattr(token, "special", False)}
-    names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(special)[:4096]}
-    bos, pad, unknown, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "unk", "eos"))
-    stops = {one for one in (eos, *ends) if isinstance(one, int)}
-    stops |= {one for one, name in names.items() if END_OF_TURN.search(name)}
-    template = template_of(tokenizer)
-    markers = [marker for text in texts for marker in (*find_markers(text), *find_markers(text.replace(" ", "")))]
-    return TokenizerFacts(
-        bos=bos,
-        pad=pad,
-        unknown=unknown,
-        ends=frozenset(stops),
-        specials=frozenset(special),
-        adds_bos=bos is not None and _encode(tokenizer, "a", True)[:1] == [bos],
-        template=template,
-        template_fits="eos_token" in template or any(name in template for name in names.values()),
-        pieces={marker: _count_pieces(tokenizer, marker) for marker in markers},
-        names=names,
-    )
-
-
 def template_of(tokenizer: Any) -> str:
     """The chat template; several are joined."""
     template = getattr(tokenizer, "chat_template", None)
@@ -281,40 +219,9 @@ def template_of(tokenizer: Any) -> str:
     return template if isinstance(template, str) else ""
 
 
-def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # changes no truncation that the script has set
-        return list(backend.encode(text, add_special_tokens=special).ids)
-    return list(tokenizer.encode(text, add_special_tokens=special))
-
-
-def _count_pieces(tokenizer: Any, marker: str) -> int:
-    known = tokenizer.convert_tokens_to_ids(marker)
-    if isinstance(known, int) and tokenizer.convert_ids_to_tokens(known) == marker:
-        return 1
-    return max(2, len(_encode(tokenizer, marker, False)))
-
-
-def _truncation(tokenizer: Any) -> int | None:
-    """The maximum length that the script has tokenized with."""
-    truncation = getattr(getattr(tokenizer, "backend_tokenizer", None), "truncation", None)
-    length = truncation.get("max_length") if isinstance(truncation, Mapping) else None
-    return length if isinstance(length, int) else None
-
-
-def _bare(model: Any) -> Any:
-    """The model inside DDP, FSDP or a compiled module."""
-    for _ in range(4):
-        model = getattr(model, "_orig_mod", model)
-        if "module" not in getattr(model, "_modules", {}) or hasattr(model, "config"):
-            return model
-        model = model.module
-    return model
-
-
 def has_decoder(model: Any) -> bool:
     """Whether a model reads one text with its encoder and learns another with its decoder."""
-    return bool(getattr(getattr(_bare(model), "config", None), "is_encoder_decoder", False))
+    return bool(getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False))
 
 
 def _shifts(model: Any) -> bool:
@@ -322,22 +229,6 @@ def _shifts(model: Any) -> bool:
     if config is None or getattr(config, "is_encoder_decoder", False):
         return False
     return any(CAUSAL.search(base.__name__) for base in type(model).__mro__)
-
-
-def _num_embeddings(model: Any) -> int | None:
-    get = getattr(model, "get_input_embeddings", None)
-    shape: Any
-    try:
-        shape = get().weight.shape if callable(get) else ()
-    except Exception:  # noqa: BLE001 a model without such a table
-        return None
-    return int(shape[0]) if len(shape) == 2 and shape[0] else None  # a sharded table is empty or flat
-
-
-def _generation_ends(live: LiveState) -> list[int]:
-    config = getattr(_bare(live.models[0]) if live.models else None, "generation_config", None)
-    eos = getattr(config, "eos_token_id", None)
-    return [int(one) for one in (eos if isinstance(eos, (list, tuple)) else [eos]) if isinstance(one, int)]
 
 
 def revisions_of(tokenizer: Any, model: Any) -> dict[str, str]:
@@ -352,7 +243,7 @@ def revisions_of(tokenizer: Any, model: Any) -> dict[str, str]:
         found["tokenizer"] = digest.hexdigest()[:16]
         if template := template_of(plain):
             found["chat_template"] = sha256(template.encode()).hexdigest()[:16]
-    config = getattr(_bare(model), "config", None)
+    config = getattr(unwrapped(model), "config", None)
     name = str(getattr(config, "_name_or_path", "") or "")
     commit = str(getattr(config, "_commit_hash", "") or "")
     if commit:
@@ -382,17 +273,9 @@ def read_plan(live: LiveState, says: TrainerSays) -> LrCurve:
     return LrCurve(
         lrs=tuple(_planned_lrs(live, says.planned or 0)),
         planned=says.planned,
-        asked_warmup=None if _warms_up_itself(live) else says.asked_warmup,
         accumulation=int(live.topology.get("accumulation") or 1),
-        world_size=int(live.topology.get("world_size") or 1),
         horizon=_whole(keywords.get("num_training_steps")),
-        warmup=_whole(keywords.get("num_warmup_steps")),
     )
-
-
-def _warms_up_itself(live: LiveState) -> bool:
-    """Whether the optimizer ramps its rate in its own step, as schedule-free ones do: its groups hold the length."""
-    return any(group.get("warmup_steps") for optimizer in live.optimizers for group in optimizer.param_groups)
 
 
 def _planned_lrs(live: LiveState, planned: int) -> Iterator[float]:

@@ -11,7 +11,7 @@ import functools
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -44,14 +44,13 @@ class BatchWitness:
     ) -> None:
         self._see, self._step, self._first, self._contained = see, step, first, contained
         self._watches = False
-        self._handles: list[Any] = []
+        self._handle: Any = None
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
-        self.leaves: Callable[[Any], None] = lambda output: None  # what the model gives for it
         self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
         self.look: Callable[[Any], None] = lambda batch: None  # the first batches of the launch, and the first after a save
@@ -75,24 +74,12 @@ class BatchWitness:
             self._watches, model = True, compiled_part(model)
             _watched[model] = self
             watch_loaders()
-            see_compiled_calls(model, shield(self._before_compiled, self.failed), shield(_after, _outputs_failed))
-            self._handles = [
-                model.register_forward_pre_hook(_hook(_before_model, _failed), with_kwargs=True),
-                model.register_forward_hook(_hook(_after, _outputs_failed)),
-            ]
+            see_compiled_calls(model, shield(self._before_compiled, self.failed))
+            self._handle = model.register_forward_pre_hook(_hook(_before_model), with_kwargs=True)
             if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
                 for part in model.children():
                     _watched[part] = self
-                    part.register_forward_pre_hook(_hook(_before_part, _failed), with_kwargs=True)
-                    part.register_forward_hook(_hook(_after, _outputs_failed))
-
-    def watch_outputs(self, models: Sequence[Any]) -> None:
-        """Look at what these other models give, too: the loss of a generator goes through its critic."""
-        with self._contained("outputs"):
-            for model in map(compiled_part, models):
-                if model not in _watched:
-                    _watched[model] = self
-                    model.register_forward_hook(_hook(_after, _outputs_failed))
+                    part.register_forward_pre_hook(_hook(_before_part), with_kwargs=True)
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -145,9 +132,8 @@ class BatchWitness:
             self._see(digest_of(samples), place, step)
 
     def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._handle is not None:
+            self._handle.remove()
 
     def _before_compiled(self, model: Any, args: Any, kwargs: Any) -> None:
         """The compiled model is called: a hook inside it would see nothing, so there is none from now on."""
@@ -183,27 +169,14 @@ def _before_part(module: Any, args: Any, kwargs: Any) -> None:
         witness.enters((args, kwargs))
 
 
-def _after(module: Any, args: Any, output: Any) -> None:
-    witness = _watched.get(module)
-    if witness is not None and _trains(module):
-        witness.leaves(output)
-
-
 def _failed(problem: Exception) -> None:
     for witness in set(_watched.values()):
         witness.failed(problem)
 
 
-def _outputs_failed(problem: Exception) -> None:
-    """Batches go on to be looked at: only what the model gives is not."""
-    for witness in set(_watched.values()):
-        witness.leaves = lambda output: None
-        witness.lost(problem)
-
-
 @functools.cache
-def _hook(work: Callable[..., None], failed: Callable[[Exception], None]) -> ModelHook:
-    return ModelHook(shield(work, failed))
+def _hook(work: Callable[..., None]) -> ModelHook:
+    return ModelHook(shield(work, _failed))
 
 
 # ---- what is in a batch ----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.fingerprint import own_shard
 
 LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
-LARGEST_OUTPUT = 1 << 24  # elements of an output that is looked at bit by bit
 SPREAD = 0x2545F4914F6CDD1D  # an odd number without a pattern
 EXACT = (1 << 52) - 1
 TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
@@ -78,14 +77,6 @@ def checksum(tensor: Any) -> Any:
         rows = (rows.long() + SPREAD) * torch.arange(1, 2 * rows.shape[1], 2, device=rows.device)
         rows = (rows ^ (rows >> 15)) * SPREAD
     return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)
-
-
-def checksum_of_output(tensor: Any) -> Any:
-    """The same of what a model gives; of a large one (logits of a language model) the norms of its rows: nothing is copied."""
-    if tensor.numel() <= LARGEST_OUTPUT or not tensor.is_floating_point() or tensor.dim() < 2:
-        return checksum(tensor)
-    torch = sys.modules["torch"]
-    return checksum(torch.linalg.vector_norm(own_shard(tensor).detach(), dim=-1, dtype=torch.float32))
 
 
 def global_generators() -> dict[str, int]:

@@ -7,9 +7,6 @@ A hook on a module or optimizer is Python code that runs inside the compiled cal
 - `see_compiled_calls` looks at the arguments of a compiled model before dynamo gets them. `torch.compile(model)` makes an
   `OptimizedModule`, whose `__call__` is ordinary Python; `model.compile()` sets `_compiled_call_impl`.
 
-- `is_compiling_here` tells whether this process compiles anything. Then no hook is put into the layers of a model and no mode
-  around its pass: parts of it (blocks, `forward`, a function that it calls) may be compiled although the whole is not.
-
 A model that is called inside a compiled function (`torch.compile(train_step)`) cannot be seen: nothing is said about it.
 """
 
@@ -24,8 +21,7 @@ from typing import Any
 from chronicle.resume.faults import shield
 
 See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
-_SEES: "weakref.WeakKeyDictionary[Any, tuple[See, See]]" = weakref.WeakKeyDictionary()  # by inner model: before, and after
-_ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
+_SEES: "weakref.WeakKeyDictionary[Any, See]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
 
@@ -73,22 +69,16 @@ class ModelHook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-def see_compiled_calls(model: Any, see: See, see_output: See) -> None:
+def see_compiled_calls(model: Any, see: See) -> None:
     """From now on `see(model, args, kwargs)` is called before every call of a compiled form of `model`.
 
-    `see_output(model, (), output)` comes after it. It does not matter whether the model is compiled before or after this, alone
-    or inside a wrapper such as DDP.
+    It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
     """
-    _SEES[model] = see, see_output
+    _SEES[model] = see
     if not _patched:
         _patch()
     _known.clear()
     see_own_compilation(model)
-
-
-def when_compiled(model: Any, act: Callable[[], None]) -> None:
-    """`act()` is called once, before the first call of a compiled form of a model that is watched."""
-    _ACTS[model] = act
 
 
 def see_own_compilation(module: Any) -> None:
@@ -100,11 +90,9 @@ def see_own_compilation(module: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before(owner(), args, kwargs)
-        output = compiled(*args, **kwargs)
-        after(owner(), output)
-        return output
+        return compiled(*args, **kwargs)
 
-    before, after = outside_graphs(_before_call), outside_graphs(_after_call)
+    before = outside_graphs(_before_call)
     call._chronicle = True  # type: ignore[attr-defined]
     module._compiled_call_impl = skip_in_graphs(call)
 
@@ -112,16 +100,6 @@ def see_own_compilation(module: Any) -> None:
 def compiled_part(model: Any) -> Any:
     """The model inside an `OptimizedModule`; any other model itself."""
     return model.__dict__.get("_modules", {}).get("_orig_mod", model)
-
-
-def is_compiling_here(model: Any) -> bool:
-    """Whether a part of this model, or anything else in this process, was given to `torch.compile` until now."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(frames, "cached_backends", None) or {}
-    if any(backend not in (None, False) for backend in tuple(backends.values())):  # None: `torch.compiler.disable`
-        return True
-    parts = model.modules() if hasattr(model, "modules") else ()
-    return any(part.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in part._modules for part in parts)
 
 
 def _held(module: Any) -> Any:
@@ -136,18 +114,8 @@ def _held(module: Any) -> Any:
 def _before_call(module: Any, args: Any, kwargs: Any) -> None:
     """A compiled module is called."""
     model = _held(module)
-    if model is None:
-        return
-    act = _ACTS.pop(model, None)
-    if act is not None:
-        act()
-    _SEES[model][0](model, args, kwargs)
-
-
-def _after_call(module: Any, output: Any) -> None:
-    model = _held(module)
     if model is not None:
-        _SEES[model][1](model, (), output)
+        _SEES[model](model, args, kwargs)
 
 
 def _watched_in(module: Any) -> Any:
@@ -160,14 +128,12 @@ def _patch() -> None:
 
     optimized = import_module("torch._dynamo").OptimizedModule
     original, compile_ = optimized.__call__, torch.nn.Module.compile
-    before, after = outside_graphs(_before_call), outside_graphs(_after_call)
+    before = outside_graphs(_before_call)
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self, args, kwargs)
-        output = original(self, *args, **kwargs)
-        after(self, output)
-        return output
+        return original(self, *args, **kwargs)
 
     @functools.wraps(compile_)
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:

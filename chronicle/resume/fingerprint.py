@@ -218,29 +218,6 @@ def rng_digests() -> dict[str, str]:
     return digests
 
 
-MOST_BLOCKS = 3  # of 624 numbers each
-
-
-def fresh_seed() -> int | None:
-    """The seed of torch's generator when it was seeded so lately that at most some 1,900 numbers were drawn since; else None.
-
-    To build a model, or to load and go on, takes it far away from any seed: a generator beside one was seeded afterwards.
-    """
-    import torch
-
-    now, seed = torch.get_rng_state().numpy(), torch.initial_seed()
-    replayed = torch.Generator().manual_seed(seed)
-    for _ in range(MOST_BLOCKS + 1):
-        if (replayed.get_state().numpy()[OF_TWISTER] == now[OF_TWISTER]).all():
-            return seed
-        torch.rand(BLOCK_NUMBERS if _ else 1, generator=replayed)
-    return None
-
-
-BLOCK_NUMBERS = 624  # a Mersenne twister makes at a time
-OF_TWISTER = slice(24, 24 + 8 * BLOCK_NUMBERS)  # bytes of the state; seed and place come before, cached normals after
-
-
 def _weights(models: Iterable[Any]) -> Iterator[Any]:
     """Parameters, in registration order."""
     return (own_shard(p) for model in models for p in model.parameters())

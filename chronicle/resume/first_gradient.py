@@ -34,7 +34,7 @@ from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.faults import shield
-from chronicle.resume.fingerprint import fresh_seed, rng_digests
+from chronicle.resume.fingerprint import rng_digests
 
 VERSION = 2
 NAME = "gradient"
@@ -84,7 +84,6 @@ class FirstGradient:
         self._expected: list[dict[str, Any]] = []  # steps that this launch should repeat, from the next one on
         self._steps: _Steps | None = None  # that are being kept, or compared
         self._lrs_then: list[Any] = []  # of the first pass, from the first step after this load on
-        self._seeds: tuple[int | None, int | None] = (None, None)  # seeds beside which the last two steps began
         self._kept: list[Path] = []
         self.by_hooks = False  # an engine takes the gradients away: they are sampled as they come
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of such a hook
@@ -130,8 +129,6 @@ class FirstGradient:
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
             self._state, self._wanted, self._steps = "", False, None
-        if self._wanted or self._steps is not None:
-            self._seeds = (self._seeds[1], fresh_seed())
         if self.by_hooks and self._sums is None:
             self._sums = _Sums(_params(None, self._models()), self.lost)
 
@@ -203,11 +200,6 @@ class FirstGradient:
         if own is None or kept.get("lrs") != lrs or _one_is_none(kept["rows"], own["rows"]):
             return False
         if not _comparable(kept, own):
-            away, seed = self._seeds
-            if away is None and seed is not None and kept["batches"] == own["batches"] and kept["entered"] != own["entered"]:
-                effect = "dropout and orders that are drawn repeat what followed that seed before"
-                text = f"torch was seeded with {seed} right before this step, and not so in the first pass: {effect}"
-                self.moved_otherwise(text, after)
             return False
         found = _Difference.between(kept, own)
         if found is None:
@@ -250,11 +242,6 @@ class FirstGradient:
         """The steps that were kept after the save of this state; empty where none is known."""
         state = _state_of(expected)
         return [] if self._directory is None or not state else _read(self._directory / f"{state}.{self._rank}")
-
-    def entered_alike(self, expected: Expectation | None) -> bool:
-        """Whether the first batch of this launch met the generators that the first pass had there; unknown is False."""
-        kept = self._read(expected)
-        return bool(kept and self._entered) and kept[0].get("entered") == dict(self._entered)
 
     def seeded_alike(self, expected: Expectation | None) -> bool:
         """Whether torch was seeded as when this state was saved; unknown is False. A script without a seed draws others."""

@@ -69,7 +69,6 @@ def check_first_step(
     trained = partial(check_trained, expectation, found, same_data=same_data)
     yield from attempt("what is trained", "M6", trained)
     yield from attempt("owner", "M6", loads.check_owner)
-    yield from attempt("seed", "M1", loads.check_seed)
     state = loads.state
     if state is not None:
         yield from attempt("state after the load", "M1", lambda: check_loaded(expectation, state, found, rank=live.rank))

@@ -2,26 +2,20 @@
 
 `<launch>/prints.json` is written once, at the first step, by the process that trains. The source files are those that it has
 imported, wherever they lie, and not those of a repository. Of other files these are noted, with what they hold: those that the
-command line names, settings in the working directory, and what is mapped into memory (weights, tables). Whether other files of
-the working directory are read is not known, so a change of one is a doubt. Of a large file its size and 64 blocks are noted. Of
-files and of variables of the environment only digests are kept; what looks like a secret is left out. `changed_facts` says what
-is different in another launch. No torch here.
+command line names, settings in the working directory, and what is mapped into memory (weights, tables). Other files are not
+looked at. Of a large file its size and 64 blocks are noted. Of files and of variables of the environment only digests are kept;
+what looks like a secret is left out. `changed_facts` says what is different in another launch. No torch here.
 """
 
-import ctypes
 import functools
 import hashlib
 import json
-import locale
 import math
 import os
 import re
-import resource
 import stat
-import struct
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +27,9 @@ from rollback.disk.durable import write_atomic
 VERSION = 2
 MOST_FILES, LARGEST_BYTES = 2000, 4 << 20
 MOST_HERE, DEEPEST = 500, 3
-MOST_READ = 16 << 20  # bytes of files of which nobody knows whether they are read
 BLOCKS, BLOCK_BYTES = 64, 16 << 10  # of a large file
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".env", ".xml", ".sh", ".properties")
 MOST_OF_SETTINGS = 64 << 10
-AT_FDCWD, BIRTH = -100, 0x800
 PACKAGES = Path(__file__).resolve().parents[2]
 OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep, str(PACKAGES / "chronicle_ml.py"))
 TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
@@ -55,7 +47,7 @@ NOT_COMPARED = re.compile(
 class ChangedFact(NamedTuple):
     """One thing that is different: `kind` is code, package, environment, arithmetic, file, doubt or recorder (chronicle).
 
-    A doubt may be without effect: a file that the launch itself may have written, one that nobody is known to have read.
+    A doubt may be without effect: a file that the launch itself may have written.
     """
 
     kind: str
@@ -80,9 +72,7 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
         "host": os.uname().nodename,
         "directory": os.getcwd(),
         "code": dict(_sources()),
-        **_files(launch_dir),
-        "around": _around(),
-        "machine": dict(_machine()),
+        "files": dict(_files(launch_dir)),
         "packages": dict(_packages()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
@@ -117,29 +107,17 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: fl
             elif (a and b) or kind == "environment" or (kind == "code" and a and not os.path.exists(name)):
                 is_ours = kind == "package" and name in OWN  # no part of a step is ours: evidence, and no cause
                 found.append(ChangedFact("recorder" if is_ours else kind, name, a, b))
-    one, other = before.get("beside") or {}, after.get("beside") or {}
-    for name in sorted(one.keys() & other.keys()):
-        if one[name] != other[name] and ended is not None and not _is_older(name, ended):
-            found.append(ChangedFact("doubt", name, one[name], other[name]))
-    one, other = before.get("machine") or {}, after.get("machine") or {}
-    for name in sorted(one.keys() & other.keys()):
-        if one[name] != other[name]:
-            found.append(ChangedFact("doubt", name, one[name], other[name]))
     return found
 
 
 def _changed_file(name: str, before: str, after: str, directory: str, ended: float | None) -> Iterator[ChangedFact]:
-    """A file that holds something else. It is a doubt where the launch may have written it itself, and where only the second
-    one has it. What is gone counts in the working directory alone: elsewhere are caches."""
-    is_here = name.startswith(directory + os.sep)
-    if not after:
-        if is_here and not os.path.exists(name):
-            yield ChangedFact("file", name, before, after)
-        return
-    if not before:
-        made = born(name)
-        if is_here and made is not None and ended is not None and made > ended * 1e9:
-            yield ChangedFact("doubt", name, before, after)
+    """A file that holds something else; a doubt where the launch may have written it itself.
+
+    What the second one alone names is no difference. What is gone counts in the working directory alone: elsewhere are caches.
+    """
+    if not after and name.startswith(directory + os.sep) and not os.path.exists(name):
+        yield ChangedFact("file", name, before, after)
+    if not before or not after:
         return
     is_same_sample = "~" in before and before.partition("~")[0] == after.partition("~")[0]
     is_later = ended is not None and not _is_older(name, ended)
@@ -188,29 +166,17 @@ def _sources() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _files(launch_dir: Path) -> dict[str, dict[str, str]]:
-    """Path and digest of the files that this process is known to depend on, and of others that lie beside them.
+def _files(launch_dir: Path) -> Iterator[tuple[str, str]]:
+    """Path and digest of the files that this process is known to depend on.
 
     Without those that it has written itself, installed packages, the machine's own files, the user's hidden directories
     (settings and caches of tools), the run's files and its checkpoints: a resume reads other ones.
     """
     outside = _outside(launch_dir)
     began: float = getattr(sys, "_chronicle_began", math.inf)
-    here = list(_here())
-    known = {*_named(), *_mapped(), *(path for path in here if path.lower().endswith(SETTINGS))}
-    files: dict[str, str] = {}
-    beside: dict[str, str] = {}
-    left = MOST_READ
-    for path in [*sorted(known)[:MOST_FILES], *here]:
-        if path in files or is_outside(path, outside) or not _is_older(path, began):
-            continue
-        if path not in known:
-            left -= min(os.path.getsize(path), BLOCKS * BLOCK_BYTES)
-            if left < 0:
-                break
-        if digest := _digest_of(path):
-            (files if path in known else beside)[path] = digest
-    return {"files": files, "beside": beside}
+    for path in sorted({*_named(), *_mapped(), *_settings_here()})[:MOST_FILES]:
+        if not is_outside(path, outside) and _is_older(path, began) and (digest := _digest_of(path)):
+            yield path, digest
 
 
 def _named() -> Iterator[str]:
@@ -221,28 +187,19 @@ def _named() -> Iterator[str]:
             yield path
 
 
-def _here() -> Iterator[str]:
-    """Files in the working directory and a few levels below it; no sources, which are known where they are imported."""
+def _settings_here() -> Iterator[str]:
+    """Files of settings in the working directory and a few levels below it."""
     count = 0
     top = os.getcwd()
     for directory, below, names in os.walk(top):
         depth = directory[len(top) :].count(os.sep)
         below[:] = sorted(name for name in below if depth < DEEPEST - 1 and not name.startswith((".", "_")))
         for name in sorted(names):
-            path = os.path.join(directory, name)
-            if not name.endswith((".py", ".pyc", ".so")) and os.path.isfile(path):
-                yield path
-                count += 1
-                if count >= MOST_HERE:
-                    return
-
-
-def _around() -> dict[str, Any]:
-    """The names in the working directory when the process began: a replay from there hides what came later."""
-    directory, names = getattr(sys, "_chronicle_around", None) or (None, None)
-    if names is None or directory != os.getcwd():
-        return {}
-    return {"directory": os.path.realpath(directory), "names": sorted(names)}
+            count += 1
+            if count > MOST_HERE:
+                return
+            if name.lower().endswith(SETTINGS):
+                yield os.path.join(directory, name)
 
 
 def _mapped() -> Iterator[str]:
@@ -257,15 +214,6 @@ def _mapped() -> Iterator[str]:
         if len(row) == 6 and "x" in row[1]:
             paths[row[5]] = True
     yield from (path for path, is_code in paths.items() if not is_code and not path.endswith((" (deleted)", ".so", ".pyc")))
-
-
-def _machine() -> Iterator[tuple[str, str]]:
-    """What the system gives to this process, and a script may go by."""
-    yield "processors", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-    yield "time zone", "/".join(time.tzname)
-    yield "locale", locale.setlocale(locale.LC_ALL)
-    names = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_STACK")
-    yield "limits", " ".join(f"{name[7:].lower()} {resource.getrlimit(getattr(resource, name))[0]}" for name in names)
 
 
 def _outside(launch_dir: Path) -> tuple[str, ...]:
@@ -303,18 +251,6 @@ def _is_older(path: str, moment: float) -> bool:
         return os.stat(path).st_ctime < moment
     except OSError:
         return False
-
-
-def born(path: str) -> int | None:
-    """When a file or directory was made, in ns (`statx`); None where the filesystem does not tell."""
-    found = ctypes.create_string_buffer(256)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.statx(AT_FDCWD, os.fsencode(path), 0, BIRTH, found) != 0:
-        return None
-    if not struct.unpack_from("I", found)[0] & BIRTH:
-        return None
-    seconds, nanoseconds = struct.unpack_from("qI", found, 80)
-    return int(seconds) * 10**9 + int(nanoseconds)
 
 
 def _digest_of(path: str) -> str:

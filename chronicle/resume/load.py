@@ -44,7 +44,6 @@ from chronicle.resume.fingerprint import (
     buffers_digest,
     epsilon_of,
     fingerprint_memory,
-    fresh_seed,
     frozen_parameters,
     groups_of,
     object_digests,
@@ -80,10 +79,7 @@ NUM_NAMED = 3  # weights that differ
 
 
 class Loads:
-    """The loads of one process. What they promise is in `start`, what the last one left in memory in `state`.
-
-    `entered_alike`: whether the first batch met the generators of the first pass.
-    """
+    """The loads of one process. What they promise is in `start`, what the last one left in memory in `state`."""
 
     def __init__(
         self,
@@ -96,12 +92,10 @@ class Loads:
         reference: Reference,
         own_buffers: OwnBuffers,
         records: Records,
-        entered_alike: Callable[[Expectation | None], bool],
     ) -> None:
         self._options, self._journal, self._ranks = options, journal, ranks
         self.start, self.data, self.honours = start, data, honours
         self._reference, self._own_buffers, self._records = reference, own_buffers, records
-        self._entered_alike = entered_alike
         self.state: LoadedState | None = None
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
         self.weights_loaded = False  # into a guarded model, by its own `load_state_dict`
@@ -110,8 +104,6 @@ class Loads:
         self._objects_before: Mapping[str, str] = {}
         self._objects_loaded: dict[str, str] = {}  # the script's own objects right after their own load
         self._calibration = Calibration()
-        self._away = False  # torch's generator was far from any seed at the load
-        self._seeded: int | None = None  # with what torch was seeded between the load and its first batch
         self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
         self._at_batch: tuple[list[Any], Snapshot] | None = None  # the trained weights when the first batch came
 
@@ -244,7 +236,6 @@ class Loads:
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
         self._reference.options.after_load(live.optimizers)
-        self._away = fresh_seed() is None
         found = fingerprint_memory(live)
         self.state = LoadedState(
             buffers=LoadedBuffers(now=found.ranks[0].buffers),
@@ -287,7 +278,7 @@ class Loads:
         """Random generators of this rank; call it once the framework has restored them."""
         if self.start.expectation is None:
             return []
-        rank, self._away = self._ranks.rank, fresh_seed() is None
+        rank = self._ranks.rank
         found = Memory(ranks=(RankDigest(rank=rank, rng=rng_digests()),), topology=topology)
         return check_generators(self.start.expectation, found, rank=rank)
 
@@ -301,7 +292,7 @@ class Loads:
         self.pending, self._calibration.looked = [], False
         if self.start.again and memory is not None and not memory.step:
             self.start.no_basis, memory = BEGINS_ANEW, None
-        self.start.state_loaded, self._away = True, fresh_seed() is None
+        self.start.state_loaded = True
         self.start.identity = {} if memory is None else memory.identity
         contract, step = self.contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
@@ -329,7 +320,6 @@ class Loads:
 
         An adapter's load is known already. A plain loop does not announce its loads, so what it holds now is what it loaded.
         """
-        self._seeded = fresh_seed() if self.start.resumed and self._away else None
         if self.state is not None or self.start.state_loaded:
             live = observe()
             self.look_again(live)
@@ -361,15 +351,6 @@ class Loads:
         """The script's own objects when the first batch comes: as their own load left them, where they had one."""
         loaded, self._objects_loaded = self._objects_loaded, {}
         return {**object_digests(live), **loaded}
-
-    def check_seed(self) -> list[Check]:
-        """Noted when torch was seeded between the load and its first batch, unless the first pass did so after the save."""
-        expected = self.start.expectation
-        if self._seeded is None or (expected is not None and expected.accepts("rng")) or self._entered_alike(expected):
-            return []
-        effect = "dropout and orders that are drawn repeat what followed that seed before, whatever the load restored"
-        cause = f"torch was seeded with {self._seeded} after the load, right before the first batch: {effect}"
-        return [noted("seed", "M1", expected="generators as they went on", found=f"seed {self._seeded}", cause=cause)]
 
     def calibrates(self, observe: Callable[[], LiveState], training: bool) -> None:
         """A forward pass without gradients begins before the first batch: in training mode it moves running statistics."""

@@ -3,8 +3,7 @@
 A print (`chronicle/resume/ring.py` lists its fields) is put together while a step is taken:
 
     first micro-batch enters    the global generators; how the models are set
-    every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from; of what the
-                                model gives for it
+    every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from
     the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss, and the norm of its gradient
@@ -34,12 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.resume.batches import keep_yielded, tensors_of
-from chronicle.resume.checksums import Modes, checksum_of_output, contents_of, global_generators
+from chronicle.resume.batches import keep_yielded
+from chronicle.resume.checksums import Modes, contents_of, global_generators
 from chronicle.resume.envelope.samples import Snapshot, digest_of
 from chronicle.resume.faults import shield
 from chronicle.resume.launch_facts import write_facts
-from chronicle.resume.one_step import StepBatch
 from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
@@ -48,7 +46,6 @@ SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
 ELEMENTS, TENSORS = 32, 8  # of one sample
-MOST_OUTPUTS = 8  # tensors, of one micro-batch
 MOST_GROUPS = 8
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")  # for the update; other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
@@ -64,10 +61,9 @@ class Gradient(Enum):
 
 @dataclass(slots=True)
 class _Inputs:
-    """The micro-batches since the step before, what the model gave for them, and how things stood when the first entered."""
+    """The micro-batches since the step before, and how things stood when the first entered."""
 
     batches: list[list[Any]] = field(default_factory=list)  # checksums of what each holds
-    outputs: list[Any] = field(default_factory=list)
     with_targets: bool = True  # all are known with what the loss is computed from
     generators: dict[str, int] = field(default_factory=dict)
 
@@ -87,7 +83,7 @@ class _Step:
     @property
     def ready(self) -> bool:
         """Whether all samples have arrived on the host."""
-        parts = [*self.inputs.outputs, *self.weights, *(part for one in self.inputs.batches for part in one)]
+        parts = [*self.weights, *(part for one in self.inputs.batches for part in one)]
         if self.gradient is not None:
             parts.append(self.gradient)
         return all(isinstance(part, bytes) or part.ready for part in parts)
@@ -104,7 +100,6 @@ class _Step:
             seen=seen,
             batches=len(inputs.batches),
             batch=digest_of(batch) if batch else 0,
-            output=(digest_of(inputs.outputs) & 0xFFFFFFFF or 1) if inputs.outputs else 0,
             gradient=digest_of([self.gradient]) if self.gradient else 0,
             weights=digest_of(self.weights) if self.weights else 0,
             **inputs.generators,
@@ -137,7 +132,6 @@ class StepPrints:
         self._now: _Step | None = None  # of the step that is being taken
         self._waiting: deque[_Step] = deque()  # over, oldest first
         self._inputs = _Inputs()
-        self._sees_outputs = True
         self._inside = False  # batches enter inside the step
         self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
@@ -151,12 +145,9 @@ class StepPrints:
         self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
-        self.batch: StepBatch | None = None
         self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
-        self.lost_outputs: Callable[[Exception], None] = lambda problem: None  # told of one that is in no print from now on
         self._hears = shield(self._logged, lambda problem: self.failed(problem))
         self.updated: Callable[[Any], None] = shield(self._updated, lambda problem: self.failed(problem))
-        self.leaves: Callable[[Any], None] = shield(self._leaves, self._lose_outputs)  # called with what the model gives
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -204,30 +195,10 @@ class StepPrints:
         inputs = self._inputs
         if not inputs.generators:
             inputs.generators = {**global_generators(), "modes": self._modes.now()}
-        if self.batch is not None:
-            self.batch.enters(batch)
         found, with_targets = contents_of(batch)
         inputs.batches.append(found)
         inputs.with_targets = inputs.with_targets and with_targets
         self._spent += self._clock() - begun
-
-    def _leaves(self, output: Any) -> None:
-        """The model gave this for the micro-batch that entered last."""
-        inputs = self._inputs
-        if self._launch_dir is None or self._skip > 0 or not inputs.batches or not self._sees_outputs:
-            return
-        is_between = self._now is not None and not self._inside  # a step was taken, and the next batch has not come
-        if is_between or is_captured():
-            return
-        begun = self._clock()
-        room = MOST_OUTPUTS * len(inputs.batches) - len(inputs.outputs)
-        inputs.outputs += map(checksum_of_output, tensors_of(output)[:room])
-        self._spent += self._clock() - begun
-
-    def _lose_outputs(self, problem: Exception) -> None:
-        """What the model gives cannot be read: it is in no print from now on."""
-        self._sees_outputs, self._inputs.outputs = False, []
-        self.lost_outputs(problem)
 
     def stepping(
         self,
@@ -251,8 +222,6 @@ class StepPrints:
         self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
         self._has_entered = False
         self._hear_the_end(optimizer, with_gradient=gradient is Gradient.AT_END)
-        if self.batch is not None:
-            self.batch.stepping(step, self._rank())
         if self._skip > 0:
             self._skip -= 1
             self._now = UNPRINTED

@@ -31,7 +31,6 @@ VERSION = 1
 NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8  # that keep theirs; the others read rank 0's
 NUM_HABITS = 64
-LOSS_FACTOR = "loss-factor "  # a habit that the envelope keeps (`motion.LossFactor`)
 
 Place = tuple[str, str]  # name of a check, and where
 
@@ -66,7 +65,7 @@ class Reference:
     def resumes(self, memory: Memory | None) -> None:
         """The training goes on from this memory: its past is ours."""
         past = memory or Memory()
-        self.habits = tuple(name for name in past.habits if not name.startswith(LOSS_FACTOR))
+        self.habits = past.habits
         self._frozen = [one for one in past.seen_frozen or (past.frozen,) if one]
         self.options.used = {name: list(rows) for name, rows in past.used.items()}
 

@@ -18,7 +18,6 @@ newest print takes the place of the oldest. A print holds:
     options    learning rates and other numbers of all parameter groups
     modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
                autocast)
-    output     checksum of what the model gave for the micro-batches
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -41,7 +40,7 @@ from chronicle.errors import ChronicleError
 
 VERSION = 6
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQQIfIHHHHIfd")
+LAYOUT = struct.Struct("<IIBBHQQIfIHHHH4xfd")  # 4 bytes were a checksum of the model's output
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY = 0xFFFFFFFF
@@ -60,7 +59,6 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
-    OUTPUT = 256
     MODES = 512
     NORM = 1024
 
@@ -74,7 +72,6 @@ BY_FIELD = {
     "weights": SeenParts.WEIGHTS,
     "torch": SeenParts.GENERATORS,
     "options": SeenParts.OPTIONS,
-    "output": SeenParts.OUTPUT,
     "modes": SeenParts.MODES,
     "size": SeenParts.NORM,
 }
@@ -97,7 +94,6 @@ class Print:
     numpy: int = 0
     options: int = 0
     modes: int = 0
-    output: int = 0
     lr: float = 0.0
     loss: float = math.nan
 
@@ -118,7 +114,6 @@ class Print:
             self.numpy,
             self.options,
             self.modes,
-            self.output & MANY,
             self.lr,
             self.loss,
         )

@@ -47,7 +47,6 @@ from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
-from chronicle.resume.one_step import SHOW_VARIABLE, StepBatch
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.records import Records
 from chronicle.resume.reference import LR, Reference
@@ -94,13 +93,11 @@ class GuardSession:
 
         self.prints = StepPrints(launch_dir, lambda: self.ranks.rank, world_size, environ=environ)
         self._printing = Containment(self._prints_failed)
-        self.prints.failed, self.prints.lost_outputs = self._prints_failed, partial(record, "model's output")
+        self.prints.failed = self._prints_failed
         self.prints.trained = lambda: (self.step, self._observe().optimizers)
         self.prints.models = lambda: self._observe().models
         self.numbered: Callable[[], int | None] = step  # the step that is taken, as the framework counts
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
-        if launch_dir is not None and SHOW_VARIABLE in environ and self.prints.on:
-            self.prints.batch = StepBatch(launch_dir, environ, self.first_batch.decoder)
         self.frames = LastFrames(launch_dir, rank)
 
         self.first_gradient = FirstGradient(
@@ -120,7 +117,7 @@ class GuardSession:
         self.trained = TrainedWatch()
         self.batches = self.data.batches
         self.batches.lost, self.batches.look = partial(record, "batch"), self._look_at
-        self.batches.enters, self.batches.leaves = self._enters, self.prints.leaves
+        self.batches.enters = self._enters
         self.batches.works, self.batches.calibrates = self._works, self._calibrates
 
         self.report = SelfReport(self.ranks, environ)
@@ -130,7 +127,7 @@ class GuardSession:
         self.records = Records(None if paths is None else paths.states_dir, rank)
         kept = (self.reference, self.own_buffers, self.records)
         parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
-        self.loads = Loads(*parts, *kept, self.first_gradient.entered_alike)
+        self.loads = Loads(*parts, *kept)
         self.envelope = Envelope(
             observe,
             self.journal,
@@ -140,8 +137,6 @@ class GuardSession:
             contained=self.contained,
             lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self._way_out,
-            first_batches=lambda: self.data.first,
-            resumed=lambda: self.start.resumed,
         )
         self.envelope.off = self.off
         self.sealer.compare = self.envelope.compare_replicas
@@ -308,7 +303,7 @@ class GuardSession:
             ranks=(own,),
             revisions=dict(self.first_batch.says.revisions),
             lr_moved=witness.moved,
-            habits=(*self.reference.habits, *filter(None, [self.envelope.habit])),
+            habits=self.reference.habits,
             seen_frozen=self.reference.frozen_now(memory.frozen),
         )
         found = self.honours.add_to(found, live)
@@ -765,7 +760,6 @@ class GuardSession:
             settled = self.loads.settle(checks, live, found)
             self.reference.resumes(expected)
             self.own_buffers.resumes(self._own_buffers(expected))
-            self.envelope.expects(expected.habits if expected else ())
             self.reference.frozen_now(found.frozen)
         yield from settled
         if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it

@@ -7,8 +7,7 @@ by the guard). Version 1; another version is refused. A manifest whose digests a
 from __future__ import annotations
 
 import json
-import os
-import stat
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, FileType, scan_entries
-from rollback.disk import open_file
 from rollback.disk.content import open_bounded, read_part
 from rollback.disk.durable import write_atomic
 from rollback.errors import UnreadableFile
@@ -242,22 +240,14 @@ def digest_file(path: Path) -> tuple[str, str]:
     import hashlib  # 5 ms that no one else here needs
 
     sha, crc = hashlib.sha256(), 0
-    buffer = bytearray(_CHUNK_BYTES)
-    view = memoryview(buffer)
+    view = memoryview(bytearray(_CHUNK_BYTES))
     try:
-        # a link may lead to a pipe or a device, on which a plain open waits and a read never ends
-        fd = open_file(path)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise UnreadableFile(f"`{path}` is not a regular file", "remove it from the checkpoint")
+        with open_bounded(path, sys.maxsize) as (fd, _):  # a link may lead to a pipe or a device, on which a read never ends
             at = 0
             while part := read_part(fd, view, at):
                 sha.update(part)
                 crc = zlib.crc32(part, crc)
                 at += len(part)
-        finally:
-            os.close(fd)
     except OSError as problem:
         raise UnreadableFile(f"`{path}` cannot be read: {problem.strerror}") from None
     return sha.hexdigest(), f"{crc:08x}"

@@ -22,7 +22,7 @@ from rollback.errors import Finding, RollbackError, Severity, UnknownFormat, Unr
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.files.json_file import json_parts
 from rollback.files.pickle_values import TensorRef, item_size
-from rollback.files.safetensors_file import read_safetensors_header
+from rollback.files.safetensors_file import check_safetensors
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file
 from rollback.files.torch_tree import PickleSegment, TorchFile
@@ -88,7 +88,7 @@ def damage(name: str, message: str, remedy: str | None) -> Finding:
 
 def _examine(path: Path, name: str, *, full: bool) -> tuple[list[Problem], list[ChecksumTarget]]:
     if path.suffix == ".safetensors":
-        read_safetensors_header(path)
+        check_safetensors(path)
         return [], []
     if path.suffix == ".distcp":
         return _examine_dcp(path, name) if full and (path.parent / METADATA_NAME).is_file() else ([], [])

@@ -38,7 +38,6 @@ CHUNK_BYTES = 4 << 20  # a multiple of every element's size
 WIDE, HALF = b"\x7f\xff", b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"  # highest bytes of elements that are not finite
 NOT_FINITE = {"float64": WIDE, "float32": WIDE, "bfloat16": WIDE, "float16": HALF}
 SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_Place = tuple[int, int]  # (offset, bytes)
 REMEDY = "go back to an earlier checkpoint: `chronicle spikes` names one"
 
 
@@ -47,15 +46,23 @@ class _NotRead(RollbackError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
-    """Where the elements of one tensor lie."""
+class TensorPlace:
+    """Where the elements of a tensor lie in its file; `dtype` is torch's name without `torch.`."""
 
-    file: str
-    name: str
+    keys: Keys
     dtype: str
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """A tensor that is looked at."""
+
+    file: str
+    name: str
+    place: TensorPlace
     of_optimizer: bool
     in_state_dict: bool
 
@@ -78,14 +85,14 @@ def check_values(checkpoint: Checkpoint, optimizers: Sequence[OptimizerState]) -
             unread.append(file.path)
         except (RollbackError, OSError):
             continue  # damage has its own finding; files of other kinds hold no tensors that we know
-    trained = {one.shape for one in tensors if one.of_optimizer}
+    trained = {one.place.shape for one in tensors if one.of_optimizer}
     spoilt: dict[str, list[str]] = {}
     notes: list[str] = []
     for one in tensors:
-        words = _what_is_wrong(checkpoint.folder / one.file, one)
+        words = _what_is_wrong(checkpoint.folder / one.file, one.place)
         if not words:
             continue
-        counts = one.of_optimizer or (one.shape in trained if trained else one.in_state_dict and words == "NaN")
+        counts = one.of_optimizer or (one.place.shape in trained if trained else one.in_state_dict and words == "NaN")
         if counts:
             spoilt.setdefault(one.file, []).append(f"`{one.name}` holds {words}")
         else:
@@ -116,10 +123,8 @@ def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> 
     if path.suffix == ".safetensors":
         for tensor, dtype, shape, offset, num_bytes in list_tensors(path):
             if len(shape) and dtype in SAFETENSORS:
-                yield _Tensor(
-                    file=name, name=tensor, dtype=SAFETENSORS[dtype], shape=shape, offset=offset, num_bytes=num_bytes,
-                    of_optimizer=False, in_state_dict=True,
-                )  # fmt: skip
+                place = TensorPlace(keys=(tensor,), dtype=SAFETENSORS[dtype], shape=shape, offset=offset, num_bytes=num_bytes)
+                yield _Tensor(file=name, name=tensor, place=place, of_optimizer=False, in_state_dict=True)
     elif path.suffix == ".distcp":
         yield from _tensors_in_entries(path, name)
     else:
@@ -143,7 +148,7 @@ def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerS
             continue
         seen.add(here)
         own = any(keys[: len(prefix)] == tuple(prefix) for prefix in prefixes)
-        yield _of(name, keys, tensor, place, of_optimizer=own, in_state_dict=keys[:-1] not in mixed)
+        yield _of(name, keys, place, of_optimizer=own, in_state_dict=keys[:-1] not in mixed)
 
 
 def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor | str]:
@@ -153,36 +158,31 @@ def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor | str]:
             if chunk.offset + chunk.length > size_bytes:
                 yield dotted(entry.keys)  # it lies behind the end: the file was cut, which has its own finding
                 continue
-            tensor, place = _read_entry(fd, chunk)
+            tensor, place = _read_entry(fd, entry.keys, chunk)
             if isinstance(tensor, TensorRef) and _has_floats(tensor):
                 own = any(str(key).startswith("optim") for key in entry.keys)
-                yield _of(name, entry.keys, tensor, place, of_optimizer=own, in_state_dict=True)
+                yield _of(name, entry.keys, place, of_optimizer=own, in_state_dict=True)
 
 
 def _has_floats(tensor: TensorRef) -> bool:
     return bool(tensor.shape) and tensor.dtype in NOT_FINITE and tensor.numel > 0
 
 
-def _of(
-    file: str, keys: Keys, tensor: TensorRef, place: _Place | None, *, of_optimizer: bool, in_state_dict: bool
-) -> _Tensor | str:
+def _of(file: str, keys: Keys, place: TensorPlace | None, *, of_optimizer: bool, in_state_dict: bool) -> _Tensor | str:
     name = dotted(keys)
     if place is None:
         return name
-    return _Tensor(
-        file=file, name=name, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1],
-        of_optimizer=of_optimizer, in_state_dict=in_state_dict,
-    )  # fmt: skip
+    return _Tensor(file=file, name=name, place=place, of_optimizer=of_optimizer, in_state_dict=in_state_dict)
 
 
-def _in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorRef, _Place | None]]:
+def _in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorRef, TensorPlace | None]]:
     """Each tensor of a torch file, with its place if its elements are in one piece."""
     segment = file.segments[0] if len(file.segments) == 1 else None
     with open_state_file(file.path) as (fd, _):
         records = {} if segment is None else _records_of(segment)
         for leaf in file.leaves():
             if isinstance(leaf.value, TensorRef):
-                place = None if segment is None else _place(fd, segment, records, leaf.value)
+                place = None if segment is None else _place(fd, segment, records, leaf.keys, leaf.value)
                 yield leaf.keys, leaf.value, place
 
 
@@ -194,18 +194,20 @@ def _entries_of(path: Path) -> Iterator[tuple[DcpEntry, int, DcpChunk]]:
                 yield entry, number, chunk
 
 
-def _read_entry(fd: int, chunk: DcpChunk) -> tuple[object, _Place | None]:
+def _read_entry(fd: int, keys: Keys, chunk: DcpChunk) -> tuple[object, TensorPlace | None]:
     """The value of one chunk, and the place of a tensor in one piece."""
     content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
     tensor = content.value
-    return tensor, _place(fd, segment, _records_of(segment), tensor) if isinstance(tensor, TensorRef) else None
+    return tensor, _place(fd, segment, _records_of(segment), keys, tensor) if isinstance(tensor, TensorRef) else None
 
 
 def _records_of(segment: PickleSegment) -> dict[str, ZipRecord]:
     return {record.name: record for record in (segment.layout.records if segment.layout is not None else ())}
 
 
-def _place(fd: int, segment: PickleSegment, records: dict[str, ZipRecord], tensor: TensorRef) -> _Place | None:
+def _place(
+    fd: int, segment: PickleSegment, records: dict[str, ZipRecord], keys: Keys, tensor: TensorRef
+) -> TensorPlace | None:
     """The place of a tensor that lies in one piece; None for any other."""
     size = item_size(tensor.dtype)
     if tensor.storage is None or segment.layout is None or segment.record is None:
@@ -217,27 +219,17 @@ def _place(fd: int, segment: PickleSegment, records: dict[str, ZipRecord], tenso
     start = tensor.storage_offset * size
     if start + tensor.numel * size > record.size_bytes:
         return None
-    return data_offset(fd, segment.layout, record) + start, tensor.numel * size
+    offset = data_offset(fd, segment.layout, record) + start
+    return TensorPlace(keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=offset, num_bytes=tensor.numel * size)
 
 
 # --- places, for who compares two files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorPlace:
-    """Where the elements of a tensor lie in its file; `dtype` is torch's name without `torch.`."""
-
-    keys: tuple[str | int, ...]
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-
-
 def places_in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorPlace | None]]:
     """The key path of each tensor of a torch zip, with its place; None where its elements are not in one piece."""
-    for keys, tensor, place in _in_tree(file):
-        yield keys, _tensor_place(keys, tensor, place)
+    for keys, _, place in _in_tree(file):
+        yield keys, place
 
 
 def places_in_entries(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
@@ -245,20 +237,13 @@ def places_in_entries(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
     with open_state_file(path) as (fd, _):
         for entry, number, chunk in _entries_of(path):
             keys = (*entry.keys, number)
-            tensor, place = _read_entry(fd, chunk)
-            yield keys, _tensor_place(keys, tensor, place)
-
-
-def _tensor_place(keys: Keys, tensor: object, place: _Place | None) -> TensorPlace | None:
-    if place is None or not isinstance(tensor, TensorRef):
-        return None
-    return TensorPlace(keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=place[0], num_bytes=place[1])
+            yield keys, _read_entry(fd, keys, chunk)[1]
 
 
 # --- the elements
 
 
-def _what_is_wrong(path: Path, tensor: _Tensor) -> str:
+def _what_is_wrong(path: Path, tensor: TensorPlace) -> str:
     """"NaN" or "infinite numbers"; "" where all are finite, and for a mask, in which all others are 0."""
     has_inf = has_others = False
     with open_state_file(path) as (fd, _):
@@ -275,7 +260,7 @@ def _what_is_wrong(path: Path, tensor: _Tensor) -> str:
     return "infinite numbers" if has_inf and has_others else ""
 
 
-def _chunks(fd: int, tensor: _Tensor) -> Iterator[bytes]:
+def _chunks(fd: int, tensor: TensorPlace) -> Iterator[bytes]:
     for at in range(0, tensor.num_bytes, CHUNK_BYTES):
         yield pread(fd, min(CHUNK_BYTES, tensor.num_bytes - at), tensor.offset + at)
 

@@ -185,9 +185,7 @@ class Disk:
         with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
             self.point("write", target)
             if not reflink(reader.fileno(), writer.fileno()):
-                offset = 0
-                while sent := os.sendfile(writer.fileno(), reader.fileno(), offset, 2**30):  # inside the kernel
-                    offset += sent
+                _copy_range(reader.fileno(), writer.fileno(), range(os.fstat(reader.fileno()).st_size), 0)
             self.point("fsync", target)
             os.fsync(writer.fileno())
 
@@ -310,14 +308,6 @@ class Disk:
 
 REAL_DISK = Disk()
 write_atomic = REAL_DISK.write_atomic
-
-
-def link_over(source: Path, target: Path) -> None:
-    """Make `target` another name of the file `source`, in one step; what `target` was before is gone."""
-    part = target.with_name(f"{target.name}.part")
-    part.unlink(missing_ok=True)
-    os.link(source, part)
-    os.replace(part, target)
 
 
 @functools.cache

@@ -355,13 +355,15 @@ def _asking(url: str) -> Iterator[None]:
     """Whatever the client of a store raises becomes one sentence."""
     try:
         yield
-    except (StoreFailed, Superseded, _Absent):
+    except (StoreFailed, Superseded):
         raise
     except FileNotFoundError:
         raise StoreFailed(f"`{url}` is not there, or was removed while it was read", "`chronicle verify` again") from None
     except PermissionError as problem:
         raise StoreFailed(f"the store does not let `{url}` be used: {_words(problem)}", "check the credentials") from None
     except Exception as problem:  # noqa: BLE001 each store's client raises its own
+        if _is_superseded(problem):
+            raise Superseded(url) from None
         raise StoreFailed(f"the store did not answer for `{url}`: {_words(problem)}", "repeat the command") from None
 
 
@@ -373,18 +375,12 @@ def _words(problem: BaseException) -> str:
 
 # --- Writing: new objects, and one pointer that is replaced only while it is the one that was read
 
-_PART_BYTES = 2**28  # of a multipart upload or copy; S3 takes single requests up to 5 GiB, and at most 10,000 parts
-_MOST_PARTS = 10_000
-_SIMPLE_ETAG = re.compile(r'"[0-9a-f]{32}"')  # the MD5 of the content: no multipart upload, no key of the customer
+_SIMPLE_ETAG = re.compile(r'"?[0-9a-f]{32}"?')  # the MD5 of the content: no multipart upload, no key of the customer
 _COMPARED_BYTES = 8 * 2**20
 
 
 class Superseded(Exception):
     """A conditional put was refused: the object is there already, or is not the one that was read."""
-
-
-class _Absent(Exception):
-    """There is no such object."""
 
 
 def open_bucket(url: str) -> Bucket:
@@ -402,7 +398,7 @@ def open_bucket(url: str) -> Bucket:
 
 
 class Bucket:
-    """Writes to one S3 bucket. An object is created, or replaced on the condition that it has a known tag; never overwritten.
+    """Writes to one S3 bucket: objects under a prefix of their own by the store's client, and a pointer on a condition.
 
     A tag tells two states of an object apart: the ETag. Raises `StoreFailed` where the store does not answer, `Superseded`
     where a condition does not hold.
@@ -410,6 +406,7 @@ class Bucket:
 
     conditions = "`If-None-Match`, `If-Match`"
     no_such_tag = '"00000000000000000000000000000000"'
+    tag = "ETag"  # in what the client tells of an object
 
     def __init__(self, url: str) -> None:
         """Open the bucket of a URL."""
@@ -438,7 +435,13 @@ class Bucket:
 
     def etag(self, url: str) -> str | None:
         """The tag of an object; None where there is none."""
-        return self._head(url)[1] or None
+        found = self._info(url)
+        return None if found is None else str(found[self.tag])
+
+    def size(self, url: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        found = self._info(url)
+        return None if found is None else int(found["size"])
 
     def read(self, url: str) -> tuple[bytes, str] | None:
         """(content, tag) of a small object; None where there is none."""
@@ -452,50 +455,30 @@ class Bucket:
     def put(self, url: str, content: bytes, *, etag: str | None) -> str:
         """Write an object that does not exist (`etag` None) or that still has this tag; returns its new tag."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        return str(self._call(url, "put_object", Body=content, **condition)["ETag"])
+        with _asking(url):
+            made = self.filesystem.call_s3("put_object", Bucket=self.name, Key=self._key(url), Body=content, **condition)
+        return str(made["ETag"])
 
     def upload(self, source: Path, url: str) -> None:
         """Create an object with the bytes of a local file."""
-        size_bytes = source.stat().st_size
-        if size_bytes <= _PART_BYTES:
-            self.put(url, source.read_bytes(), etag=None)
-            return
-        with source.open("rb") as file:
+        with _asking(url):
+            self.filesystem.put_file(str(source), self._path(url), mode="create")
 
-            def part(start: int, count: int, which: Mapping[str, Any]) -> Any:
-                return self._call(url, "upload_part", Body=_read_at(file, start, count), **which)
-
-            self._in_parts(url, size_bytes, part)
-
-    def copy(self, source: str, url: str, size_bytes: int, etag: str) -> None:
-        """Create an object with the bytes of another one inside the store, if that still has this tag."""
-        origin = {"CopySource": {"Bucket": self.name, "Key": self._key(source)}, "CopySourceIfMatch": etag}
-        if size_bytes <= _PART_BYTES:
-            self._call(url, "copy_object", **origin, IfNoneMatch="*")
-            return
-
-        def part(start: int, count: int, which: Mapping[str, Any]) -> Any:
-            span = f"bytes={start}-{start + count - 1}"
-            return self._call(url, "upload_part_copy", CopySourceRange=span, **origin, **which)["CopyPartResult"]
-
-        self._in_parts(url, size_bytes, part)
+    def copy(self, source: str, url: str) -> None:
+        """Copy an object inside the store; whether the source is still the planned one is asked afterwards (`has_copy`)."""
+        with _asking(url):
+            self.filesystem.cp_file(self._path(source), self._path(url))
 
     def has_copy(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
-        """Whether an object holds the bytes of another one: by the MD5 that the store tells, else all of both are read."""
-        size, copied = self._head(url)
-        if size != size_bytes:
+        """Whether an object holds the bytes of another one that has this tag: by the MD5 of both, else all of both are read."""
+        origin, copied = self._info(source), self._info(url)
+        if origin is None or copied is None or str(origin[self.tag]) != etag or int(copied["size"]) != size_bytes:
             return False
-        if copied == etag and _SIMPLE_ETAG.fullmatch(etag):
-            return True
-        return self._has_bytes_of(source, url, size_bytes, etag)
-
-    def _has_bytes_of(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
+        digests = _md5_of(origin), _md5_of(copied)
+        if all(digests):
+            return digests[0] == digests[1]
         pairs = zip(self.stream(source, size_bytes), self.stream(url, size_bytes), strict=True)
         return all(one == other for one, other in pairs) and self.etag(source) == etag
-
-    def size(self, url: str) -> int | None:
-        """Bytes of an object; None where there is none."""
-        return self._head(url)[0]
 
     def stream(self, url: str, size_bytes: int) -> Iterator[bytes]:
         """The bytes of an object in pieces of 8 MiB."""
@@ -513,43 +496,18 @@ class Bucket:
 
     def remove(self, url: str) -> None:
         """Delete an object that this program created."""
-        self._call(url, "delete_object")
-
-    def _head(self, url: str) -> tuple[int | None, str]:
-        try:
-            found = self._call(url, "head_object")
-        except _Absent:
-            return None, ""
-        return int(found["ContentLength"]), str(found["ETag"])
-
-    def _in_parts(self, url: str, size_bytes: int, send: Any) -> None:
-        count = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
-        upload = self._call(url, "create_multipart_upload")["UploadId"]
-        try:
-            parts = []
-            for number, start in enumerate(range(0, size_bytes, count), start=1):
-                answer = send(start, min(count, size_bytes - start), {"PartNumber": number, "UploadId": upload})
-                parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-            done = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
-            self._call(url, "complete_multipart_upload", **done, IfNoneMatch="*")
-        except BaseException:
-            try:
-                self._call(url, "abort_multipart_upload", UploadId=upload)
-            except (StoreFailed, Superseded, FileNotFoundError):
-                pass  # a store's rule for unfinished uploads deletes it; no reader sees it
-            raise
-
-    def _call(self, url: str, method: str, **words: Any) -> Any:
         with _asking(url):
+            self.filesystem.rm_file(self._path(url))
+
+    def _info(self, url: str) -> Mapping[str, Any] | None:
+        """What the store tells of an object; None where there is none."""
+        with _asking(url):
+            self.filesystem.invalidate_cache()
             try:
-                return self.filesystem.call_s3(method, Bucket=self.name, Key=self._key(url), **words)
-            except Exception as problem:
-                answer = getattr(problem.__cause__ or problem, "response", None) or {}
-                if (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode") in (409, 412):
-                    raise Superseded(url) from None
-                if isinstance(problem, FileNotFoundError) and method == "head_object":
-                    raise _Absent from None
-                raise
+                found: Mapping[str, Any] = self.filesystem.info(self._path(url))
+            except FileNotFoundError:
+                return None
+        return None if found["type"] == "directory" else found
 
     def _path(self, url: str) -> str:
         return f"{self.name}/{self._key(url)}"
@@ -567,73 +525,25 @@ class GoogleBucket(Bucket):
 
     conditions = "`ifGenerationMatch`"
     no_such_tag = "1"  # generations are microseconds since 1970
+    tag = "generation"
 
     def put(self, url: str, content: bytes, *, etag: str | None) -> str:
         """Write an object that does not exist (`etag` None) or that still has this generation; returns its new one."""
         target = f"{self.filesystem._location}/upload/storage/v1/b/{{}}/o"
         words = {"uploadType": "media", "name": self._key(url), "ifGenerationMatch": etag or "0", "data": content}
-        return str(self._ask(url, "POST", target, self.name, **words)["generation"])
-
-    def upload(self, source: Path, url: str) -> None:
-        """Create an object with the bytes of a local file; a large one is sent in parts that count when all have arrived."""
-        if source.stat().st_size <= _PART_BYTES:
-            self.put(url, source.read_bytes(), etag=None)
-            return
-        with _asking(url), _superseded(url):
-            self.filesystem.put_file(str(source), self._path(url), mode="create", chunksize=_PART_BYTES)
-
-    def copy(self, source: str, url: str, size_bytes: int, etag: str) -> None:
-        """Create an object with the bytes of another one inside the store, if that still is this generation."""
-        place = (self.name, self._key(source), self.name, self._key(url))
-        words: dict[str, str] = {"ifGenerationMatch": "0", "ifSourceGenerationMatch": etag}
-        while True:
-            answer = self._ask(url, "POST", "b/{}/o/{}/rewriteTo/b/{}/o/{}", *place, **words)
-            if answer["done"]:
-                return
-            words["rewriteToken"] = answer["rewriteToken"]  # a large copy takes several requests
-
-    def has_copy(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
-        """Whether an object holds the bytes of another one: by the MD5 of both, else every byte of both is read."""
-        origin, copied = self._metadata(source) or {}, self._metadata(url) or {}
-        if origin.get("generation") != etag or int(copied.get("size", -1)) != size_bytes:
-            return False
-        if origin.get("md5Hash") and copied.get("md5Hash"):  # composed objects have none
-            return bool(origin["md5Hash"] == copied["md5Hash"])
-        return self._has_bytes_of(source, url, size_bytes, etag)
-
-    def remove(self, url: str) -> None:
-        """Delete an object that this program created."""
         with _asking(url):
-            self.filesystem.call("DELETE", "b/{}/o/{}", self.name, self._key(url))
-
-    def _head(self, url: str) -> tuple[int | None, str]:
-        found = self._metadata(url)
-        return (None, "") if found is None else (int(found["size"]), str(found["generation"]))
-
-    def _metadata(self, url: str) -> dict[str, Any] | None:
-        with _asking(url):
-            try:
-                return dict(self.filesystem.call("GET", "b/{}/o/{}", self.name, self._key(url), json_out=True))
-            except FileNotFoundError:
-                return None
-
-    def _ask(self, url: str, method: str, path: str, *place: str, **words: Any) -> Any:
-        """One request of the JSON API, and its answer."""
-        with _asking(url), _superseded(url):
-            return self.filesystem.call(method, path, *place, json_out=True, **words)
+            made = self.filesystem.call("POST", target, self.name, json_out=True, **words)
+        return str(made["generation"])
 
 
-@contextmanager
-def _superseded(url: str) -> Iterator[None]:
-    """gcsfs raises `FileExistsError` for an answer of 412, and before 2024.10 its own error with that code."""
-    try:
-        yield
-    except Exception as problem:
-        if isinstance(problem, FileExistsError) or getattr(problem, "code", None) in (409, 412):
-            raise Superseded(url) from None
-        raise
+def _md5_of(info: Mapping[str, Any]) -> str:
+    """The MD5 of an object's content as its store tells it; "" where it does not: composed, or uploaded in parts."""
+    etag = str(info.get("ETag") or "")
+    return str(info.get("md5Hash") or (etag if _SIMPLE_ETAG.fullmatch(etag) else ""))
 
 
-def _read_at(file: Any, start: int, count: int) -> bytes:
-    file.seek(start)
-    return bytes(file.read(count))
+def _is_superseded(problem: BaseException) -> bool:
+    """Whether a store refused by a condition: 412, or 409 while another put is under way, in the words of its client."""
+    answer = getattr(problem.__cause__ or problem, "response", None) or {}
+    codes = (getattr(problem, "code", None), (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode"))
+    return isinstance(problem, FileExistsError) or any(code in (409, 412) for code in codes)

@@ -5,22 +5,20 @@ characters of the number change. What this reader does not know exactly it refus
 
     numbers("optimizer:\\n  lr: 3e-4  # peak\\n", "yaml")   # {("optimizer", "lr"): Number(value=0.0003, start=17, end=21)}
 
-JSON and TOML are parsed again after an edit by the parsers of the standard library. There is none for YAML: what is read is
-block mappings and lists, and flow collections on one line. Anchors, aliases, merges and several documents are refused,
-because one number may then stand for several fields. Other multi-line values are passed over by their indentation.
+JSON and TOML are read by the parsers of the standard library, and a number is found by changing it. There is none for YAML:
+what is read is block mappings and lists, and flow collections on one line. Anchors, aliases, merges and several documents are
+refused, because one number may then stand for several fields. Other multi-line values are passed over by their indentation.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from json.decoder import scanstring  # type: ignore[attr-defined]
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollback.files.hydra import composed_files
 from rollback.files.json_file import Keys
 
 MAX_CHARACTERS = 1 << 20
@@ -42,7 +40,6 @@ class ConfigFile:
     path: str  # absolute
     text: str
     origin: str
-    package: Keys = ()  # the key path below which a composed config has the fields of this file
 
     @classmethod
     def read(cls, path: Path, origin: str) -> ConfigFile:
@@ -57,33 +54,20 @@ class ConfigFile:
 
 
 _ENDS = (".yaml", ".yml", ".toml", ".json", ".py")
-_INCLUDED = re.compile(
-    r"""[:\-,\[][ \t]*["']?(?P<path>[\w./\-]+\.(?:ya?ml|toml|json))["']?[ \t]*(?=[,\]}#\r\n]|$)""", re.MULTILINE
-)
-_MOST_INCLUDED = 8
 
 
 def files_named_by(argv: Sequence[str], cwd: Path, origin: str) -> tuple[ConfigFile, ...]:
-    """The configs and scripts that a command names, what Hydra composes for it, and the configs that one of these names."""
-    words = list(map(str, argv))
+    """The configs and scripts that a command names."""
     found: dict[str, ConfigFile] = {}
-
-    def take(path: Path, package: Keys = ()) -> None:
-        try:
-            file = ConfigFile.read(path, origin)
-        except (OSError, ValueError):
-            return  # whatever it is, no person wrote it as a config
-        found.setdefault(file.path, replace(file, package=package))
-
-    for text in (text for word in words for text in (word, word.partition("=")[2]) if text.endswith(_ENDS)):
-        take(cwd / text)
-    scripts = [Path(file.path) for file in found.values() if file.path.endswith(".py")]
-    for path, package in composed_files(words, cwd, scripts):
-        take(path, package)
-    for file in [file for file in found.values() if config_kind(file.path)]:
-        for match in list(_INCLUDED.finditer(file.text))[:_MOST_INCLUDED]:
-            beside = Path(file.path).parent / match["path"]
-            take(beside if beside.is_file() else cwd / match["path"])
+    for word in map(str, argv):
+        for text in (word, word.partition("=")[2]):
+            if not text.endswith(_ENDS):
+                continue
+            try:
+                file = ConfigFile.read(cwd / text, origin)
+            except (OSError, ValueError):
+                continue  # whatever it is, no person wrote it as a config
+            found.setdefault(file.path, file)
     return tuple(found.values())
 
 
@@ -106,9 +90,9 @@ def numbers(text: str, kind: str) -> dict[Keys, Number]:
     if len(text) > MAX_CHARACTERS:
         raise NotPlainConfig(f"larger than {MAX_CHARACTERS} characters")
     try:
-        if kind == "json":
-            return {keys: Number(float(text[a:b]), a, b) for keys, (a, b) in number_spans(text).items()}
-        return dict(_toml(text) if kind == "toml" else _Yaml(text).read())
+        if kind == "yaml":
+            return _Yaml(text).read()
+        return dict(_probed(text, *((_TOML_FIELD, _parse_toml) if kind == "toml" else (_JSON_NUMBER, parse_object))))
     except RecursionError:
         raise NotPlainConfig("nested too deeply") from None
 
@@ -138,10 +122,13 @@ def number_text(value: float | int, kind: str) -> str:
     return f"{mantissa}.0e{exponent}"
 
 
-# --- JSON
+# --- JSON and TOML: candidates are found in the text, the parser of the standard library decides
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_WORD = re.compile(r"[^\s,\]}]+")
+_JSON_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<number>-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)')
+_TOML_NUMBER = r"[-+]?(?:\d[\d_]*)(?:\.\d[\d_]*)?(?:[eE][-+]?\d[\d_]*)?"
+_TOML_FIELD = re.compile(rf"[A-Za-z0-9_\-\"']\s*=\s*(?P<number>{_TOML_NUMBER})(?=\s*(?:[,}}#\r\n]|$))")
+_PROBE = "7.318530717958e-13"  # no config holds it
+_MOST_PARSED = 100 << 20  # characters
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -159,14 +146,6 @@ def parse_object(text: str) -> dict[str, Any]:
     return found
 
 
-def number_spans(text: str) -> dict[Keys, tuple[int, int]]:
-    """Where each number of a plain JSON object stands, by its key path; raises `NotPlainJson`."""
-    parse_object(text)
-    spans: dict[Keys, tuple[int, int]] = {}
-    _scan(text, 0, (), spans)
-    return {keys: (start, end) for keys, (start, end) in spans.items() if text[start] not in "tfnNI"}
-
-
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -175,73 +154,36 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _scan(text: str, at: int, keys: Keys, spans: dict[Keys, tuple[int, int]]) -> int:
-    """Note where every number, true, false and null of the value at `at` lies; returns the end. The text is valid."""
-    at = _skip(text, at)
-    if text[at] == '"':
-        return int(scanstring(text, at + 1)[1])
-    if text[at] not in "{[":
-        found = _WORD.match(text, at)
-        assert found is not None
-        spans[keys] = found.span()
-        return found.end()
-    is_object, index = text[at] == "{", 0
-    at = _skip(text, at + 1)
-    while text[at] not in "}]":
-        key: str | int = index
-        if is_object:
-            key, at = scanstring(text, at + 1)
-            at = _skip(text, at) + 1  # the colon
-        at = _skip(text, _scan(text, at, (*keys, key), spans))
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-        index += 1
-    return at + 1
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-# --- TOML: candidates are found by line, the parser of the standard library decides
-
-_TOML_NUMBER = r"[-+]?(?:\d[\d_]*)(?:\.\d[\d_]*)?(?:[eE][-+]?\d[\d_]*)?"
-_TOML_FIELD = re.compile(rf"[A-Za-z0-9_\-\"']\s*=\s*(?P<number>{_TOML_NUMBER})(?=\s*(?:[,}}#\r\n]|$))")
-
-
-def _toml(text: str) -> Iterator[tuple[Keys, Number]]:
-    """Each number that the parser sees and that a change in the text changes alone.
-
-    A candidate is a `key = number`. It is put to the test: with other digits in its place the parser must give the same tree
-    but for one number, which tells its key path too, whatever table, quotes or multi-line text it stands in.
-    """
+def _parse_toml(text: str) -> dict[str, Any]:
     import tomllib
 
-    def parsed(changed: str) -> dict[Keys, object]:
-        try:
-            return dict(_leaves(tomllib.loads(changed), ()))
-        except tomllib.TOMLDecodeError as problem:
-            raise NotPlainConfig(f"invalid TOML: {problem}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise NotPlainConfig(f"invalid TOML: {problem}") from None
 
-    before = parsed(text)
-    matches = list(_TOML_FIELD.finditer(text))
-    if len(matches) > _MOST_FIELDS:
-        raise NotPlainConfig(f"more than {_MOST_FIELDS} numbers")
-    for match in matches:
-        start, end = match.span("number")
+
+def _probed(
+    text: str, candidates: re.Pattern[str], parse: Callable[[str], dict[str, Any]]
+) -> Iterator[tuple[Keys, Number]]:
+    """Each number that the parser sees and that a change in the text changes alone.
+
+    A candidate is put to the test: with other digits in its place the parser must give the same tree but for one number, which
+    tells its key path too, whatever table, quotes or multi-line text it stands in.
+    """
+    before = dict(_leaves(parse(text), ()))
+    spans = [match.span("number") for match in candidates.finditer(text) if match["number"]]
+    if len(spans) * len(text) > _MOST_PARSED:
+        raise NotPlainConfig(f"{len(spans)} numbers in {len(text)} characters: too large to be edited exactly")
+    for start, end in spans:
         try:
-            after = parsed(f"{text[:start]}{_PROBE}{text[end:]}")
+            after = dict(_leaves(parse(f"{text[:start]}{_PROBE}{text[end:]}"), ()))
         except NotPlainConfig:
             continue
-        changed = [keys for keys, value in after.items() if keys not in before or before[keys] != value]
+        changed = [keys for keys, value in after.items() if keys not in before or repr(before[keys]) != repr(value)]
         value = before.get(changed[0]) if len(changed) == 1 else None
         if before.keys() == after.keys() and isinstance(value, int | float) and not isinstance(value, bool):
             yield changed[0], Number(float(value), start, end)
-
-
-_PROBE = "7.318530717958e-13"  # no config holds it
-_MOST_FIELDS = 2000
 
 
 def _leaves(tree: Any, keys: Keys) -> Iterator[tuple[Keys, object]]:

@@ -6,8 +6,8 @@ and is refused here; `rollback.files.safetensors_file` checks its header.
 Two ways to edit, both planned before a byte is written and both checked by reading the planned pickle again.
 `plan_patch` overwrites constants of equal width and updates the CRCs. `write_edited_copy` makes a new file with a new
 inode, in which constants may change width, and copies tensor bytes from file to file without holding them. A pickle
-that changes its length moves what lies behind it in the zip by a multiple of 64 bytes, so that tensors keep the
-alignment that `mmap` needs.
+that changes its length is written behind the other records of the zip, so that tensors keep the place and the alignment
+that `mmap` needs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ from rollback.files.pickle_values import Encoding, NumberPlace
 from rollback.files.torch_file import naming, open_state_file, read_torch_content, stored_number
 from rollback.files.torch_tree import Container, PickleSegment, TorchFile
 from rollback.files.torch_zip import (
-    CENTRAL_ENTRY,
     CHUNK_BYTES,
     LOCAL_HEADER,
     ZipLayout,
-    ZipRecord,
     data_offset,
     read_at,
 )
@@ -275,87 +273,34 @@ def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch,
 
 # --- A torch zip whose pickle changes its length
 
-_ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
+_HAS_DESCRIPTOR = 8  # flag: sizes and CRC stand behind the record
 _FULL32 = 0xFFFFFFFF
 
 
 def spliced_zip(fd: int, segment: PickleSegment, layout: ZipLayout, new: bytes, size_bytes: int) -> Iterator[Piece]:
-    """The whole file with `new` as its pickle record."""
+    """The whole file with `new` as its pickle record, behind the others: these keep their places, the old one is dead bytes."""
     record = segment.record
     assert record is not None
-    shift = -(-(len(new) - record.size_bytes) // _ALIGNMENT) * _ALIGNMENT
-    padding = shift - (len(new) - record.size_bytes)
-    if 0 < padding < 4:  # an extra field has a header of four bytes
-        shift, padding = shift + _ALIGNMENT, padding + _ALIGNMENT
-    behind = [r.header_offset for r in layout.records if r.header_offset > record.header_offset]
-    next_offset = min([*behind, layout.directory_offset])
-    crc = 0 if _has_no_checksums(layout) else zlib.crc32(new)
-    yield range(record.header_offset)
-    yield _local_header(fd, segment.pickle_offset, record, len(new), crc, padding)
-    yield new
-    yield _descriptor(read_at(fd, segment.pickle_offset + record.size_bytes, _descriptor_bytes(segment, next_offset)),
-                      record, len(new), crc)  # fmt: skip
-    yield range(next_offset, layout.directory_offset)
-    yield _directory(fd, layout, record, shift, len(new), crc)
-    yield _end_records(read_at(fd, layout.directory_offset + layout.directory_bytes,
-                               size_bytes - layout.directory_offset - layout.directory_bytes), shift)  # fmt: skip
-
-
-def _has_no_checksums(layout: ZipLayout) -> bool:
-    return all(record.crc == 0 for record in layout.records)
-
-
-def _local_header(fd: int, pickle_offset: int, record: ZipRecord, size: int, crc: int, padding: int) -> bytes:
-    header = bytearray(read_at(fd, record.header_offset, pickle_offset - record.header_offset))
-    fields = list(LOCAL_HEADER.unpack_from(header))
-    if not record.flags & 8:
-        fields[6], fields[7], fields[8] = crc, size, size
-    extra = b"FB" + struct.pack("<H", padding - 4) + b"Z" * (padding - 4) if padding else b""
-    fields[10] += len(extra)
-    LOCAL_HEADER.pack_into(header, 0, *fields)
-    return bytes(header) + extra
-
-
-def _descriptor_bytes(segment: PickleSegment, next_offset: int) -> int:
-    assert segment.record is not None
-    count = next_offset - segment.pickle_offset - segment.record.size_bytes
-    if count not in ((12, 16, 20, 24) if segment.record.flags & 8 else (0,)):
-        raise UnreadableFile(f"{count} bytes lie between `{segment.record.name}` and the next record: unknown layout")
-    return count
-
-
-def _descriptor(old: bytes, record: ZipRecord, size: int, crc: int) -> bytes:
-    if not old:
-        return old
-    signature = old[:4] if len(old) in (16, 24) else b""
-    return signature + struct.pack("<IQQ" if len(old) in (20, 24) else "<III", crc, size, size)
-
-
-def _directory(fd: int, layout: ZipLayout, changed: ZipRecord, shift: int, size: int, crc: int) -> bytes:
-    entries: list[bytes] = []
-    for record in sorted(layout.records, key=lambda r: r.entry_offset):
-        entry = bytearray(read_at(fd, record.entry_offset, record.entry_bytes))
-        if record is changed:
-            struct.pack_into("<III", entry, 16, crc, size, size)
-        elif record.header_offset > changed.header_offset:
-            _move_entry(entry, record, shift)
-        entries.append(bytes(entry))
-    return b"".join(entries)
-
-
-def _move_entry(entry: bytearray, record: ZipRecord, shift: int) -> None:
-    fields = CENTRAL_ENTRY.unpack_from(entry)
-    offset = record.header_offset + shift
-    if fields[16] != _FULL32:
-        if offset >= _FULL32:
-            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its zip entry cannot record")
-        struct.pack_into("<I", entry, 42, offset)
-        return
-    old = struct.pack("<Q", record.header_offset)
-    at = entry.find(old, CENTRAL_ENTRY.size + fields[10])
-    if at < 0:
-        raise UnreadableFile(f"zip record `{record.name}`: its zip64 field does not hold its offset")
-    struct.pack_into("<Q", entry, at, offset)
+    at = layout.directory_offset
+    if at + len(new) >= _FULL32:
+        raise PlanRefused(f"zip record `{record.name}` would lie behind 4 GiB, which its zip entry cannot record")
+    crc = 0 if all(one.crc == 0 for one in layout.records) else zlib.crc32(new)
+    fields = list(LOCAL_HEADER.unpack(read_at(fd, record.header_offset, LOCAL_HEADER.size)))
+    name = read_at(fd, record.header_offset + LOCAL_HEADER.size, fields[9])
+    fields[2] &= ~_HAS_DESCRIPTOR
+    fields[6:9] = crc, len(new), len(new)
+    fields[10] = 0  # without what aligned the old record
+    header = LOCAL_HEADER.pack(*fields) + name
+    directory = bytearray(read_at(fd, at, layout.directory_bytes))
+    entry = record.entry_offset - at
+    flags = struct.unpack_from("<H", directory, entry + 8)[0]
+    struct.pack_into("<H", directory, entry + 8, flags & ~_HAS_DESCRIPTOR)
+    struct.pack_into("<III", directory, entry + 16, crc, len(new), len(new))
+    struct.pack_into("<I", directory, entry + 42, at)
+    behind = at + layout.directory_bytes
+    yield range(at)
+    yield header + new + bytes(directory)
+    yield _end_records(read_at(fd, behind, size_bytes - behind), len(header) + len(new))
 
 
 def _end_records(old: bytes, shift: int) -> bytes:

@@ -12,18 +12,17 @@ Each writer below is cited by the line of its loader that decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
 from rollback.files.config_text import ConfigFile
-from rollback.files.json_file import Keys
-from rollback.lr.effect import FieldEdit, of_first_rank
+from rollback.lr.effect import of_first_rank
 from rollback.lr.launch_command import changed_command, number_words
-from rollback.lr.launch_config import LaunchConfig, Wanted, leaves_of
+from rollback.lr.launch_config import LaunchConfig
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 
@@ -32,29 +31,23 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Why the edit of a checkpoint may not decide the LR; `change` is what to change for it, empty where unknown.
-
-    `wanted` are all LRs that a known writer takes from its arguments or config: where they are given, the doubt ends.
-    """
+    """Why the edit of a checkpoint may not decide the LR; `change` is what to change for it, empty where unknown."""
 
     seen: str
     change: str = ""
-    wanted: tuple[Wanted, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What else is known of the run: the guard's description of memory, the newest launch's command and the files it names.
 
-    `earlier` is the factor by which earlier rollbacks have multiplied the LRs of this very checkpoint, known by digest; the
-    arguments in it are as they were saved. `pending` is the part of it that came after the newest recorded command. `broken`
-    says how a launch has not kept the LR of an earlier rollback, and `broken_id` in which entry.
+    `pending` is the factor by which rollbacks have multiplied the LRs of this checkpoint since that command. `broken` says how
+    a launch has not kept the LR of an earlier rollback, and `broken_id` in which entry.
     """
 
     memory: Mapping[str, Any] | None = None
     argv: tuple[str, ...] = ()
     files: tuple[ConfigFile, ...] = ()
-    earlier: float = 1.0
     pending: float = 1.0
     broken: str = ""
     broken_id: str = ""
@@ -72,34 +65,13 @@ def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = 
     found = [doubt for optimizer in of_first_rank(state.optimizers) for doubt in _of_optimizer(optimizer, logs)]
     found += [doubt for scheduler in state.schedulers for doubt in _of_scheduler(scheduler, state, scale, evidence)]
     hints = [hint for hint in state.lr_hints if hint.kind is HintKind.SCHEDULER]
-    found += [_of_hint(hint, state, scale, evidence) for hint in hints]
+    found += [_of_hint(hint, scale, evidence) for hint in hints]
     if hints or any(_class_of(s) in (None, SchedulerClass.DEEPSPEED) for s in state.schedulers):
         return tuple(found)  # it is the scheduler that governs, and it was named
     for optimizer in of_first_rank(state.optimizers):
         found += _ungoverned(optimizer, state, scale, evidence)
     found += _by_hand(evidence)
     return tuple(found or _contradicted(evidence))
-
-
-def settle_by_config(doubts: Sequence[Doubt], evidence: Evidence) -> tuple[tuple[FieldEdit, ...], tuple[Doubt, ...]]:
-    """The edits of the launch's config files that end a doubt, and the doubts that remain.
-
-    An argument of the command counts before its config: where one names an LR, no config is edited.
-    """
-    edits: dict[FieldEdit, None] = {}
-    left: list[Doubt] = []
-    by_argument = _in_command(evidence, 1.0)
-    for doubt in doubts:
-        answer = evidence.config.resolve(doubt.wanted) if doubt.wanted and not by_argument else None
-        if answer is None or not answer.given:
-            missing = "" if answer is None else answer.missing
-            left.append(replace(doubt, change=f"{missing}; or {doubt.change}") if missing else doubt)
-            continue
-        edits.update(dict.fromkeys(answer.edits))
-    return tuple(edits), tuple(left)
-
-
-_TRAINERS_LR = "learning_rate"  # transformers/training_args.py
 
 
 def filled_by_trainer(
@@ -111,14 +83,13 @@ def filled_by_trainer(
     """
     if not filled:
         return ()
-    before, after = next(iter(filled.values()))
+    _, after = next(iter(filled.values()))
     named = ", ".join(f"`{name}`" for name in filled)
     return (
         Doubt(
             seen=f'{named} in `{path}` {"is" if len(filled) == 1 else "are"} "auto": the trainer fills in its own argument',
-            change=_in_command(evidence, scale, {_TRAINERS_LR: after})
+            change=_elsewhere(evidence, scale)
             or f"give the trainer {number_words(after)} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
-            wanted=(Wanted(places=((_TRAINERS_LR,),), before=before, after=after),),
         ),
     )
 
@@ -215,7 +186,7 @@ def _class_of(scheduler: SchedulerState) -> SchedulerClass | None:
 
 def _of_scheduler(scheduler: SchedulerState, state: CheckpointState, scale: float, evidence: Evidence) -> Iterator[Doubt]:
     name = _class_of(scheduler)
-    if name is None or any(_is_unknown(child) for child in _children(scheduler.state)):
+    if _is_unknown(scheduler.state):
         fields = ", ".join(sorted(map(str, scheduler.state))[:12])
         where = _place(scheduler.file, scheduler.prefix)
         yield Doubt(
@@ -295,61 +266,6 @@ def _is_same(a: object, b: object) -> bool:
 # --- Writers whose next launch does not take its LR from the checkpoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentWriter:
-    """A writer whose launch computes its LRs from arguments: the fields that hold LRs, and how they are written.
-
-    `loader` cites what decides. A field that the next launch takes from the file is not listed.
-    """
-
-    name: str
-    loader: str
-    fields: tuple[str, ...]
-    option: str  # a format with {name} and {value}
-    claims: Callable[[Mapping[str, object]], bool]
-    places: Callable[[str], tuple[Keys, ...]] | None = None  # key paths of a field in the writer's config files
-
-
-WRITERS: tuple[ArgumentWriter, ...] = (
-    ArgumentWriter(
-        name="nanoGPT",
-        loader="nanoGPT train.py: `lr = get_lr(iter_num) if decay_lr else learning_rate` in every iteration",
-        fields=("learning_rate", "min_lr"),
-        option="--{name}={value}",
-        claims=lambda values: {"learning_rate", "decay_lr"} <= values.keys(),
-    ),
-    ArgumentWriter(
-        name="timm's train.py",
-        loader="timm train.py: `create_scheduler_v2(…)` from the arguments, then `lr_scheduler.step_update(…)`",
-        fields=("lr", "lr_base", "min_lr", "warmup_lr"),
-        option="--{name} {value}",
-        claims=lambda values: {"sched", "warmup_lr"} <= values.keys(),
-        # `--config args.yaml`: `parser.set_defaults(**cfg)`; `lr_base` counts only where `lr` is None
-        places=lambda name: ((name,),) if name != "lr_base" else (),
-    ),
-    ArgumentWriter(
-        name="fairseq",
-        loader="fairseq/trainer.py: `load_checkpoint` ends in `lr_step_update`, which computes from `cfg.optimization.lr`",
-        fields=("lr", "warmup_init_lr", "end_learning_rate", "min_lr", "max_lr"),
-        option="--{name} {value}",
-        claims=lambda values: {"lr", "update_freq"} <= values.keys() or ("lr_scheduler" in values and "max_update" in values),
-        # fairseq/dataclass/configs.py: `optimization.lr` is a list; the others belong to the scheduler's dataclass
-        places=lambda name: (("optimization", name), ("lr_scheduler", name)),
-    ),
-    ArgumentWriter(
-        name="litgpt",
-        loader="litgpt/pretrain.py `fit`: `get_lr(optimizer.defaults[\"lr\"], …, train.min_lr)` in every iteration",
-        fields=("optimizer.init_args.lr", "train.min_lr"),
-        option="--{name}={value}",
-        claims=lambda values: "train.lr_warmup_steps" in values,
-        places=lambda name: (tuple(name.split(".")),),
-    ),
-)
-
-
-# Writers that save no scheduler, and whose groups tell: OLMo-core sets `lr` from `initial_lr`, which is a fixed field
-# (olmo_core/optim/config.py `build`: `fixed_fields_per_group` is put back after each load)
-_OLMO_CORE = "olmo-core"
 # torchtune makes a new scheduler with `last_epoch`, which computes from the loaded `initial_lr`; without one the loaded `lr`
 # stays (recipes/full_finetune_single_device.py `_setup_lr_scheduler`)
 _TORCHTUNE = "torchtune"
@@ -357,17 +273,9 @@ _TORCHTUNE = "torchtune"
 
 def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
     where = _place(optimizer.file, optimizer.prefix)
-    if state.checkpoint.format == _OLMO_CORE:
-        seen = (
-            f"OLMo-core sets the LR of each step from its config, not from `{where}` "
-            "(olmo_core/optim/config.py: `initial_lr` is put back after the load)"
-        )
-        return _from_initial(seen, ("train_module", "optim", "lr"), state, scale, evidence)
-    by_writer = _by_known_writer(state, scale, evidence)
-    if by_writer is not None:
-        return by_writer
-    listed = [change for hint in _arguments(state)[:4] for change in _named_lrs(hint, scale)]
-    said = f"; the file holds {', '.join(listed[:6])}" if listed else ""
+    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
+    listed = [named for hint in arguments[:4] for named in _named_lrs(hint)]
+    said = f"; it was saved with {', '.join(listed[:6])}" if listed else ""
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",
@@ -375,69 +283,15 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
     )
 
 
-def _arguments(state: CheckpointState) -> list[LrHint]:
-    return [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
-
-
-def _by_known_writer(state: CheckpointState, scale: float, evidence: Evidence) -> Doubt | None:
-    """The doubt of the first writer whose arguments are in the file; None where there is none."""
-    for writer in WRITERS:
-        for hint in _arguments(state):
-            if writer.claims(hint.values):
-                return _decided_by(writer, hint, state, scale, evidence)
-    return None
-
-
-def _decided_by(
-    writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence
-) -> Doubt:
-    held = {
-        name: float(value)
-        for name in writer.fields
-        if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
-    }
-    after = {name: value * evidence.earlier * scale for name, value in held.items()}
-    options = [
-        writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=number_words(value))
-        for name, value in after.items()
-    ]
-    now = ", ".join(f"`{name}` {number_words(value)}" for name, value in held.items())
-    since = "" if evidence.earlier == 1.0 else f", and earlier rollbacks multiplied its LR by {evidence.earlier:.10g}"
-    given = f"give the next launch `{' '.join(options)}`"
-    return Doubt(
-        wanted=() if writer.places is None else tuple(_wanted(writer, hint, state, scale, evidence.earlier)),
-        seen=f"{writer.name} takes the LR of every step from its arguments, not from the checkpoint ({writer.loader}); "
-        f"`{_place(hint.file, hint.keys)}` was made with {now}{since}",
-        change=_in_command(evidence, scale, {name.rpartition(".")[2]: value for name, value in after.items()})
-        or given,
-    )
-
-
-def _wanted(writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float, earlier: float) -> Iterator[Wanted]:
-    """The LRs of all of a writer's fields: a nested config spreads them over several parts of the file."""
-    assert writer.places is not None
-    parts = [other.values for other in state.lr_hints if other.file == hint.file and other.keys[:1] == hint.keys[:1]]
-    for name in writer.fields:
-        places = writer.places(name)
-        for value in {repr(part[name]): part[name] for part in parts if name in part}.values() if places else ():
-            for keys, number in leaves_of(value):
-                now = number * earlier
-                yield Wanted(places=tuple((*place, *keys) for place in places), before=now, after=now * scale)
-
-
-def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
+def _of_hint(hint: LrHint, scale: float, evidence: Evidence) -> Doubt:
     """A part that is a scheduler's by name or fields, and whose writer may be known."""
     where = _place(hint.file, hint.keys)
-    names = {str(name) for name in hint.values}
-    if names == {"last_epoch"}:
-        seen = (
-            f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
-            "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)"
+    if {str(name) for name in hint.values} == {"last_epoch"}:
+        return Doubt(
+            seen=f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
+            "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)",
+            change=_elsewhere(evidence, scale) or f"multiply the LR of that config by {scale:.10g}",
         )
-        return _from_initial(seen, ("optimizer", "lr"), state, scale, evidence)
-    by_writer = _by_known_writer(state, scale, evidence)
-    if by_writer is not None:
-        return by_writer
     shown = ", ".join(f"{name} {_short(value)}" for name, value in list(hint.values.items())[:8])
     return Doubt(
         seen=f"`{where}` looks like the state of a scheduler of an unknown class: {shown}",
@@ -445,29 +299,10 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
     )
 
 
-def _from_initial(seen: str, place: Keys, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
-    """A writer that computes from the LR at `place` of its config; the groups' `initial_lr` tells what that was."""
-    bases = _bases(state)
-    listed = ", ".join(f"{number_words(lr)} → {number_words(lr * scale)}" for lr in bases) or "multiplied by the factor"
-    name = ".".join(map(str, place))
-    return Doubt(
-        seen=seen,
-        change=_in_command(evidence, scale, {"lr": bases[0] * scale} if len(bases) == 1 else {})
-        or f"give the next launch `{name}` {listed} (`--{name}`)",
-        wanted=tuple(Wanted(places=(place,), before=lr, after=lr * scale) for lr in bases if len(bases) == 1),
-    )
-
-
-def _bases(state: CheckpointState) -> list[float]:
-    """The LRs that the parameter groups began with, where they say so, else the present ones; each once."""
-    return sorted({float(lr) for o in of_first_rank(state.optimizers) for group in o.groups
-                   if isinstance(lr := group.get("initial_lr", group.get("lr")), int | float)})  # fmt: skip
-
-
 def _elsewhere(evidence: Evidence, scale: float) -> str:
     """Where a launch of an unknown writer may take its LR from: its command and configs; "" where neither names one."""
     command = _in_command(evidence, scale)
-    fields = evidence.config.fields(scale, names_lr, changed_command(evidence.argv, scale, {}).names)
+    fields = evidence.config.fields(scale, names_lr, changed_command(evidence.argv, scale).names)
     found = f"{fields} (`--lr-in FILE:key.path` edits it together with the checkpoint)" if fields else ""
     if command:
         return f"{command}; and perhaps {found}" if found else command
@@ -489,13 +324,6 @@ def _of_megatron(scheduler: SchedulerState, state: CheckpointState, scale: float
     warms = isinstance(initial, int | float) and initial > 0 and _within_warmup(scheduler.state)
     if from_file and not override and not warms:
         return
-    options = [
-        f"--{name.replace('_', '-')} {number_words(number * scale)}"
-        for field, name in (("max_lr", "lr"), ("start_lr", "lr"), ("min_lr", "min_lr"))
-        if isinstance(number := scheduler.state.get(field), int | float) and number > 0
-    ]
-    if warms and isinstance(initial, int | float):
-        options.append(f"--lr-warmup-init {number_words(initial * evidence.earlier * scale)}")
     rule = (
         f"with {_MEGATRON_OVERRIDES} it takes them from its arguments"
         if override
@@ -504,8 +332,8 @@ def _of_megatron(scheduler: SchedulerState, state: CheckpointState, scale: float
     yield Doubt(
         seen=f"Megatron's scheduler in `{_place(scheduler.file, scheduler.prefix)}`: {rule} "
         "(megatron/core/optimizer_param_scheduler.py `_check_and_set`)",
-        change=f"give the next launch `{' '.join(options)}`"
-        + ("" if warms else f", or {_MEGATRON_USES_FILE} and not {_MEGATRON_OVERRIDES}"),
+        change=(_elsewhere(evidence, scale) or f"multiply `--lr`, `--min-lr` and `--lr-warmup-init` by {scale:.10g}")
+        + ("" if warms else f", or give {_MEGATRON_USES_FILE} and not {_MEGATRON_OVERRIDES}"),
     )
 
 
@@ -517,24 +345,16 @@ def _within_warmup(state: Mapping[str, object]) -> bool:
 # --- Words
 
 
-def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
+def _named_lrs(hint: LrHint) -> Iterator[str]:
     for name, value in hint.values.items():
-        number = _first_number(value)
-        if names_lr(name) and isinstance(number, int | float) and number > 0:
-            yield f"`{_place('', (*hint.keys, name))}` {number_words(number)} (× {scale:.10g}: {number_words(number * scale)})"
+        number = value[0] if isinstance(value, list | tuple) and value else value
+        if names_lr(name.rpartition(".")[2]) and isinstance(number, int | float) and number > 0:
+            yield f"`{_place('', (*hint.keys, name))}` {number_words(number)}"
 
 
-def _in_command(evidence: Evidence, scale: float, known: Mapping[str, float] | None = None) -> str:
-    """The LRs of the newest launch's command, and what they must become; empty where it names none.
-
-    `known` are the new values of the arguments of a known writer. Any other LR is multiplied, also by what was changed since
-    that command.
-    """
-    return changed_command(evidence.argv, scale * evidence.pending, known or {}).sentence()
-
-
-def _first_number(value: object) -> object:
-    return value[0] if isinstance(value, list | tuple) and value else value
+def _in_command(evidence: Evidence, scale: float) -> str:
+    """The LRs of the newest launch's command times `scale` and what rollbacks have changed since; empty where it names none."""
+    return changed_command(evidence.argv, scale * evidence.pending).sentence()
 
 
 def _place(file: str, keys: Sequence[object]) -> str:

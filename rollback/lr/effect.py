@@ -164,11 +164,9 @@ _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The edit multiplies every later LR by `ratio`; the rows are `Unknown` where a function is not saved."""
+    """The edit multiplies every later LR by `ratio`."""
 
     ratio: float
-    before: LrTable | Unknown
-    after: LrTable | Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +194,11 @@ def prove_ratio(
     if reason is not None:
         return Disproof(reason)
     if state is None or edited_state is None:
-        rows: LrTable = tuple(tuple(float(group["lr"]) for group in groups) for _ in range(_PROVED_STEPS))
-        scaled: LrTable = tuple(tuple(float(group["lr"]) for group in edited_groups) for _ in range(_PROVED_STEPS))
-        return Proof(ratio=scale, before=rows, after=scaled)
+        return Proof(ratio=scale)
     before = simulate_lrs(state, groups, _PROVED_STEPS, rounded=False)
     after = simulate_lrs(edited_state, edited_groups, _PROVED_STEPS, rounded=False)
     if isinstance(before, Unknown) or isinstance(after, Unknown):
-        return Proof(ratio=scale, before=before, after=after)
+        return Proof(ratio=scale)
     return _compare(before, after, scale)
 
 
@@ -213,7 +209,7 @@ def _compare(before: LrTable, after: LrTable, scale: float) -> Proof | Disproof:
                 return Disproof(
                     f"step {row + 1} after the resume would use {y!r} in group {group}, requested: {x * scale!r}"
                 )
-    return Proof(ratio=scale, before=before, after=after)
+    return Proof(ratio=scale)
 
 
 def _unscaled(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rollback.checkpoint.state import names_lr
@@ -74,12 +74,11 @@ def lrs_named(words: Sequence[str]) -> Iterator[CommandLr]:
                     yield CommandLr(name=_bare(found["name"]), at=at, start=found.start("value"), end=found.end("value"))
 
 
-def changed_command(words: Sequence[str], scale: float, known: Mapping[str, float]) -> Named:
-    """Every LR of a command times `scale`; one that `known` has by its name becomes that number."""
+def changed_command(words: Sequence[str], scale: float) -> Named:
+    """Every LR of a command times `scale`."""
     after, changes, names = list(words), [], set[str]()
     for lr in reversed(list(lrs_named(words))):
-        value = words[lr.at][lr.start : lr.end]
-        changed = number_words(known[lr.name]) if lr.name in known and _is_number(value) else scaled_text(value, scale)
+        changed = scaled_text(words[lr.at][lr.start : lr.end], scale)
         before = after[lr.at]
         after[lr.at] = f"{before[: lr.start]}{changed}{before[lr.end :]}"
         changes.append(f"`{lr.shown(before)}` → `{lr.shown(after[lr.at])}`")
@@ -102,12 +101,6 @@ def _bare(name: str) -> str:
     return re.split(r"[.=]", name.lstrip("+-"))[-1].replace("-", "_")
 
 
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text) is not None
-
-
 def number_words(value: object) -> str:
     """A number as a person types it."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-

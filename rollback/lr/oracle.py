@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -35,25 +35,25 @@ from rollback.lr.rules import (
 _REPLAY_LIMIT_STEPS = 200_000
 
 
-def advance_optimizer_step(state: State, groups: Groups, scheduler_steps: int, metrics: Iterator[float]) -> None:
+def advance_optimizer_step(state: State, groups: Groups, scheduler_steps: int) -> None:
     """Step a scheduler as often as one optimizer step does; `state` and `groups` are changed in place."""
     for _ in range(scheduler_steps):
         # Accelerate's wrapper stops a scheduler that has `total_steps` once it has been stepped that often
         if scheduler_steps > 1 and state.get("_step_count", 0) > state.get("total_steps", math.inf):
             continue
-        step_once(state, groups, metrics)
+        step_once(state, groups)
 
 
-def step_once(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+def step_once(state: State, groups: Groups) -> None:
     """`scheduler.step()`: move the counter, write the new LRs into the groups and into `_last_lr`."""
     name = infer_scheduler_class(state)
     if name is SchedulerClass.SEQUENTIAL:
-        _step_sequential(state, groups, metrics)
+        _step_sequential(state, groups)
     elif name is SchedulerClass.CHAINED:
         for child in state["_schedulers"]:
-            step_once(child, groups, metrics)
+            step_once(_plain_part(child), groups)
     elif name is SchedulerClass.PLATEAU:
-        _step_plateau(state, groups, metrics)
+        raise CannotCompute("ReduceLROnPlateau depends on a metric that is not known yet")
     else:
         state["_step_count"] = state.get("_step_count", 0) + 1
         state["last_epoch"] += 1
@@ -63,51 +63,23 @@ def step_once(state: State, groups: Groups, metrics: Iterator[float]) -> None:
     state["_last_lr"] = [group["lr"] for group in groups]
 
 
-def _step_sequential(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+def _step_sequential(state: State, groups: Groups) -> None:
     state["last_epoch"] += 1
     index = bisect_right(state["_milestones"], state["last_epoch"])
-    child = state["_schedulers"][index]
+    child = _plain_part(state["_schedulers"][index])
     if index > 0 and state["_milestones"][index - 1] == state["last_epoch"]:
-        if "_schedulers" in child:  # `_update_lr(0)` of a composite: NotImplementedError, a TypeError before 2.13
-            raise CannotCompute(
-                f"torch itself raises at milestone {state['last_epoch']} of this SequentialLR: what follows it is a composite"
-            )
         child["last_epoch"] = 0  # torch starts the next scheduler by its closed form at zero
         write_lrs(child, groups, closed_form(child, groups))
         child["_last_lr"] = [group["lr"] for group in groups]
     else:
-        step_once(child, groups, metrics)
+        step_once(child, groups)
 
 
-def _step_plateau(state: State, groups: Groups, metrics: Iterator[float]) -> None:
-    value = next(metrics, None)
-    if value is None:
-        raise CannotCompute("ReduceLROnPlateau depends on a metric that is not known yet")
-    state["last_epoch"] += 1
-    if _better(state, value):
-        state["best"], state["num_bad_epochs"] = value, 0
-    else:
-        state["num_bad_epochs"] += 1
-    if state["cooldown_counter"] > 0:
-        state["cooldown_counter"] -= 1
-        state["num_bad_epochs"] = 0
-    if state["num_bad_epochs"] > state["patience"]:
-        _reduce(state, groups)
-        state["cooldown_counter"], state["num_bad_epochs"] = state["cooldown"], 0
-
-
-def _better(state: State, value: float) -> bool:
-    best, threshold = state["best"], state["threshold"]
-    if state["mode"] == "min":
-        return bool(value < (best * (1.0 - threshold) if state["threshold_mode"] == "rel" else best - threshold))
-    return bool(value > (best * (threshold + 1.0) if state["threshold_mode"] == "rel" else best + threshold))
-
-
-def _reduce(state: State, groups: Groups) -> None:
-    for group, floor in zip(groups, state["min_lrs"], strict=True):
-        reduced = max(group["lr"] * state["factor"], floor)
-        if group["lr"] - reduced > state["eps"]:
-            group["lr"] = reduced
+def _plain_part(child: Any) -> Any:
+    """A part of a composite; raises `CannotCompute` for a composite, at whose milestone torch itself may raise."""
+    if "_schedulers" in child:
+        raise CannotCompute("a composite scheduler inside another one is not foretold")
+    return child
 
 
 def lr_from_scratch(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float] | None:
@@ -116,82 +88,39 @@ def lr_from_scratch(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]
     if name is SchedulerClass.PLATEAU:
         return None
     if name is SchedulerClass.CHAINED:
-        return _replay_chain(state["_schedulers"], groups, _base_lrs(state))
-    if name is SchedulerClass.SEQUENTIAL:
-        index = bisect_right(state["_milestones"], state["last_epoch"])
-        active = state["_schedulers"][index]
-        return lr_from_scratch(active, groups) if index else _first_of_sequence(active, groups)
-    return closed_form(state, groups)
-
-
-def _first_of_sequence(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """A SequentialLR starts its first scheduler from `initial_lr`, which a OneCycleLR further on may have changed."""
+        return _replay_chain(state["_schedulers"], groups)
+    if name is not SchedulerClass.SEQUENTIAL:
+        return closed_form(state, groups)
+    index = bisect_right(state["_milestones"], state["last_epoch"])
+    active = _plain_part(state["_schedulers"][index])
     initial = [group.get("initial_lr") for group in groups]
-    name = infer_scheduler_class(state)
-    if name is SchedulerClass.CHAINED:
-        bases: Sequence[Any] = _base_lrs(state) if None in initial else initial
-        return _replay_chain(state["_schedulers"], groups, bases, stepped=True)
-    if "base_lrs" not in state or None in initial:
-        return lr_from_scratch(state, groups)
-    return lr_from_scratch({**state, "base_lrs": initial}, groups)
+    if not index and "base_lrs" in active and None not in initial:
+        active = {**active, "base_lrs": initial}  # it began from `initial_lr`, which a OneCycleLR further on may have changed
+    return lr_from_scratch(active, groups)
 
 
-def _replay_chain(
-    children: Sequence[Mapping[str, Any]],
-    groups: Sequence[Mapping[str, Any]],
-    bases: Sequence[float],
-    *,
-    stepped: bool = False,
-) -> list[float]:
-    """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`.
-
-    `stepped`: begun by a SequentialLR, which steps the chain once instead of constructing it.
-    """
-    live = [copy.deepcopy(dict(child)) for child in children]
+def _replay_chain(children: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`."""
+    live = [copy.deepcopy(dict(_plain_part(child))) for child in children]
     steps = max(map(last_epoch, live))
     if steps > _REPLAY_LIMIT_STEPS:
         raise CannotCompute(f"a ChainedScheduler of {steps} steps is too long to replay")
     live_groups = [dict(group) for group in groups]
-    write_lrs({}, live_groups, bases)
+    write_lrs({}, live_groups, live[0]["base_lrs"])
     for child in live:
-        _restart(child, live_groups, stepped=stepped)
+        child.update(last_epoch=0, _step_count=1)
+        if infer_scheduler_class(child) is SchedulerClass.WARM_RESTARTS:
+            child.update(T_cur=0, T_i=child["T_0"])
+        write_lrs(child, live_groups, _initial(child, live_groups))
     for _ in range(steps):
         for child in live:
-            step_once(child, live_groups, iter(()))
+            step_once(child, live_groups)
     return keep_lrs(live_groups)
 
 
 def last_epoch(state: Mapping[str, Any]) -> int:
-    """The counter of a scheduler; of a composite without one, the largest of its parts."""
-    inner = state.get("_schedulers")
-    return int(state["last_epoch"]) if "last_epoch" in state or not inner else max(map(last_epoch, inner))
-
-
-def _base_lrs(state: Mapping[str, Any]) -> Sequence[float]:
-    inner = state.get("_schedulers")
-    return _base_lrs(inner[0]) if inner else state["base_lrs"]
-
-
-def _restart(state: State, groups: Groups, *, stepped: bool = False) -> None:
-    """As the constructors leave a scheduler and the LRs; those of a SequentialLR that come later have not begun.
-
-    Where a SequentialLR has begun a chain (`stepped`), its members have made a step like any other, not their initial one.
-    """
-    name = infer_scheduler_class(state)
-    if name is SchedulerClass.SEQUENTIAL:
-        write_lrs(state, groups, _base_lrs(state))
-        for child in state["_schedulers"][1:]:
-            child.update(last_epoch=-1, _step_count=1)
-        state["last_epoch"] = 0
-        _restart(state["_schedulers"][0], groups, stepped="_schedulers" in state["_schedulers"][0])
-    elif name is SchedulerClass.CHAINED:
-        for child in state["_schedulers"]:
-            _restart(child, groups, stepped=stepped)
-    else:
-        state.update(last_epoch=0, _step_count=1)
-        if name is SchedulerClass.WARM_RESTARTS:
-            state.update(T_cur=0, T_i=state["T_0"])
-        write_lrs(state, groups, rule_of(name)(state, groups) if stepped else _initial(state, groups))
+    """The counter of a scheduler; of a chain, the largest of its parts."""
+    return int(state["last_epoch"]) if "last_epoch" in state else max(map(last_epoch, state["_schedulers"]))
 
 
 def _initial(child: State, groups: Groups) -> list[float]:
@@ -227,18 +156,16 @@ def next_lrs(
     k: int,
     *,
     scheduler_steps: int = 1,
-    metrics: Sequence[float] | None = None,
 ) -> LrTable | Unknown:
     """LRs of the next `k` optimizer steps, one row a step, one column a parameter group.
 
     Row 0 is the groups' own `lr`, which the first step after loading uses. `scheduler_steps` is how often the
-    trainer steps the scheduler per optimizer step (Accelerate's prepared schedulers: `num_processes`). `metrics` are
-    the values that a ReduceLROnPlateau will receive, one per scheduler step.
+    trainer steps the scheduler per optimizer step (Accelerate's prepared schedulers: `num_processes`).
     """
     reproduced = reproduces_saved_lr(state, groups)
     if isinstance(reproduced, Unknown):
         return reproduced
-    return simulate_lrs(state, groups, k, scheduler_steps=scheduler_steps, metrics=metrics)
+    return simulate_lrs(state, groups, k, scheduler_steps=scheduler_steps)
 
 
 def simulate_lrs(
@@ -247,7 +174,6 @@ def simulate_lrs(
     k: int,
     *,
     scheduler_steps: int = 1,
-    metrics: Sequence[float] | None = None,
     rounded: bool = True,
 ) -> LrTable | Unknown:
     """As `next_lrs`, but without the check that the class reproduces the saved LR.
@@ -257,13 +183,12 @@ def simulate_lrs(
     if infer_scheduler_class(state) in FOREIGN:
         return Unknown(f"the LRs of a {infer_scheduler_class(state)} are not computed here")
     live, live_groups = as_kept(state, rounded=rounded), as_kept(groups, rounded=rounded)
-    values = iter(metrics if metrics is not None else ())
     rows: list[tuple[float, ...]] = []
     try:
         for row in range(k):
             rows.append(tuple(float(group["lr"]) for group in live_groups))
             if row + 1 < k:
-                advance_optimizer_step(live, live_groups, scheduler_steps, values)
+                advance_optimizer_step(live, live_groups, scheduler_steps)
     except CannotCompute as problem:
         return Unknown(str(problem))
     except _MALFORMED as problem:
@@ -330,32 +255,3 @@ def _rounding(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
 
 def _bases(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float]:
     return [max(float(group.get("initial_lr") or 0.0), float(group["lr"])) for group in groups]
-
-
-# --- LRs from recorded arguments, for `lr.transformers` and `lr.deepspeed`
-
-_TOLERANCE = 1e-9
-
-
-def table_from(
-    lrs: Callable[[int], list[float]], step: int, groups: Sequence[Mapping[str, Any]], k: int, who: str
-) -> LrTable | Unknown:
-    """`k` rows from counter `step` on; `Unknown` when `lrs` does not reproduce the LRs that the groups hold.
-
-    The first row is the LRs of the groups. The rows hold only if the next launch gets the same arguments.
-    """
-    held = [group.get("lr") for group in groups]
-    try:
-        given = lrs(step)
-        if len(given) != len(held) or not all(_same(x, lr) for x, lr in zip(given, held, strict=True)):
-            return Unknown(f"{who} as recorded would be at {given}, the checkpoint holds {held}: other arguments")
-        return (
-            tuple(float(lr) for lr in held if isinstance(lr, int | float)),
-            *(tuple(lrs(step + i)) for i in range(1, k)),
-        )
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
-        return Unknown(f"{who} has arguments that cannot be computed with ({type(problem).__name__}: {problem})")
-
-
-def _same(given: float, held: object) -> bool:
-    return isinstance(held, int | float) and math.isclose(given, held, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * 1e-6)

@@ -15,8 +15,8 @@ from rollback.checkpoint.state import CheckpointState, OptimizerState, Scheduler
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile
 from rollback.files.json_file import Keys
-from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_doubts, seen_by_guard, settle_by_config
-from rollback.lr.deepspeed import ConfigPlan, config_notes, deepspeed_lrs, plan_config
+from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_doubts, seen_by_guard
+from rollback.lr.deepspeed import ConfigPlan, config_notes, plan_config
 from rollback.lr.effect import (
     Disproof,
     FieldEdit,
@@ -31,7 +31,6 @@ from rollback.lr.effect import (
 from rollback.lr.launch_config import named_edits
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
-from rollback.lr.transformers import transformers_lrs
 from rollback.plan.request import BETA2, ExpectedLrs, RollbackRequest, Source
 
 _SAME_LR = 1e-12
@@ -58,8 +57,7 @@ def plan_lr_edits(
 ) -> LrPlan:
     """Plan the edits and prove their effect; raises `PlanRefused` with the reason when the proof fails.
 
-    `evidence` is what is known of the next launch: the arguments to change are quoted from its command, and a config that
-    holds the LR is edited too.
+    `evidence` is what is known of the next launch: the arguments and fields to change are quoted from it.
     """
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
@@ -107,37 +105,33 @@ def plan_lr_edits(
 def lr_elsewhere(state: CheckpointState, evidence: Evidence) -> str:
     """Why an edit of the LRs would be refused because the next launch may take its LR from elsewhere; "" where it is proved.
 
-    DeepSpeed's own schedulers are left out: their LRs are edited in its config. So are doubts that a config of the launch ends.
+    DeepSpeed's own schedulers are left out: their LRs are edited in its config.
     """
     if not state.optimizers or any(_is_deepspeeds_own(one) for one in state.schedulers):
         return ""
     if seen_by_guard(state, evidence.memory):
         return ""
-    _, doubts = settle_by_config(lr_doubts(state, 0.5, evidence), evidence)
-    return "; ".join(dict.fromkeys(doubt.seen for doubt in doubts))
+    return "; ".join(dict.fromkeys(doubt.seen for doubt in lr_doubts(state, 0.5, evidence)))
 
 
 def _settled(
     request: RollbackRequest, state: CheckpointState, scale: float, evidence: Evidence, filled: Sequence[Doubt] = ()
 ) -> tuple[tuple[FieldEdit, ...], tuple[str, ...]]:
-    """The edits of the launch's configs, and what else may decide the LR, empty where the effect is proved.
+    """The edits of the fields that a person named, and what else may decide the LR, empty where the effect is proved.
 
-    A field that a person named is edited, and is no proof: the guard holds the LR. Raises `PlanRefused` where a doubt
-    remains that nobody accepted.
+    A named field is no proof: the guard holds the LR. Raises `PlanRefused` where a doubt remains that nobody accepted.
     """
     if not state.optimizers:
         return (), ()  # refused by `_prove`
-    named = named_edits(request.lr_in, evidence.config.files, scale)
-    edits, doubts = settle_by_config((*filled, *lr_doubts(state, scale, evidence)), evidence)
-    edits = (*named, *(edit for edit in edits if (edit.file, edit.keys) not in {(e.file, e.keys) for e in named}))
-    if named:
-        return edits, (f"{', '.join(request.lr_in)} was named as the place of the LR", *(doubt.seen for doubt in doubts))
-    if not doubts:
-        return edits, ()
-    if request.accept_unproved:
-        return edits, tuple(doubt.seen for doubt in doubts)
+    edits = named_edits(request.lr_in, evidence.config.files, scale)
+    doubts = (*filled, *lr_doubts(state, scale, evidence))
+    seen = tuple(doubt.seen for doubt in doubts)
+    if edits:
+        return edits, (f"{', '.join(request.lr_in)} was named as the place of the LR", *seen)
+    if not doubts or request.accept_unproved:
+        return (), seen
     if seen_by_guard(state, evidence.memory):
-        return edits, ("no scheduler was saved; the guard saw the optimizer's own LR in use",)
+        return (), ("no scheduler was saved; the guard saw the optimizer's own LR in use",)
     raise _not_proved(doubts)
 
 
@@ -415,7 +409,7 @@ def forecast(
     *,
     moved: bool,
 ) -> tuple[LrTable | None, Source, str]:
-    """LRs of the next steps, where they are known from, and the reason or condition. `moved`: a counter was set.
+    """LRs of the next steps, where they are known from, and the reason where not. `moved`: a counter was set.
 
     Those recorded at save are preferred where they contradict the computed ones, since they come from live objects.
     """
@@ -425,10 +419,6 @@ def forecast(
         return stored, Source.STORED, ""
     if not isinstance(computed, Unknown):
         return computed, Source.COMPUTED, ""
-    if not moved:
-        configured = _configured(edited, state, ratio or 1.0)
-        if not isinstance(configured, Unknown):
-            return configured, Source.CONFIGURED, "as long as the next launch is given the same arguments"
     return None, Source.UNKNOWN, computed.reason
 
 
@@ -454,23 +444,6 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
             return table
         tables.append(table)
     return tuple(tuple(lr for row in rows for lr in row) for rows in zip(*tables, strict=True))
-
-
-def _configured(edited: CheckpointState, state: CheckpointState, ratio: float) -> LrTable | Unknown:
-    """LRs from recorded arguments, for a single scheduler: transformers' schedule or DeepSpeed's own."""
-    first, schedulers = of_first_rank(state.optimizers), [s for s in state.schedulers if s.authoritative]
-    if len(first) != 1 or not schedulers:
-        return Unknown("several optimizers, or no scheduler")
-    scheduler, groups = schedulers[0].state, first[0].groups
-    name = infer_scheduler_class(scheduler)
-    if name is SchedulerClass.DEEPSPEED:
-        rows = deepspeed_lrs(scheduler, groups, state.config, FORECAST_STEPS)
-    elif name is SchedulerClass.LAMBDA and "lr_scheduler_type" in state.config:
-        horizon = state.counters.get("trainer_state.json:max_steps")
-        rows = transformers_lrs(scheduler, groups, state.config, horizon, FORECAST_STEPS)
-    else:
-        return Unknown("no arguments were recorded")
-    return rows if isinstance(rows, Unknown) else tuple(tuple(lr * ratio for lr in row) for row in rows)
 
 
 def _stored(memory: Mapping[str, Any] | None, ratio: float) -> LrTable | None:

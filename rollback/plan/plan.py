@@ -117,8 +117,8 @@ class Plan:
             "step": self.step,
             "optimizer_step": self.optimizer_step,
             "groups": [{"lr": lr, "initial_lr": initial} for lr, initial in groups],
-            "next_lrs": self.promised_lrs(),
-            "next_lrs_source": str(Source.UNKNOWN if self.promised_lrs() is None else expected.source),
+            "next_lrs": None if expected.next_lrs is None else [list(row) for row in expected.next_lrs],
+            "next_lrs_source": str(expected.source),
             "lr_ratio": expected.ratio,
             "lr_unproved": list(expected.unproved),
             "schedulers": [dict(scheduler) for scheduler in self.schedulers],
@@ -127,13 +127,6 @@ class Plan:
             "world_size": self.world_size,
             "accept_change": list(request.accepted),
         }
-
-    def promised_lrs(self) -> list[list[float]] | None:
-        """The next LRs that the contract requires; None when they also depend on the arguments of the next launch."""
-        rows = self.expected.next_lrs
-        if rows is None or self.expected.source is Source.CONFIGURED:
-            return None
-        return [list(row) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as written by `chronicle rollback --plan-out`, without its digest."""
@@ -379,10 +372,7 @@ def _forecast(plan: Plan, guarded: bool) -> Iterator[str]:
         yield f"LRs of the next steps unknown: {expected.reason}"
         yield f"first step: {_lrs(expected.lrs)}" + ("; the guard checks it" if guarded else "")
         return
-    source = {
-        Source.COMPUTED: "computed from the checkpoint",
-        Source.CONFIGURED: f"computed from the recorded arguments, {expected.reason}",
-    }.get(expected.source, "recorded at save")
+    source = "computed from the checkpoint" if expected.source is Source.COMPUTED else "recorded at save"
     yield f"next steps ({source}):"
     rows = expected.next_lrs
     for number, row in enumerate(rows[:_SHOWN_STEPS], start=1):

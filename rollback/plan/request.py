@@ -7,7 +7,7 @@ These options need runtime support: a plan is refused unless the checkpoint's ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +20,6 @@ class Source(StrEnum):
     """Where the LRs of the next steps are known from."""
 
     COMPUTED = "computed"  # from scheduler state and parameter groups
-    CONFIGURED = "configured"  # from recorded arguments; true if the next launch has the same arguments
     STORED = "stored"  # recorded by the guard when the checkpoint was saved
     UNKNOWN = "unknown"  # from no file; the ratio is proved nevertheless
 
@@ -136,6 +135,10 @@ class PointerEdit:
     before: str
     after: str
     is_link: bool = False
+
+    def reversed(self) -> PointerEdit:
+        """The edit that takes it back."""
+        return replace(self, before=self.after, after=self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,9 @@ from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit, edits_by_file
 from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
-from rollback.transaction.change import Change, PatchedFile, Receipt, Record, is_patched
+from rollback.transaction.change import Change, Receipt, Record
 from rollback.transaction.protocol import apply_change
-from rollback.transaction.staging import StagedFile, Writer, inside
+from rollback.transaction.staging import StagedFile, Writer
 
 # From this size on a file is patched in place where its filesystem has no reflinks: copying it and proving the copy reads
 # it five times to change eight bytes, which is most of the command's time.
@@ -170,39 +170,6 @@ def _read_pointers(root: Path) -> dict[str, str]:
     """The text of each pointer file in `root`, by name."""
     texts = {name: read_pointer(root / name) for name in POINTER_NAMES if not (root / name).is_symlink()}
     return {name: text for name, text in texts.items() if text is not None}
-
-
-def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Which of these rollbacks made the bytes that a checkpoint has now; newest first, as `receipts` are.
-
-    Each is known by the digests of the files that it wrote, or the bytes that it patched: what was there before it leads to
-    the one before. A checkpoint that was saved again, or edited by another program, has none.
-    """
-    found: list[Mapping[str, Any]] = []
-    digests: dict[str, str] = {}
-    patched: dict[tuple[str, int], bytes] = {}
-    for data in receipts:
-        files = [StagedFile.from_json(file) for file in data.get("files") or () if file["path"] != MANIFEST_NAME]
-        patches = [PatchedFile.from_json(file) for file in data.get("patched") or ()]
-        if data.get("entry") != chosen.path.name or not (files or patches):
-            continue
-        for name in {*(file.path for file in files), *(file.path for file in patches)}:
-            path = inside(chosen.path, name)
-            if not path.is_file():
-                return found
-            if name not in digests and any(file.path == name for file in files):
-                digests[name] = sha256_unchanged(path)
-        here = {(file.path, p.offset): p for file in patches for p in file.patches}
-        if any(digests[file.path] != file.after for file in files):
-            continue
-        if not found and not all(is_patched(inside(chosen.path, f.path), f) for f in patches):
-            continue
-        if any(patched.get(key, patch.new) != patch.new for key, patch in here.items()):
-            continue
-        digests |= {file.path: file.before for file in files}
-        patched |= {key: patch.old for key, patch in here.items()}
-        found.append(data)
-    return found
 
 
 def newer_checkpoints(receipt: Mapping[str, Any]) -> tuple[str, ...]:

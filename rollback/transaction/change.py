@@ -1,7 +1,7 @@
 """The values of a transaction (what changes, what is prepared, what was done), and the in-place patch of large files.
 
 A large file (32 MiB) on a filesystem without reflinks is patched in place instead of copied. This happens while the whole
-checkpoints root is renamed:
+checkpoints root is renamed, as does a transaction on a filesystem that cannot exchange two names:
 
     root -> root.chronicle-<id>     a loader finds no checkpoints at all and reports it
     patch                           the old bytes are in `transaction.json` and in the object store; repeating is safe
@@ -25,7 +25,7 @@ from rollback.transaction.moves import Move, run_moves
 from rollback.transaction.staging import Writer, inside
 
 READY = "transaction.json"
-VERSION = 1
+VERSION = 2
 RECEIPT_VERSION = 1  # of the data of a receipt, which undo reads; a receipt without `v` has version 1
 ABANDONED = "abandoned"
 Record = Callable[[str, dict[str, Any]], str]  # (kind, data) -> id of the entry; the entry is durable when it returns
@@ -123,7 +123,7 @@ class Prepared:
     receipt_kind: str
     moves: tuple[Move, ...]
     patched: tuple[PatchedFile, ...]
-    hides_root: bool  # the root is renamed until all is done: files are patched, or a file outside it changes too
+    hides_root: bool  # the root is renamed until all is done: to patch, to park, or as a file outside it changes too
     place: str  # path of the checkpoint in the root
     final: str  # its path after the transaction: `place`, or again among the abandoned ones
     twin: str  # where its hard-linked copy is built
@@ -147,7 +147,7 @@ class Prepared:
             receipt_kind=record["receipt_kind"],
             moves=tuple(Move.from_json(move) for move in record["moves"]),
             patched=tuple(PatchedFile.from_json(file) for file in record["patched"]),
-            hides_root=bool(record.get("hides_root", record["patched"])),
+            hides_root=record["hides_root"],
             place=record["place"],
             final=record["final"],
             twin=record["twin"],

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.disk.content import read_pointer
 from rollback.disk.durable import REAL_DISK, Disk, is_mount_point, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
+from rollback.plan.request import PointerEdit
 from rollback.records import record_of
 from rollback.transaction.change import ABANDONED, workspace_of
 
@@ -104,25 +105,7 @@ def restore(root: Path, source: Path, moves: Sequence[StrayMove], disk: Disk = R
     return count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointerMove:
-    """A pointer of a layout (a small text file such as `latest`, or a link) that named a checkpoint which was moved away."""
-
-    path: str
-    before: str
-    after: str
-    is_link: bool = False
-
-    def to_json(self) -> dict[str, object]:
-        """The form in the journal entry."""
-        return record_of(self)
-
-    def reversed(self) -> PointerMove:
-        """The move that takes it back."""
-        return replace(self, before=self.after, after=self.before)
-
-
-def point_elsewhere(root: Path, moves: Sequence[PointerMove], disk: Disk = REAL_DISK) -> int:
+def point_elsewhere(root: Path, moves: Sequence[PointerEdit], disk: Disk = REAL_DISK) -> int:
     """Replace the pointers that still say what they said; returns how many. Raises `RollbackError` for the first that fails."""
     count = 0
     for move in moves:
@@ -146,10 +129,10 @@ def point_elsewhere(root: Path, moves: Sequence[PointerMove], disk: Disk = REAL_
     return count
 
 
-def pointers_from_json(listed: Sequence[Mapping[str, object]]) -> tuple[PointerMove, ...]:
+def pointers_from_json(listed: Sequence[Mapping[str, object]]) -> tuple[PointerEdit, ...]:
     """The pointers of a journal entry."""
     return tuple(
-        PointerMove(
+        PointerEdit(
             path=str(item["path"]), before=str(item["before"]), after=str(item["after"]), is_link=bool(item.get("is_link"))
         )
         for item in listed

@@ -2,7 +2,7 @@
 
     intent      journalled before anything is written; it names the new prefix and the pointer
     copy        a new prefix gets every object of the checkpoint: edited ones are uploaded, the others are copied inside the
-                store while they have the planned ETag (Google: generation). Each is read back, or has the MD5 of its source
+                store. Each is read back, or has the MD5 of its source, which then still has the planned ETag (generation)
     pointer     one conditional put (`If-Match`, `If-None-Match`, `ifGenerationMatch`): from here on the rollback is made
     receipt     journalled; it holds what `undo` needs, which is one conditional put back
 
@@ -89,7 +89,7 @@ def plan_in_store(plan: Plan, chosen: Checkpoint, listed: Sequence[Checkpoint], 
         changes = ", ".join(f"`{'.'.join(map(str, e.keys))}` {e.before:.10g} → {e.after:.10g}" for e in plan.config_edits)
         raise PlanRefused(
             f"{names} would have to change together with a pointer in the store, which cannot be one step: {changes}",
-            "make this change first and repeat the command: a config that says the new LR already is left alone",
+            "make this change first, and repeat the command with --accept-unproved in place of --lr-in",
         )
     if plan.copies:
         raise PlanRefused(
@@ -201,7 +201,7 @@ def _copy(change: StorePlan, bucket: Bucket) -> list[dict[str, str]]:
             _read_back(bucket, place(file.path), (made / file.path).stat().st_size, file.after)
     for name, size, etag in change.objects:
         if name not in edited:
-            bucket.copy(f"{origin}/{name}", place(name), size, etag)
+            bucket.copy(f"{origin}/{name}", place(name))
             if not bucket.has_copy(f"{origin}/{name}", place(name), size, etag):
                 _refuse_changed(bucket, f"{origin}/{name}", etag)
                 raise Refused(f"`{place(name)}` does not hold the bytes of `{origin}/{name}`", "repeat the command")
@@ -276,7 +276,7 @@ def _refusal(problem: BaseException, pointer: str) -> BaseException:
 def _finish(intent: str, data: Mapping[str, Any], record: Record) -> Receipt:
     """What follows the pointer: the contract of the next launch, and the receipt. It may be repeated."""
     contract = {**data["store"]["contract"], "rollback": intent}
-    receipt = {key: value for key, value in data.items() if key not in ("contract_path", "anchors")} | {"intent": intent}
+    receipt = {key: value for key, value in data.items() if key != "contract_path"} | {"intent": intent}
     try:
         write_atomic(Path(data["contract_path"]), json.dumps(contract, indent=1) + "\n")
         return Receipt(id=record(Verb.ROLLBACK.receipt, receipt), data=receipt)

@@ -25,30 +25,7 @@ class MoveKind(StrEnum):
     EXCHANGE = "exchange"  # source and target exchange their names
     REPLACE = "replace"  # a small file replaces another
     DISCARD = "discard"  # goes into the workspace, which is removed at the end
-    HIDDEN = "hidden"  # EXCHANGE by two renames while the whole root is renamed, for filesystems without exchange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenExchange:
-    """Paths used while the root is renamed. A loader reports a missing root, but takes an older checkpoint in silence.
-
-        root -> hidden, hidden/name -> parked, source -> hidden/name, hidden -> root
-    """
-
-    hidden: Path
-    parked: Path
-    displaced_inode: int
-
-    def to_json(self) -> list[Any]:
-        """The form in `transaction.json`."""
-        return [str(self.hidden), str(self.parked), self.displaced_inode]
-
-    @classmethod
-    def from_json(cls, values: Any) -> HiddenExchange | None:
-        """The inverse of `to_json`; None stays None."""
-        return (
-            None if values is None else cls(hidden=Path(values[0]), parked=Path(values[1]), displaced_inode=values[2])
-        )
+    PARK = "park"  # makes room for the next move; a transaction with such a move runs while the whole root is renamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +36,6 @@ class Move:
     source: Path
     target: Path
     inode: int
-    hidden: HiddenExchange | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The form in `transaction.json`."""
@@ -73,7 +49,6 @@ class Move:
             source=Path(record["source"]),
             target=Path(record["target"]),
             inode=int(record["inode"]),
-            hidden=HiddenExchange.from_json(record["hidden"]),
         )
 
     def is_done(self) -> bool:
@@ -97,9 +72,6 @@ def run_moves(disk: Disk, moves: Sequence[Move]) -> None:
     Raises `StoppedPartWay` when an inode is neither at its source nor at its target: another program moved it.
     """
     for move in moves:
-        if move.hidden is not None and inode_of(move.hidden.hidden) is not None:
-            _exchange_hidden(disk, move, move.hidden)  # the other moves look for files in the root
-    for move in moves:
         if not move.is_done():
             if inode_of(move.source) != move.inode:
                 raise StoppedPartWay(
@@ -113,9 +85,7 @@ def run_moves(disk: Disk, moves: Sequence[Move]) -> None:
 
 
 def _make(disk: Disk, move: Move) -> None:
-    if move.hidden is not None:
-        _exchange_hidden(disk, move, move.hidden)
-    elif move.kind is MoveKind.EXCHANGE:
+    if move.kind is MoveKind.EXCHANGE:
         disk.exchange(move.source, move.target)
     elif move.kind is MoveKind.REPLACE:
         disk.replace(move.source, move.target)
@@ -126,20 +96,3 @@ def _make(disk: Disk, move: Move) -> None:
                 remedy="move it away and run `chronicle recover`",
             )
         disk.move(move.source, move.target)
-
-
-def _exchange_hidden(disk: Disk, move: Move, way: HiddenExchange) -> None:
-    """Exchange by renames; continues wherever an earlier attempt stopped."""
-    root = move.target.parent
-    inside = way.hidden / move.target.name
-    if inode_of(way.hidden) is None and root != way.hidden:
-        disk.move(root, way.hidden)
-        disk.sync_directory(root.parent)
-    if inode_of(inside) == way.displaced_inode:
-        disk.move(inside, way.parked)
-        disk.sync_directory(way.parked.parent)
-    if inode_of(inside) is None:
-        disk.move(move.source, inside)
-    disk.sync_directory(way.hidden)
-    if root != way.hidden:  # else the whole transaction runs while the root is renamed
-        disk.move(way.hidden, root)

@@ -23,7 +23,7 @@ from rollback.disk.content import ObjectStore, sha256_unchanged
 from rollback.disk.durable import Attributes, Disk, is_there
 from rollback.errors import Refused
 from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, Verb, config_part, contract_part
-from rollback.transaction.moves import HiddenExchange, Move, MoveKind, inode_of
+from rollback.transaction.moves import Move, MoveKind, inode_of
 from rollback.transaction.staging import StagedFile, Writer, build_twin, inside
 
 
@@ -52,7 +52,7 @@ def prepare_rollback(
         files = build_twin(disk, source, twin, change.writers)
     moves: list[Move] = []
     if source != place or change.writers:
-        moves += _install(change.root, twin, place, source, abandoned_dir if displaced else None, workspace, disk)
+        moves += _install(twin, place, source, abandoned_dir if displaced else None, workspace, disk)
     pointers = []
     for number, (name, content) in enumerate(change.pointers.items()):
         path = change.root / name
@@ -69,7 +69,7 @@ def prepare_rollback(
     copies = []
     for number, (name, writer) in enumerate(change.copies.items()):
         made = _copy(disk, writer, change, workspace / f"copy-{number}", change.root / name)
-        moves += swap_moves(change.root, made, change.root / name, workspace, disk, leftover=abandoned_dir / name)
+        moves += swap_moves(made, change.root / name, workspace, disk, leftover=abandoned_dir / name)
         copies.append({"name": name, "stamp": size_and_mtime(made)})
     moves += [move_of(change.root / name, abandoned_dir / name) for name in change.abandon]
     if any(move.target.parent == abandoned_dir for move in moves):
@@ -91,7 +91,7 @@ def prepare_rollback(
         receipt_kind=Verb.ROLLBACK.receipt,
         moves=tuple(moves),
         patched=patched,
-        hides_root=bool(patched or configs),
+        hides_root=_hides_root(moves, patched, configs),
         place=str(place),
         final=str(place),
         twin=str(twin),
@@ -122,14 +122,14 @@ def prepare_rollback(
 
 
 def _install(
-    root: Path, twin: Path, place: Path, source: Path, abandoned_dir: Path | None, workspace: Path, disk: Disk
+    twin: Path, place: Path, source: Path, abandoned_dir: Path | None, workspace: Path, disk: Disk
 ) -> list[Move]:
     """Move the twin, or an abandoned checkpoint itself, to `place`; what was there goes to `abandoned_dir`."""
     if not is_there(place):
         moves = [move_of(twin, place)]
     else:
         leftover = None if abandoned_dir is None else abandoned_dir / place.name
-        moves = swap_moves(root, twin, place, workspace, disk, leftover=leftover)
+        moves = swap_moves(twin, place, workspace, disk, leftover=leftover)
     if source not in (place, twin):
         moves.append(discard_move(source, workspace / "trash" / source.name, disk))
     return moves
@@ -170,10 +170,11 @@ def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path)
 # --- Constructors for `Move`; each writes and fsyncs its source file first
 
 
-def swap_moves(root: Path, one: Path, place: Path, workspace: Path, disk: Disk, *, leftover: Path | None) -> list[Move]:
+def swap_moves(one: Path, place: Path, workspace: Path, disk: Disk, *, leftover: Path | None) -> list[Move]:
     """Moves that put `one` at `place`, and what was there at `leftover` (None: it stays in the workspace).
 
-    Where the filesystem cannot exchange two names, the whole root is renamed for the time of two renames.
+    Where the filesystem cannot exchange two names, what is there is parked first: a loader would take an older checkpoint in
+    silence, so that transaction runs while the whole root is renamed, which a loader reports.
     """
     there = inode_of(place)
     assert there is not None
@@ -182,8 +183,12 @@ def swap_moves(root: Path, one: Path, place: Path, workspace: Path, disk: Disk, 
         return moves if leftover is None else [*moves, Move(kind=MoveKind.MOVE, source=one, target=leftover, inode=there)]
     parked = leftover or workspace / "parked" / place.name
     disk.make_directory(parked.parent)
-    way = HiddenExchange(hidden=root.with_name(f"{root.name}{workspace.name}"), parked=parked, displaced_inode=there)
-    return [replace(move_of(one, place, MoveKind.HIDDEN), hidden=way)]
+    return [Move(kind=MoveKind.PARK, source=place, target=parked, inode=there), move_of(one, place)]
+
+
+def _hides_root(moves: Iterable[Move], *besides: object) -> bool:
+    """Whether the root is renamed until all is done: for a move that parks, or for what changes `besides` the moves."""
+    return any(besides) or any(move.kind is MoveKind.PARK for move in moves)
 
 
 def relinking_move(disk: Disk, prepared: Path, path: Path, points_to: str) -> Move:
@@ -267,7 +272,7 @@ def prepare_undo(
     moves: list[Move] = []
     for name in reversed(data["abandoned"]):
         if name in newer:
-            moves += swap_moves(root, back_dir / name, root / name, workspace, disk, leftover=own_dir / name)
+            moves += swap_moves(back_dir / name, root / name, workspace, disk, leftover=own_dir / name)
         else:
             moves.append(move_of(back_dir / name, root / name))
     moves += [move_of(root / name, own_dir / name) for name in newer if name not in data["abandoned"]]
@@ -277,9 +282,9 @@ def prepare_undo(
         name = copy["name"]
         leftover = own_dir / name if name in overwritten else workspace / "trash" / name
         disk.make_directory(leftover.parent)
-        moves += swap_moves(root, back_dir / name, root / name, workspace, disk, leftover=leftover)
+        moves += swap_moves(back_dir / name, root / name, workspace, disk, leftover=leftover)
     if source != place or files:
-        moves += _reinstall(data, root, twin, place, source, back_dir, workspace, disk)
+        moves += _reinstall(data, twin, place, source, back_dir, workspace, disk)
     if newer:
         disk.make_directory(own_dir)
     configs = data.get("configs") or ()
@@ -301,7 +306,7 @@ def prepare_undo(
         receipt_kind=Verb.UNDO.receipt,
         moves=tuple(moves),
         patched=tuple(file.backwards() for file in patched),
-        hides_root=bool(patched or configs),
+        hides_root=_hides_root(moves, patched, configs),
         place=str(place),
         final=str(restored),
         twin=str(twin),
@@ -327,7 +332,6 @@ def prepare_undo(
 
 def _reinstall(
     data: Mapping[str, Any],
-    root: Path,
     twin: Path,
     place: Path,
     source: Path,
@@ -337,14 +341,14 @@ def _reinstall(
 ) -> list[Move]:
     """Undo `_install`."""
     if source == place:
-        return swap_moves(root, twin, place, workspace, disk, leftover=None)
+        return swap_moves(twin, place, workspace, disk, leftover=None)
     edited = twin != place
     trash = workspace / "trash" / place.name
     if edited:
         disk.make_directory(trash.parent)
     away = trash if edited else source
     if data["displaced"]:
-        moves = swap_moves(root, back_dir / place.name, place, workspace, disk, leftover=away)
+        moves = swap_moves(back_dir / place.name, place, workspace, disk, leftover=away)
     else:
         moves = [move_of(place, away)]
     return [*moves, move_of(twin, source)] if edited else moves

@@ -18,7 +18,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +110,11 @@ def recover_change(
     *,
     record: Record,
     disk: Disk = REAL_DISK,
-    moved: Callable[[Any], Any] = lambda paths: paths,
 ) -> Receipt | None:
     """Finish or revert the transaction that the journalled `intent` began.
 
-    Returns the receipt when it was finished, None when it was reverted. It may be interrupted and repeated. `moved`
-    replaces the paths in what was prepared by those of today, where the directories were moved in between.
+    Returns the receipt when it was finished, None when it was reverted. It may be interrupted and repeated. Raises
+    `StoppedPartWay` where its directories were moved or copied since.
     """
     traces = _Traces.of(intent, data)
     try:
@@ -124,7 +122,9 @@ def recover_change(
             traces.remove(disk)
             record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "reverted"})
             return None
-        receipt = _finish(_read_ready(traces.workspace, moved), traces.workspace, record, disk)
+        prepared = _read_ready(traces.workspace)
+        _refuse_elsewhere(prepared, traces.workspace)
+        receipt = _finish(prepared, traces.workspace, record, disk)
         record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "finished", "receipt": receipt.id})
     except OSError as problem:
         raise StoppedPartWay(
@@ -133,20 +133,34 @@ def recover_change(
     return receipt
 
 
-def _read_ready(workspace: Path, moved: Callable[[Any], Any]) -> Prepared:
-    return Prepared.from_json(moved(json.loads((workspace / READY).read_bytes())))
+def _read_ready(workspace: Path) -> Prepared:
+    return Prepared.from_json(json.loads((workspace / READY).read_bytes()))
 
 
-def remove_leftovers(
-    root: Path, closed: Iterable[str], disk: Disk = REAL_DISK,
-    moved: Callable[[str, Any], Any] = lambda intent, paths: paths,
-) -> int:
+def _is_elsewhere(prepared: Prepared, workspace: Path) -> bool:
+    """Whether the directories were moved or copied since: then its paths are not those here, nor in a copy its inodes."""
+    return Path(prepared.place).parent.parent != workspace.parent
+
+
+def _refuse_elsewhere(prepared: Prepared, workspace: Path) -> None:
+    if _is_elsewhere(prepared, workspace):
+        root = Path(prepared.place).parent
+        raise StoppedPartWay(
+            f"{prepared.intent} was begun in `{root}`, and only there can it be told how far it had come: nothing was changed",
+            remedy="what was moved: move it back, `chronicle recover`, move it again; a copy: `chronicle recover` in the "
+            f"original, copy it again; where that is gone, make the moves listed in `{workspace / READY}` by hand, delete "
+            f"`{workspace}`, and run `chronicle recover`",
+        )
+
+
+def remove_leftovers(root: Path, closed: Iterable[str], disk: Disk = REAL_DISK) -> int:
     """Remove workspaces that closed transactions left behind when they were killed; returns how many."""
     removed = 0
     for intent in closed:
         workspace = workspace_of(root.parent, intent)
-        if (workspace / READY).is_file():
-            _clean(_read_ready(workspace, partial(moved, intent)), workspace, disk)
+        prepared = _read_ready(workspace) if (workspace / READY).is_file() else None
+        if prepared is not None and not _is_elsewhere(prepared, workspace):
+            _clean(prepared, workspace, disk)
             removed += 1
         elif workspace.is_dir():
             _remove_workspace(workspace, disk)

@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import ResumeRefused
 from chronicle.resume.envelope import BreachKind
-from chronicle.resume.envelope.motion import _Life
 from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, differing_ranks, part_of
 from chronicle.resume.memory import Memory, RankDigest
 from tests.guard.flights.bugs import BUGS, FURTHER, play
@@ -29,7 +24,7 @@ from tests.guard.flights.healthy import HEALTHY, play_healthy
 
 ALONE = [name for name, bug in {**BUGS, **FURTHER}.items() if bug.plant is not None and not bug.ranks]
 # the step at which it is told: at once what is asked at every step, in the window after the next save what is not
-SOON = {"lr-by-hand": 61, "untied": 4, "half-in-evaluation": 4, "divisor-lost": 24, "divided-twice": 24, "scaled-twice": 13}
+SOON = {"lr-by-hand": 61, "untied": 4, "half-in-evaluation": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -270,16 +265,6 @@ def test_empty_sparse_and_absent_tensors_have_no_sample() -> None:
     assert [None if row is None else list(row) for row in snapshot.rows()] == [None, None, None, [1.0, 1.0]]
 
 
-def test_a_layer_dies_only_when_chance_cannot_explain_it() -> None:
-    """A layer that is dropped every fifth time never dies; one that was alive 200 times dies after a few zeros."""
-    dropped, alive = _Life(), _Life()
-    assert not any(dropped.see(look % 5 == 0, look) for look in range(1000))
-    assert not any(alive.see(False, look) for look in range(200))
-    died = [look for look in range(200, 220) if alive.see(True, look)]
-    assert 202 <= died[0] <= 206
-    assert alive.since == 200
-
-
 # ---- a part that fails -----------------------------------------------------------------------------------------------
 
 
@@ -309,7 +294,7 @@ def test_a_fault_of_the_envelope_is_recorded_and_training_goes_on(
     assert "planted" in flight.error
     assert run.session.envelope.off
     assert not any(p._backward_hooks for p in model.parameters())  # type: ignore[attr-defined]
-    assert set(model._forward_hooks) == {run.session.batches._handles[1].id}, "only that of the batches"
+    assert not model._forward_hooks
 
 
 def test_losses_are_the_same_with_and_without_the_envelope(tmp_path: Path) -> None:
@@ -426,74 +411,3 @@ def test_a_rollback_of_a_spoilt_run_goes_to_a_sound_save() -> None:
     proposal = propose([breach], saves)
     assert proposal is not None
     assert (proposal.target_step, proposal.before_step) == (20, 40)
-
-
-def accumulate(folder: Path, factor: float, passes: int, resume: bool) -> list[str]:
-    """A launch with dropout that accumulates, and saves after ten steps; what it is told."""
-    torch.manual_seed(0)
-    model = network(dropout=0.1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    run = attached(folder, model, optimizer, accumulation=passes)
-    if resume:
-        state = torch.load(folder / "state.pt", weights_only=False)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for _ in range(10):
-        optimizer.zero_grad()
-        for _ in range(passes):
-            (loss_of(model) * factor).backward()
-        optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "state.pt")
-    run.session.envelope.end()
-    return [kind.value for kind in run.session.envelope.log.told]
-
-
-@pytest.mark.parametrize(("factor", "told"), [(1 / 4, []), (1.0, ["loss-factor-changed"])])
-def test_divisor_that_a_resume_lost_is_told_though_dropout_is_random(tmp_path: Path, factor: float, told: list[str]) -> None:
-    """The gradient cannot be compared, but the checkpoint says how its loss was divided."""
-    assert accumulate(tmp_path, 1 / 4, 4, resume=False) == []
-    assert accumulate(tmp_path, factor, 4, resume=True) == told
-
-
-CLIPPED = """
-import sys, torch, deepspeed, chronicle
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-deepspeed.init_distributed("gloo", verbose=False)
-for stage in (0, 1, 2):
-    for broken in (False, True):
-        config = {"train_batch_size": 4, "gradient_clipping": 0.1, "zero_optimization": {"stage": stage},
-                  "zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-        chronicle.guard(engine, run_dir=sys.argv[1] + f"/{stage}-{broken}")
-        if broken and stage:
-            engine.optimizer.unscale_and_clip_grads = lambda *args, **kwargs: None
-        elif broken:
-            engine.clip_fp32_gradients = lambda: None
-        for _ in range(4):
-            engine.backward((engine(5 * torch.randn(4, 4)) - 3).square().mean())
-            engine.step()
-        session = engine.chronicle
-        session.envelope._later.run(wait=True)
-        print("TOLD", stage, broken, [kind.value for kind in session.envelope.log.told], session.faults.found, flush=True)
-        engine.destroy()
-"""
-
-
-@pytest.mark.slow
-def test_deepspeed_that_does_not_clip_as_configured_is_told(tmp_path: Path) -> None:
-    """A real engine at three stages: the gradients of its inner optimizer are larger than `gradient_clipping`."""
-    (tmp_path / "train.py").write_text(CLIPPED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environ = {**os.environ, "DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_SKIP_CUDA_CHECK": "1"}
-    words = [sys.executable, "train.py", str(tmp_path / "logs")]
-    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    told = [line for line in done.stdout.splitlines() if line.startswith("TOLD")]
-    wanted = {False: "[]", True: "['clipping-not-done']"}
-    cases = [(stage, broken) for stage in (0, 1, 2) for broken in (False, True)]
-    assert told == [f"TOLD {stage} {broken} {wanted[broken]} []" for stage, broken in cases], done.stderr

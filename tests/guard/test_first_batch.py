@@ -8,24 +8,20 @@ import pytest
 import torch
 
 import chronicle
-from chronicle.resume.batch_reader import TrainerSays, check_revisions, read_plan, read_rows
+from chronicle.resume.batch_reader import check_revisions, read_rows
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_batch import (
     IGNORED,
     RowSetting,
-    TokenizerFacts,
     TokenRow,
     find_in_batch,
-    find_markers,
     format_batch,
     tell_batch,
 )
 from chronicle.resume.horizon import LrCurve, find_in_plan
 
 BOS, EOS, PAD = 0, 1, 2
-WORDS = TokenizerFacts(bos=BOS, pad=PAD, ends=frozenset({EOS}), specials=frozenset({BOS, EOS, PAD}), adds_bos=True)
-CAUSAL = RowSetting(shifts_labels=True, num_embeddings=100)
+CAUSAL = RowSetting(shifts_labels=True, pad=PAD, eos=EOS)
 
 
 def row(prompt: int, answer: int, *, pad: int = 0, seed: int = 0, **changes: Any) -> TokenRow:
@@ -42,8 +38,8 @@ def rows(count: int = 4) -> list[TokenRow]:
     return [row(5, 4 + n, pad=count - n, seed=n) for n in range(count)]
 
 
-def names(batch: list[TokenRow], words: TokenizerFacts = WORDS, setting: RowSetting = CAUSAL) -> list[str]:
-    return [finding.name for finding in find_in_batch(batch, words, setting)]
+def names(batch: list[TokenRow]) -> list[str]:
+    return [finding.name for finding in find_in_batch(batch, CAUSAL)]
 
 
 def with_labels(change: Any) -> list[TokenRow]:
@@ -61,26 +57,12 @@ def test_healthy_rows_have_no_findings() -> None:
         ("all-labels-masked", with_labels(lambda one: [IGNORED] * len(one.ids))),
         ("padding-trained", with_labels(lambda one: one.ids)),
         ("labels-shifted-twice", with_labels(lambda one: [*one.ids[1:], IGNORED])),
-        ("labels-of-other-text", with_labels(lambda one: [90 - i for i in one.ids])),
         ("eos-not-trained", with_labels(lambda one: [IGNORED if i in (EOS, PAD) else i for i in one.ids])),
-        ("mask-upside-down", with_labels(lambda one: [*one.ids[:6], *[IGNORED] * (len(one.ids) - 6)])),
         ("rows-repeated", [rows()[0]] * 4),
-        ("bos-doubled", [row(5, 4, seed=n, ids=(BOS, BOS, *range(20 + n, 29 + n))) for n in range(4)]),
-        ("bos-missing", [TokenRow(ids=(*range(20 + n, 29 + n), EOS)) for n in range(4)]),
-        ("id-without-embedding", [TokenRow(ids=(BOS, 100, EOS))]),
     ],
 )
 def test_planted_fault_is_found(finding: str, batch: list[TokenRow]) -> None:
     assert finding in names(batch)
-
-
-def test_rows_that_differ_in_their_mask_are_found_and_packed_rows_are_not() -> None:
-    mixed = [*rows(3), TokenRow(ids=rows()[0].ids, labels=rows()[0].ids, attended=rows()[0].attended)]
-    assert "prompt-trained-in-some" in names(mixed)
-    whole = [TokenRow(ids=one.ids, labels=tuple(PAD * 0 + (i if i != PAD else IGNORED) for i in one.ids)) for one in rows()]
-    assert names(whole) == []
-    assert names(whole, setting=RowSetting(shifts_labels=True, has_prompts=True)) == ["prompt-trained"]
-    assert names(whole, setting=RowSetting(shifts_labels=True, has_prompts=True, packed=True)) == []
 
 
 def test_labels_of_a_decoder_are_a_text_of_their_own_also_where_they_are_as_long_as_the_inputs() -> None:
@@ -89,37 +71,20 @@ def test_labels_of_a_decoder_are_a_text_of_their_own_also_where_they_are_as_long
 
     inputs = {"input_ids": torch.full((2, 8), 20), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
     padded = torch.tensor([[11, 12, 13, EOS, PAD, PAD, PAD, PAD], [14, 15, EOS, PAD, PAD, PAD, PAD, PAD]])
-    words, setting = TokenizerFacts(pad=PAD, ends=frozenset({EOS})), RowSetting()
-    forgotten, _ = read_rows((), inputs | {"labels": padded}, apart=True)
-    assert [one.name for one in find_in_batch(forgotten, words, setting)] == ["padding-trained"]
-    masked, _ = read_rows((), inputs | {"labels": padded.masked_fill(padded == PAD, IGNORED)}, apart=True)
-    assert find_in_batch(masked, words, setting) == []
-
-
-def test_every_row_cut_needs_the_length_at_which_it_was_cut() -> None:
-    cut = [TokenRow(ids=one.ids[:8], labels=one.labels[:8]) for one in rows() if one.labels]
-    assert names(cut) == []  # blocks of one length, as a language model is trained on
-    assert names(cut, setting=RowSetting(shifts_labels=True, max_length=8)) == ["every-row-cut"]
-
-
-def test_marker_is_foreign_unless_it_is_one_token_or_written_out_by_its_own_template() -> None:
-    assert find_markers("a <|im_start|>user b<|im_end|> [INST] <b> </s>") == ("<|im_start|>", "<|im_end|>", "[INST]", "</s>")
-    pieces = {"[INST]": 4, "<|im_start|>": 6}
-    assert names(rows(), TokenizerFacts(pieces=pieces)) == ["foreign-template"]
-    assert names(rows(), TokenizerFacts(pieces={"[INST]": 4}, template="{{ bos_token }} [INST]")) == []
-    zephyr = TokenizerFacts(pieces={"<|user|>": 5}, template="<|user|> {{ eos_token }}", template_fits=True)
-    assert names(rows(), zephyr) == []
-    other = TokenizerFacts(pieces={"<|im_end|>": 6}, template="<|im_end|>", template_fits=False)
-    assert names(rows(), other) == ["foreign-template"]
+    setting = RowSetting(pad=PAD, eos=EOS)
+    forgotten = read_rows((), inputs | {"labels": padded}, apart=True)
+    assert [one.name for one in find_in_batch(forgotten, setting)] == ["padding-trained"]
+    masked = read_rows((), inputs | {"labels": padded.masked_fill(padded == PAD, IGNORED)}, apart=True)
+    assert find_in_batch(masked, setting) == []
 
 
 def test_three_rows_are_shown_with_what_is_masked_and_without_text_where_it_is_kept_out() -> None:
-    told = tell_batch(rows(), WORDS, lambda ids: " ".join(str(one) for one in ids))
+    told = tell_batch(rows(), CAUSAL, lambda ids: " ".join(str(one) for one in ids))
     assert (told["num_rows"], len(told["rows"]), told["num_copies"]) == (4, 3, 0)
     assert [part["kind"] for part in told["rows"][0]["parts"]] == ["masked", "trained", "padding"]
     assert told["rows"][0]["parts"][0]["text"].startswith("0 10 13")
     assert "masked     6" in format_batch(told)[2]
-    assert "text" not in json.dumps(tell_batch(rows(), WORDS, None))
+    assert "text" not in json.dumps(tell_batch(rows(), CAUSAL, None))
 
 
 def ramp(warmup: int, total: int, planned: int) -> tuple[float, ...]:
@@ -130,11 +95,8 @@ def ramp(warmup: int, total: int, planned: int) -> tuple[float, ...]:
     ("finding", "plan"),
     [
         ("lr-zero", LrCurve(lrs=(0.0,) * 40, planned=40)),
-        ("no-warm-up", LrCurve(lrs=(1.0,) * 40, planned=40, asked_warmup=10)),
         ("warm-up-never-ends", LrCurve(lrs=ramp(80, 400, 40), planned=40, accumulation=8)),
-        ("warm-up-length", LrCurve(lrs=ramp(16, 160, 40), planned=40, asked_warmup=4, accumulation=4)),
         ("lr-ends-early", LrCurve(lrs=ramp(1, 10, 40), planned=40, accumulation=4)),
-        ("lr-plan-too-long", LrCurve(lrs=ramp(4, 160, 40), planned=40, accumulation=4, horizon=160)),
     ],
 )
 def test_fault_of_the_plan_is_found(finding: str, plan: LrCurve) -> None:
@@ -144,26 +106,16 @@ def test_fault_of_the_plan_is_found(finding: str, plan: LrCurve) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        LrCurve(lrs=ramp(4, 40, 40), planned=40, asked_warmup=4, accumulation=4, horizon=40),
+        LrCurve(lrs=ramp(4, 40, 40), planned=40, accumulation=4, horizon=40),
         LrCurve(lrs=(1.0,) * 40, planned=40),
         LrCurve(lrs=ramp(0, 40, 40), planned=40),
-        LrCurve(lrs=ramp(4, 60, 40), planned=40, asked_warmup=4, horizon=60, accumulation=4),  # a longer run is planned
-        LrCurve(lrs=(1.0, 2.0, 3.0), planned=3, asked_warmup=3),  # too short to have a shape
+        LrCurve(lrs=ramp(4, 60, 40), planned=40, horizon=60, accumulation=4),  # a longer run is planned
+        LrCurve(lrs=(1.0, 2.0, 3.0), planned=3),  # too short to have a shape
         LrCurve(lrs=()),
     ],
 )
 def test_healthy_plan_has_no_findings(plan: LrCurve) -> None:
     assert find_in_plan(plan) == []
-
-
-def test_warm_up_in_the_optimizers_own_step_is_one() -> None:
-    """A schedule-free optimizer ramps its rate inside of its step; its groups hold the length, and the LR stands still."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
-    says = TrainerSays(planned=40, asked_warmup=10)
-    live = LiveState(models=(), optimizers=(optimizer,))
-    assert [one.name for one in find_in_plan(read_plan(live, says))] == ["no-warm-up"]
-    optimizer.param_groups[0]["warmup_steps"] = 10
-    assert find_in_plan(read_plan(live, says)) == []
 
 
 def test_other_revision_is_noted_and_an_unknown_one_is_not_claimed() -> None:

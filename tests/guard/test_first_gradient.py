@@ -421,22 +421,6 @@ def test_a_step_without_any_gradient_is_refused(tmp_path: Path, run_dir: Path) -
     assert [check.name for check in refusal.value.checks] == [NAME]
 
 
-def test_generators_seeded_in_the_middle_are_told(tmp_path: Path, run_dir: Path) -> None:
-    first = Loop(run_dir, dropout=0.3)
-    torch.rand(5_000)  # as many numbers as a larger model draws
-    first.train(6).save(tmp_path / "step.pt")
-    generator = torch.get_rng_state()
-    first.train(8)
-    again = Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt")
-    torch.set_rng_state(generator)
-    again.train(3)
-    assert not breaches(run_dir)
-    _seed(again)
-    again.train(3)
-    [(onset, text)] = breaches(run_dir)
-    assert (onset, "torch was seeded with 3" in text) == (10, True)
-
-
 def test_an_average_that_follows_less_often_is_told(tmp_path: Path, run_dir: Path) -> None:
     def build() -> tuple[Loop, Any]:
         loop = Loop(None)
@@ -463,43 +447,6 @@ def test_an_average_that_follows_less_often_is_told(tmp_path: Path, run_dir: Pat
         found = breaches(run_dir)
         assert len(found) == (every == 4)
     assert "moved the averages" in found[0][1]
-
-
-def test_torch_seeded_after_the_load_is_noted(tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = Loop(run_dir, dropout=0.3)
-    torch.rand(5_000)  # as many numbers as a larger model draws
-    first.train(6).save(tmp_path / "step.pt")
-    generator = torch.get_rng_state()
-    for seeds in (False, True):
-        again = Loop(run_dir, dropout=0.3)
-        torch.rand(5_000)
-        again.load(tmp_path / "step.pt")
-        torch.set_rng_state(generator)
-        if seeds:
-            _seed(again)
-        capsys.readouterr()
-        again.train(1)
-        assert ("noted: seed: torch was seeded with 3 after the load" in capsys.readouterr().err) == seeds
-
-
-def test_a_seed_that_the_first_pass_set_too_is_not_noted(
-    tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = Loop(run_dir, dropout=0.3)
-    torch.rand(5_000)
-    first.train(6).save(tmp_path / "step.pt")
-    generator = torch.get_rng_state()
-    _seed(first)
-    first.train(3)
-    again = Loop(run_dir, dropout=0.3)
-    torch.rand(5_000)
-    again.load(tmp_path / "step.pt")
-    torch.set_rng_state(generator)
-    _seed(again)
-    capsys.readouterr()
-    again.train(4)
-    assert "seed" not in capsys.readouterr().err
-    assert not breaches(run_dir)
 
 
 def test_zeros_in_one_pass_and_no_gradient_in_the_other_end_the_comparison() -> None:

@@ -16,7 +16,7 @@ from benchmarks.replay.causes import digests
 from chronicle.latest import pointers_to
 from chronicle.replay.compared import compare_prints
 from chronicle.replay.inside import Spec, rewind
-from chronicle.replay.places import made_since_start, own_places
+from chronicle.replay.places import own_places
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, judge_replay
 from chronicle.resume.ring import SeenParts
 from rollback.checkpoint.listing import open_checkpoint
@@ -86,22 +86,6 @@ def test_a_state_file_that_nobody_named_is_found_and_is_not_there_at_the_beginni
 
 
 @pytest.mark.slow
-def test_a_scripts_note_of_its_newest_state_names_the_one_to_begin_with_or_is_not_there(tmp_path: Path) -> None:
-    """`ck/newest` holds a number: without the states that it names the script would end with an error."""
-    edits = (("import chronicle", "import chronicle\nos.makedirs('ck', exist_ok=True)"), ('"state.pt"):', '"ck/newest"):'),
-             ('torch.load("state.pt"', 'torch.load(f"ck/state-{open(\'ck/newest\').read()}.pt"'),
-             ('"step": step}, "state.pt")',
-              '"step": step}, f"ck/state-{step}.pt")\n        open("ck/newest", "w").write(str(step))'))
-    record(tmp_path, "seeded", edits=edits)
-    for step, start in (("3", 0), ("13", 10)):
-        told = chronicle(tmp_path, "replay", step, "--json")
-        found = json.loads(told.stdout or "{}")
-        assert (found.get("verdict"), found.get("start")) == ("reproduced", start), told.stdout + told.stderr
-    assert any("ck/newest` says '20', which was saved later" in words for words in found["evidence"])
-    assert (tmp_path / "ck/newest").read_text() == "20"
-
-
-@pytest.mark.slow
 def test_weights_that_nobody_seeded_are_named_where_a_launch_begins(tmp_path: Path) -> None:
     record(tmp_path)
     found = json.loads(chronicle(tmp_path, "replay", "3", "--json").stdout)
@@ -140,16 +124,6 @@ def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_run
     assert own_places(tmp_path / "logs", [tmp_path / "ck"], tmp_path) == (tmp_path / "logs", tmp_path / "ck")
 
 
-def test_what_came_into_the_directory_while_the_launch_ran_is_told(tmp_path: Path) -> None:
-    (tmp_path / "data.pt").write_bytes(b"rows")
-    for name in ("state.pt", "later.py", "logs"):
-        (tmp_path / name).write_bytes(b"x")
-    now = os.stat(tmp_path / "state.pt").st_mtime
-    found = made_since_start(tmp_path, ["data.pt"], [tmp_path / "logs"], now - 60, now + 60)
-    assert found == (tmp_path / "state.pt",)
-    assert made_since_start(tmp_path, ["data.pt"], [], now - 60, now - 30) == ()
-
-
 def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path) -> None:
     for name, step in (("epoch=0-step=4", 4), ("epoch=0-step=8", 8), ("last", 8)):
         rest = {"optimizer_states": [], "lr_schedulers": [], "loops": {}, "pytorch-lightning_version": "2.6.0"}
@@ -166,7 +140,7 @@ def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path)
 
 def test_what_is_hidden_goes_by_the_step_of_a_checkpoint_and_not_by_the_number_in_its_name(tmp_path: Path) -> None:
     """A generator's turns in the name, three steps of a critic each."""
-    noted(tmp_path, (2, 3), {}, name="gan-{}.pt")
+    saved_at(tmp_path, (2, 3), name="gan-{}.pt")
     saved = {str(tmp_path / f"gan-{number}.pt"): 3 * number for number in (2, 3)}
     rewind(tmp_path, replace(spec_of(tmp_path, str(tmp_path / "gan-2.pt"), 6), saved=saved))
     assert os.listdir(tmp_path) == ["gan-2.pt"]
@@ -189,8 +163,8 @@ def test_a_command_that_names_its_checkpoint_gets_a_verdict(tmp_path: Path) -> N
     assert (found["verdict"], found["start"]) == ("state differs", 20), found
 
 
-def noted(root: Path, steps: Sequence[int], notes: dict[str, str], name: str = "step-{}.pt") -> None:
-    """States of these steps, and beside them a script's own notes."""
+def saved_at(root: Path, steps: Sequence[int], name: str = "step-{}.pt") -> None:
+    """States of these steps."""
     for step in steps:
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.AdamW([parameter])
@@ -198,46 +172,12 @@ def noted(root: Path, steps: Sequence[int], notes: dict[str, str], name: str = "
             parameter.grad = torch.zeros(1)
             optimizer.step()
         torch.save({"model": {"w": parameter.data}, "optimizer": optimizer.state_dict()}, root / name.format(step))
-    for file, text in notes.items():
-        (root / file).write_text(text)
-
-
-def test_a_scripts_own_note_of_the_newest_names_the_one_to_begin_with(tmp_path: Path) -> None:
-    says = {"newest": "step-8.pt\n", "stem": "step-8", "number": "8", "padded": "000008\n", "path": "ck/step-8.pt",
-            "full": str(tmp_path / "ck/step-8.pt"), "one.json": '{"latest": "step-8.pt", "step": 8}'}  # fmt: skip
-    (tmp_path / "ck").mkdir()
-    noted(tmp_path / "ck", (4, 8), says)
-    told = rewind(tmp_path / "ck", spec_of(tmp_path / "ck", str(tmp_path / "ck/step-4.pt"), 4))
-    after = {name: text.replace("step-8", "step-4") for name, text in says.items()}
-    after |= {"number": "4", "padded": "000004\n", "one.json": '{"latest": "step-4.pt", "step": 4}'}
-    assert {name: (tmp_path / "ck" / name).read_text() for name in says} == after
-    assert len(told) == len(says) and all("in the replay it says" in words for words in told)
-
-
-def test_a_note_whose_meaning_is_not_certain_is_left_as_it_is_and_said(tmp_path: Path) -> None:
-    says = {"other": "step-6.pt", "part.json": '{"step": 8, "epoch": 2}', "two.txt": "best: step-8.pt", "old": "8"}
-    unsaid = {"early": "step-4.pt", "12": "12", "seed": "7", "words.txt": "rows of the data", "list.json": "[8]"}
-    noted(tmp_path, (4, 6, 8), says | unsaid)
-    os.utime(tmp_path / "old", (1, 1))
-    told = rewind(tmp_path, spec_of(tmp_path, str(tmp_path / "step-4.pt"), 4))
-    assert {name: (tmp_path / name).read_text() for name in says | unsaid} == says | unsaid
-    assert [words.split("`")[1] for words in told] == sorted(str(tmp_path / name) for name in says)
-
-
-def test_a_number_that_means_a_step_and_a_name_is_left_as_it_is(tmp_path: Path) -> None:
-    """`save-8` is of step 4, and step 8 is in `save-16`."""
-    for number in (4, 8, 16):
-        noted(tmp_path, (number // 2,), {}, name=f"save-{number}.pt")
-    (tmp_path / "newest").write_text("8")
-    (tmp_path / "counted").write_text("16")
-    told = rewind(tmp_path, spec_of(tmp_path, str(tmp_path / "save-4.pt"), 2))
-    assert ((tmp_path / "newest").read_text(), (tmp_path / "counted").read_text()) == ("8", "4")
-    assert ["left as it is" in words for words in told] == [False, True]
 
 
 def test_a_pointer_with_the_number_of_a_name_gets_that_of_the_other_name(tmp_path: Path) -> None:
     """`batch-8` is of step 4."""
-    noted(tmp_path, (4,), {"latest": "16"})
+    saved_at(tmp_path, (4,))
+    (tmp_path / "latest").write_text("16")
     newest = replace(open_checkpoint(tmp_path / "step-4.pt"), path=tmp_path / "batch-8")
     assert [one.after for one in pointers_to(tmp_path, {"batch-16"}, newest)] == ["8"]
     (tmp_path / "latest").write_text("0016")

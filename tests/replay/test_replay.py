@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay.causes import HELPERS, OBJECTIVE, TRAIN, digests
-from benchmarks.replay.planting import fault, plant, plant_for_good
+from benchmarks.replay.planting import fault, plant
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 
@@ -71,9 +71,6 @@ def test_recorded_steps_are_reproduced_and_nothing_of_the_run_changes(recorded: 
     found = json.loads(done.stdout)
     assert (found["verdict"], found["start"], found["compared"]) == ("reproduced", 20, 2)
     assert {"batch", "gradient", "weights", "torch", "options", "loss"} <= set(found["parts"])
-    shown = "\n".join(found["evidence"])
-    assert "batch of step 22: 4 rows" in shown
-    assert "(cross_entropy; it gave the logged loss)" in shown
     after = digests(recorded)
     assert {path: after.get(path) for path in before} == before
     assert all("/journal" in path or path.endswith("run.json") for path in after.keys() - before.keys())
@@ -215,28 +212,3 @@ def test_what_a_server_said_is_unexplained(recorded: Path, tmp_path: Path) -> No
         found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
     assert found["verdict"] == "unexplained", found
     assert any("answers of the network" in words for words in found["evidence"])
-
-
-@pytest.mark.slow
-def test_a_self_test_says_before_the_launch_whether_two_launches_are_equal(recorded: Path, tmp_path: Path) -> None:
-    for name in ("train.py", "objective.py", "helpers.py", "data.pt"):
-        (tmp_path / name).write_bytes((recorded / name).read_bytes())
-    done = chronicle(tmp_path, "run", "--self-test", "3", "--", sys.executable, "train.py", "4")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "self-test: reproduced: 3 steps of two launches are equal (batch, gradient, loss" in done.stderr
-    assert [path.name for path in (tmp_path / "logs" / "small" / "launches").iterdir()] == ["0001"]
-    plant_for_good(tmp_path, fault("kernel", 0, 7))
-    again = chronicle(tmp_path, "run", "--self-test", "6", "--", sys.executable, "train.py", "8")
-    assert again.returncode == 0, again.stderr[-2000:]
-    assert "self-test: not deterministic: two launches disagree at step " in again.stderr
-    assert "from equal input" in again.stderr
-    starts = read_journal(RunPaths(tmp_path / "logs" / "small")).of_kind("launch.start")
-    assert [entry.data["self_test"].split(":")[0] for entry in starts] == ["reproduced", "not deterministic"]
-
-
-@pytest.mark.slow
-def test_a_self_test_that_cannot_be_played_keeps_no_launch_from_starting(recorded: Path, tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text("print('no guard here')\n")
-    done = chronicle(tmp_path, "run", "--self-test", "2", "--", sys.executable, "plain.py")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "self-test: not compared: " in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollback.disk.content import sha256_of, sha256_unchanged
-from rollback.disk.durable import Disk, link_over, write_atomic
+from rollback.disk.durable import Disk, write_atomic
 from tests.rollback.disks import DyingDisk, FailingDisk, Killed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -80,16 +80,6 @@ def test_no_other_module_replaces_files_or_clones_blocks_by_hand() -> None:
         if BY_HAND.search(path.read_text(encoding="utf-8"))
     ]
     assert sorted(found) == ["chronicle/journal/writer.py", "chronicle/launch/output.py", "rollback/disk/durable.py"]
-
-
-def test_second_link_to_the_same_place_is_made_too(tmp_path: Path) -> None:
-    source, target = tmp_path / "a", tmp_path / "b"
-    source.write_bytes(b"1")
-    for _ in range(2):
-        target.unlink(missing_ok=True)
-        target.write_bytes(b"2")
-        link_over(source, target)
-        assert target.samefile(source)
 
 
 def test_a_file_is_hashed_once_while_its_inode_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,14 +124,14 @@ MADE = [keras, orbax, peft, nemo, nemo2, nanochat, safetensors]
 @pytest.mark.parametrize(
     ("make", "name", "shown"),
     [
-        (keras, "keras", ("AdamW", "CosineDecay", "3.15.1", "model.weights.h5")),
-        (orbax, "orbax", ("step 20", "default arrays", "OCDBT")),
-        (peft, "peft adapter", ("LORA", "an adapter's weights", "weights alone")),
-        (nemo, "nemo", ("model_config.yaml 17", "model_weights.ckpt 5000")),
+        (keras, "keras", ("model.weights.h5", "its LR is not edited")),
+        (orbax, "orbax", ("step 20", "OCDBT")),
+        (peft, "peft adapter", ("weights alone",)),
+        (nemo, "nemo", ("an archive of weights and config",)),
         (nemo2, "nemo 2", ("step 400", "weights and context")),
         (torchtune, "torchtune", ("2e-05", "epochs_run", "recipe_state/recipe_state.pt")),
         (nanochat, "nanochat", ("step 200", "matrix_lr", "2e-05", "100, 200")),
-        (safetensors, "safetensors", ("an optimizer's state",)),
+        (safetensors, "safetensors", ("tensors alone",)),
     ],
 )
 def test_each_is_named_read_and_sound(
@@ -166,7 +166,6 @@ def test_a_rollback_to_it_is_refused_by_name(
         (keras, "cut", ""),
         (orbax, "default/manifest.ocdbt", "`default/manifest.ocdbt` is missing"),
         (peft, "adapter_model.safetensors cut", "truncated"),
-        (nemo, "cut", "not a whole tar archive"),
         (nemo2, "weights/.metadata", "weights/.metadata"),
         (torchtune, "recipe_state/recipe_state.pt cut", ""),
         (nanochat, "optim_000200_rank0.pt", "step 200 cannot be resumed"),
@@ -183,7 +182,7 @@ def test_damage_is_found(make: Callable[[Path], Path], harm: str, words: str, tm
         at = raw.index(bytes(range(100, 120)))
         target.write_bytes(raw[:at] + b"\xff" + raw[at + 1 :])
     elif cut == "cut":
-        target.write_bytes(raw[: len(raw) * 2 // 3 if make is not nemo else 700])
+        target.write_bytes(raw[: len(raw) * 2 // 3])
     else:
         target.unlink()
     found = errors(path)
@@ -191,7 +190,7 @@ def test_damage_is_found(make: Callable[[Path], Path], harm: str, words: str, tm
 
 
 def test_what_is_not_read_is_said_and_not_called_absent(tmp_path: Path) -> None:
-    for make in (keras, orbax, nemo2):
+    for make in (keras, orbax, nemo, nemo2):
         found = verify_checkpoint(open_checkpoint(make(tmp_path), count_steps=False))
         said = next(f.message for f in found if f.check == "F6")
         assert said.endswith("not read: nothing is known of the optimizer's state")
@@ -233,7 +232,7 @@ def test_keras_own_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     model = module.Sequential([module.layers.Input((4,)), module.layers.Dense(2)])
     model.compile(optimizer=module.optimizers.AdamW(learning_rate=1e-3), loss="mse")
     model.save(tmp_path / "m.keras")
-    assert read_state(tmp_path / "m.keras").config["optimizer"] == "AdamW" and errors(tmp_path / "m.keras") == []
+    assert open_checkpoint(tmp_path / "m.keras").format == "keras" and errors(tmp_path / "m.keras") == []
 
 
 @pytest.mark.slow
@@ -243,7 +242,7 @@ def test_orbax_own_save(tmp_path: Path) -> None:
         manager.save(20, args=module.args.StandardSave({"w": torch.ones(4).numpy(), "step": 20}))
         manager.wait_until_finished()
     (found,) = list_checkpoints(tmp_path / "c")
-    assert (found.format, found.step, read_state(found).config["default arrays"], errors(found.path)) == ("orbax", 20, 2, [])
+    assert (found.format, found.step, errors(found.path)) == ("orbax", 20, [])
 
 
 @pytest.mark.slow
@@ -254,7 +253,7 @@ def test_peft_own_save(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
     model = module.get_peft_model(LlamaForCausalLM(LlamaConfig(**sizes)), module.LoraConfig(r=2, target_modules=["q_proj"]))
     model.save_pretrained(tmp_path / "a")
-    assert read_state(tmp_path / "a").config["peft_type"] == "LORA" and errors(tmp_path / "a") == []
+    assert open_checkpoint(tmp_path / "a").format == "peft adapter" and errors(tmp_path / "a") == []
 
 
 @pytest.mark.slow

@@ -185,10 +185,17 @@ class Google(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Served(ThreadingHTTPServer):
+    """Says nothing of a client that hangs up before it has read the answer."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing on the screen."""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The server's address."""
-    served = ThreadingHTTPServer(("127.0.0.1", 0), Google)
+    served = Served(("127.0.0.1", 0), Google)
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_address[1]}"
     served.shutdown()
@@ -333,7 +340,7 @@ def test_a_store_that_ignores_conditions_is_refused(
     assert objects() == before and entries()[-1] == "recover.receipt"
 
 
-@pytest.mark.parametrize("where", ["optimizer.bin", "model.safetensors", "chronicle-latest.json"])
+@pytest.mark.parametrize("where", ["uploadType=multipart", "model.safetensors", "chronicle-latest.json"])
 def test_a_write_that_fails_leaves_nothing(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -393,8 +400,7 @@ def test_an_object_that_changes_after_the_plan_is_not_copied(
     assert "after the plan was made" in capsys.readouterr().err and objects() == before
 
 
-def test_large_objects_go_in_parts_and_a_copy_is_compared(empty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_PART_BYTES", 5 * 2**20)
+def test_large_objects_are_created_once_and_a_copy_is_compared(empty: None, tmp_path: Path) -> None:
     content = bytes(range(256)) * (12 * 2**12)
     path = tmp_path / "large"
     path.write_bytes(content)
@@ -406,12 +412,11 @@ def test_large_objects_go_in_parts_and_a_copy_is_compared(empty: None, tmp_path:
         bucket.upload(path, "gs://runs/r/large")
     generation = bucket.etag("gs://runs/r/large")
     assert generation is not None
-    bucket.copy("gs://runs/r/large", "gs://runs/r/copy", len(content), generation)
+    bucket.copy("gs://runs/r/large", "gs://runs/r/copy")
     assert bucket.has_copy("gs://runs/r/large", "gs://runs/r/copy", len(content), generation)
     put("r/copy", content[:-1] + b"x")
     assert not bucket.has_copy("gs://runs/r/large", "gs://runs/r/copy", len(content), generation)
-    with pytest.raises(remote.Superseded):
-        bucket.copy("gs://runs/r/large", "gs://runs/r/another", len(content), "17")
+    assert not bucket.has_copy("gs://runs/r/large", "gs://runs/r/large", len(content), "17")
 
 
 def test_the_emulator_of_another_hand(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,18 +123,13 @@ def test_forecast_recorded_at_save_is_scaled_when_nothing_can_be_computed() -> N
     assert manual.source is Source.UNKNOWN
 
 
-def test_lrs_that_follow_from_recorded_arguments_are_shown_and_never_promised() -> None:
-    """The next launch may be given other arguments: the guard must not refuse it for LRs that nobody could promise."""
+def test_known_next_lrs_are_promised_with_their_source() -> None:
     made = plan(RollbackRequest(step=500))
     rows = made.expected.next_lrs
     assert rows is not None
     for source in (Source.COMPUTED, Source.STORED):
         contract = replace(made, expected=replace(made.expected, source=source)).contract("R1")
         assert (contract["next_lrs"], contract["next_lrs_source"]) == ([list(row) for row in rows], str(source))
-    configured = replace(made, expected=replace(made.expected, source=Source.CONFIGURED, reason="if unchanged"))
-    contract = configured.contract("R1")
-    assert (contract["next_lrs"], contract["next_lrs_source"]) == (None, "unknown")
-    assert "computed from the recorded arguments" in format_plan(configured)
 
 
 def test_manifest_of_an_edited_checkpoint_tells_the_lrs_that_memory_will_have() -> None:
@@ -151,13 +146,13 @@ def test_a_ratio_is_proved_to_nine_digits() -> None:
     assert isinstance(prove_ratio(None, [{"lr": 1.0}], None, [near], 0.5), Disproof)
 
 
-def test_forecast_from_recorded_arguments_is_named_as_such() -> None:
-    """A lambda is not saved; the Trainer's recorded schedule tells its LRs, as long as nobody changes the arguments."""
+def test_a_function_that_is_not_saved_is_not_foretold_from_arguments() -> None:
+    """A lambda is not saved; arguments that the next launch may be given otherwise foretell nothing. The factor is proved."""
     scheduler = {"base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45], "lr_lambdas": [None, None]}
     state = replace(state_of(checkpoint(500), scheduler), config={"lr_scheduler_type": "linear", "max_steps": 10})
     made = plan(RollbackRequest(step=500, lr_scale=0.5), state=state)
-    assert made.expected.source is Source.CONFIGURED and made.promised_lrs() is None
-    assert made.expected.next_lrs is not None and made.expected.next_lrs[0] == pytest.approx((0.45, 0.225))
+    assert made.expected.source is Source.UNKNOWN and made.contract("R1")["next_lrs"] is None
+    assert made.expected.ratio == 0.5 and made.expected.lrs == pytest.approx((0.45, 0.225))
 
 
 def test_unknown_scheduler_class_is_refused_for_an_lr_and_not_for_a_plain_rollback() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -417,12 +418,12 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("declared", ["--moved", "--fork-of"])
 @pytest.mark.parametrize("stage", ["_publish_ready", "_finish", "_read_back"])
-def test_a_copy_finishes_what_was_open_and_leaves_the_original_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, declared: str
+def test_in_a_copy_what_was_open_is_reverted_or_left_to_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, declared: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed before it was prepared, before its moves, and after them; then copied: every file has another inode.
 
-    The copy ends like the original would. The checkpoint root is not in the project, so its workspace is below no anchor.
+    A move is known by its inode: before the first one all is as it was, later only the original can tell.
     """
     monkeypatch.chdir(tmp_path)
     one, other = tmp_path / "one", tmp_path / "other"
@@ -444,27 +445,30 @@ def test_a_copy_finishes_what_was_open_and_leaves_the_original_alone(
     assert run(["recover", *there]) == 3  # a copy: nobody has said what it is
     words = [declared] if declared == "--moved" else [declared, str(one / "home/p/logs/r")]
     assert run(["init", *words, *there]) == 0
-    assert run(["recover", *there]) == 0
+    taken = picture(other / "data")
+    capsys.readouterr()
+    assert run(["recover", *there]) == (0 if stage == "_publish_ready" else 4)
     assert picture(one) == before
-    edited = (other / root / "checkpoint-10/optimizer.pt").read_bytes() != original
-    assert edited == (stage != "_publish_ready")
-    assert not list((other / root).parent.glob(".chronicle-*"))
-    assert run(["recover", *there]) == 0 and picture(one) == before
-    if edited:
-        assert run(["undo", "--yes", *there]) == 0 and picture(one) == before
-        assert (other / root / "checkpoint-10/optimizer.pt").read_bytes() == original
+    if stage != "_publish_ready":
+        said = capsys.readouterr().err
+        assert "only there can it be told how far it had come" in said and picture(other / "data") == taken
+        (workspace,) = (other / root).parent.glob(".chronicle-*")
+        assert f"delete `{workspace}`" in said and (workspace / "transaction.json").is_file()
+        shutil.rmtree(workspace)  # by hand, where the original is gone
+        assert run(["recover", *there]) == 0
+    assert run(["rollback", "--to", "10", "--dry-run", *there]) == 0 and picture(one) == before
     assert run(["recover", *logs]) == 0  # and the original can still be recovered
+    assert ((one / root / "checkpoint-10/optimizer.pt").read_bytes() != original) == (stage != "_publish_ready")
 
 
-def test_an_open_transaction_moved_with_its_run_is_finished_where_it_lies_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_transaction_that_was_open_when_its_run_was_moved_is_finished_where_it_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What must be read back is listed by path as well."""
     monkeypatch.chdir(tmp_path)
     one, other = tmp_path / "one", tmp_path / "other"
     healthy(one / "checkpoints")
-    state = other / "checkpoints" / "checkpoint-10" / "optimizer.pt"
-    original = (one / "checkpoints" / "checkpoint-10" / "optimizer.pt").read_bytes()
+    state = one / "checkpoints" / "checkpoint-10" / "optimizer.pt"
+    original = state.read_bytes()
     with monkeypatch.context() as patch:
 
         def killed(*_: Any, **__: Any) -> None:
@@ -473,29 +477,10 @@ def test_an_open_transaction_moved_with_its_run_is_finished_where_it_lies_now(
         patch.setattr("rollback.transaction.protocol._finish", killed)
         chronicle(one, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes")
     one.rename(other)
-    assert chronicle(other, "recover") == 0
-    assert state.read_bytes() != original and not one.exists()
-    assert chronicle(other, "undo", "--yes") == 0
+    taken = picture(other / "checkpoints")
+    assert chronicle(other, "recover") == 4 and picture(other / "checkpoints") == taken
+    assert f"was begun in `{one / 'checkpoints'}`" in capsys.readouterr().err
+    other.rename(one)
+    assert chronicle(one, "recover") == 0 and state.read_bytes() != original
+    assert chronicle(one, "undo", "--yes") == 0
     assert state.read_bytes() == original
-
-
-def test_a_fork_does_not_change_a_config_that_it_shares_with_the_original(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A DeepSpeed config outside both: undone in the fork, the original's next launch would read it."""
-    monkeypatch.chdir(tmp_path)
-    one, other, config = tmp_path / "one", tmp_path / "other", tmp_path / "etc" / "ds.json"
-    healthy(one / "checkpoints")
-    config.parent.mkdir()
-    config.write_text("{}")
-    assert chronicle(one, "rollback", "--to", "10", "--yes") == 0
-    receipt = {"root": str(one / "checkpoints"), "entry": "opt_step-10", "configs": [{"path": str(config)}]}
-    with JournalWriter(RunPaths(one / "logs" / "r"), checkpoints=one / "checkpoints") as writer:
-        writer.append("rollback.receipt", step=10, data=receipt)
-    subprocess.run(["cp", "-r", str(one), str(other)], check=True)
-    logs = ["--run", "r", "--logs", str(other / "logs"), "--checkpoints", str(other / "checkpoints")]
-    assert run(["init", "--fork-of", str(one / "logs" / "r"), *logs]) == 0
-    capsys.readouterr()
-    assert chronicle(other, "undo", "--yes") == 3
-    said = capsys.readouterr().err
-    assert str(config) in said and "outside this fork" in said and config.read_text() == "{}"

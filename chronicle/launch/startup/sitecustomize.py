@@ -22,7 +22,6 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 AWAITED = "transformers.trainer_callback"
-MOST_AROUND = 1000  # names in the working directory
 said = []
 
 
@@ -135,12 +134,6 @@ stacks = []  # descriptor and signal
 def note_beginning():
     """Keep what `chronicle/resume/launch_facts.py` cannot know at the first step any more."""
     sys._chronicle_began = time.time()
-    try:
-        here = os.getcwd()
-        names = os.listdir(here)
-        sys._chronicle_around = (here, names if len(names) <= MOST_AROUND else None)
-    except OSError:
-        pass
 
 
 def give_way():

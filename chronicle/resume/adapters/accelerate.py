@@ -234,8 +234,6 @@ def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSessi
 def _prepared(accelerator: Any, session: GuardSession, *_: Any, **__: Any) -> None:
     for model in accelerator._models[:1]:
         session.batches.watch(model)
-        session.envelope.watch(model)
-    session.batches.watch_outputs(accelerator._models[1:])
     for model in accelerator._models:
         if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
             hook_engine_steps(session, model)

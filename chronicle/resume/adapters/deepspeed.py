@@ -28,7 +28,6 @@ def guard_engine(engine: Any, options: Options) -> GuardSession:
     engine.load_checkpoint = _loading(engine.load_checkpoint, session)
     hook_engine_steps(session, engine)
     session.batches.watch(engine.module)
-    session.envelope.watch(engine.module)
     return session
 
 

@@ -46,8 +46,6 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     for session in tuple(_sessions):
         try:
-            if session.engine_steps:
-                session.envelope.inner_step(optimizer)
             if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step(optimizer, session)):
                 session.before_step(optimizer, has_closure=_has_closure(args, kwargs))
                 session.envelope.before_step(optimizer)

@@ -69,7 +69,6 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._session.numbered = lambda: int(trainer.global_step) + 1  # of several optimizers all steps count
         self._session.begins()
         watch_loaders()
-        self._session.envelope.watch(pl_module)
         if not is_wrapped(trainer.save_checkpoint):
             trainer.save_checkpoint = around(trainer.save_checkpoint, after=self._record_save)
 

@@ -65,7 +65,6 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         session = self.session
         session.begins()
         session.batches.watch(parts["model"])
-        session.envelope.watch(parts["model"])
         if not session.off:
             with session.contained("first batch in words"):
                 self._prepare_words(_trainer_of(self))
@@ -142,10 +141,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         args, state, says = self._parts["args"], self._parts["state"], self.session.first_batch.says
         says.tokenizer = says.tokenizer or self._parts.get("processing_class")
         says.planned = int(state.max_steps) if state.max_steps > 0 else None
-        says.asked_warmup = _asked_warmup(args, says.planned)
-        says.max_length = getattr(args, "max_length", None)
         says.apart = has_decoder(self._parts.get("model"))
-        says.packed = bool(getattr(args, "packing", False))
         says.precision = "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32"
         if self.session.ranks.rank == 0:
             says.revisions = revisions_of(says.tokenizer, self._parts.get("model"))
@@ -153,7 +149,6 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             own = getattr(trainer, "compute_loss_func", None)
             self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
         if trainer is not None and "training_step" not in vars(trainer):
-            says.has_prompts = _has_prompts(trainer)
             self._trainer = trainer
             trainer.training_step = self._step_seen(trainer.training_step, says)
 
@@ -294,18 +289,6 @@ def _arguments(args: Any) -> dict[str, Any]:
     """Those of the training arguments that shape loss, gradient or the order of the data."""
     values = vars(args) if hasattr(args, "__dict__") else {}
     return {name: value for name, value in values.items() if SHAPING.search(name) and not NOT_SHAPING.search(name)}
-
-
-def _asked_warmup(args: Any, planned: int | None) -> int | None:
-    """Warm-up steps that the arguments ask for."""
-    steps = getattr(args, "get_warmup_steps", None)
-    return int(steps(planned)) if callable(steps) and planned else None
-
-
-def _has_prompts(trainer: Any) -> bool:
-    """Whether the training data tell prompts from answers."""
-    names = set(getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ())
-    return "completion_mask" in names or {"prompt", "completion"} <= names
 
 
 def _sharding(args: Any) -> str:

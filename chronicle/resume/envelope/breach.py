@@ -19,35 +19,16 @@ class BreachKind(StrEnum):
     NOT_ZEROED = "gradients-not-zeroed"
     ACCUMULATION = "accumulation-not-done"
     CLIPPING = "clipping-not-done"
-    FACTOR = "loss-factor-changed"
     LR = "lr-not-the-schedulers"
     UPDATE = "update-not-as-recorded"
     UNTIED = "weights-not-tied"
     MODE = "mode-changed"
     DTYPE = "dtype-changed"
-    DEAD = "layer-dead"
-    AUTOCAST = "autocast-not-applied"
-    FROZEN = "frozen-layer-trained"
-    EVAL_DROPOUT = "dropout-in-evaluation"
-    EVAL_NORM = "spectral-norm-not-initialised"
-    DATA_ROWS = "rows-of-batch-differ"
-    DATA_REPEATED = "workers-return-equal-batches"
 
 
 # A checkpoint saved in this state is spoilt: it is marked, and no rollback goes to it.
 SPOILT = frozenset((BreachKind.POISONED, BreachKind.REPLICAS))
 NOT_FINITE = frozenset((BreachKind.POISONED, BreachKind.GRADIENTS))  # the last batches are kept
-# A design that is unusual but can be meant: recorded, and not printed.
-NOTICES = frozenset(
-    (
-        BreachKind.FROZEN,
-        BreachKind.EVAL_DROPOUT,
-        BreachKind.EVAL_NORM,
-        BreachKind.DATA_ROWS,
-        BreachKind.DATA_REPEATED,
-        BreachKind.AUTOCAST,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +43,8 @@ class Breach:
 
     @property
     def tier(self) -> str:
-        """`propose` where the weights are spoilt, else `warn`; `notice` where it may be meant."""
-        return "propose" if self.kind in SPOILT else "notice" if self.kind in NOTICES else "warn"
+        """`propose` where the weights are spoilt, else `warn`."""
+        return "propose" if self.kind in SPOILT else "warn"
 
     @property
     def since(self) -> str:
@@ -86,8 +67,7 @@ class BreachLog:
         if breach.kind in self.told:
             return False
         self.told[breach.kind] = breach
-        loud = "" if breach.tier == "notice" else f"{breach.tier}: "
-        title = f"{loud}{breach.kind.value} {breach.since}: {breach.words}"
+        title = f"{breach.tier}: {breach.kind.value} {breach.since}: {breach.words}"
         incident = Incident(
             kind=breach.kind.value,
             tier=breach.tier,
@@ -101,9 +81,8 @@ class BreachLog:
             text=breach.words,
         )
         self._journal.write(incident, step=breach.step, title=title)
-        if breach.tier != "notice":
-            advice = self._way_out(breach)
-            self._journal.say(f"envelope {breach.kind}", title + (f"; {advice}" if advice else ""))
+        advice = self._way_out(breach)
+        self._journal.say(f"envelope {breach.kind}", title + (f"; {advice}" if advice else ""))
         return True
 
     def spoils(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
 from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, find_orphans
-from chronicle.resume.envelope.promises import EngineClipping, Promises
+from chronicle.resume.envelope.promises import Promises
 from chronicle.resume.envelope.samples import (
     DelayedReads,
     Replicas,
@@ -23,7 +23,7 @@ from chronicle.resume.envelope.samples import (
     part_of,
     say_difference,
 )
-from chronicle.resume.envelope.structure import ForwardProbe, PlannedLr, Structure, broken_promises, can_be_hooked
+from chronicle.resume.envelope.structure import PlannedLr, Structure, broken_promises
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
@@ -108,17 +108,13 @@ class Envelope:
         contained: Callable[[str], AbstractContextManager[None]],
         lr_is_ours: Callable[[], bool],
         way_out: Callable[[Breach], str],
-        resumed: Callable[[], bool],
-        first_batches: Callable[[], Sequence[str]],
     ) -> None:
         self._observe, self._step, self._ranks = observe, step, ranks
-        self._share, self._contained, self._lr_is_ours, self._resumed = share, contained, lr_is_ours, resumed
-        self._first_batches = first_batches
+        self._share, self._contained, self._lr_is_ours = share, contained, lr_is_ours
         self.log = BreachLog(journal, way_out)
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self._failed)
-        self._clipping = EngineClipping(self.log.tell, self._later)
         self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
@@ -127,7 +123,6 @@ class Envelope:
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
         self._pulse: _Pulse | None = None
         self._sound: int | None = None  # the last step after which the weights were seen to be finite
-        self._probe: ForwardProbe | None = None
         self._rearm: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have had no window since the last save
         self._replicas: Replicas | None = None
         self._equal_at: int | None = None  # the last step after which the ranks were equal
@@ -136,12 +131,6 @@ class Envelope:
         self.off = False
 
     # ---- called by the session -------------------------------------------------------------------------------------
-
-    def watch(self, model: Any) -> None:
-        """A model is about to be trained: watch its first passes."""
-        if not self.off and self._probe is None and can_be_hooked(model):
-            with self._flying():
-                self._probe = ForwardProbe(model, self._tell, self._resumed, self._batch_size, self._failed)
 
     def before_step(self, optimizer: Any, engine: Any = None) -> None:
         """An optimizer is about to step; with an `engine` its step as a whole."""
@@ -152,12 +141,6 @@ class Envelope:
         except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
             self._failed(problem)
 
-    def inner_step(self, optimizer: Any) -> None:
-        """The optimizer inside an engine steps: its gradients are those that are used."""
-        if not self.off:
-            with self._flying():
-                self._clipping.inner_step(optimizer)
-
     def at_save(self) -> str:
         """A checkpoint is being saved: look at every weight. Returns what spoils it, "" for nothing."""
         if self.off:
@@ -167,19 +150,7 @@ class Envelope:
             self._later.run(wait=True)
             self._look_at_weights(self._observe(), self._step())
             self._rearm.update(self._paces.keys())
-            self._clipping.arm()
         return self.log.spoils()
-
-    @property
-    def habit(self) -> str:
-        """How this training divides its loss, for a checkpoint; "" where it is not known."""
-        return self._promises.habit
-
-    def expects(self, habits: Sequence[str]) -> None:
-        """The launch goes on from a checkpoint with these habits."""
-        if not self.off:
-            with self._flying():
-                self._promises.expects(habits)
 
     def loaded(self) -> None:
         """A state was loaded: what was seen before says nothing about it."""
@@ -206,15 +177,11 @@ class Envelope:
     def end(self) -> None:
         """Remove every hook."""
         self._promises.end()
-        if self._probe is not None:
-            self._probe.remove()
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def _before_step(self, key: Any, is_engine: bool) -> None:
         """Few questions at every step; a look where one of them, or the time, asks for it."""
-        if is_engine:
-            self._clipping.engine_step(key, self._step())
         if self._structure is not None and self._structure.has_turned():
             self._begin()
             self._look_at_structure()
@@ -265,8 +232,6 @@ class Envelope:
             if not self._lr_is_ours():
                 self._look_at_lr(key)
         self._rearm.discard(key)
-        if pace.looks == FULL_LOOKS - 1:
-            self._look_at_batches(live)
         pace.looked(begun, time.perf_counter(), self.share_of_time)
 
     def _begin(self) -> LiveState:
@@ -365,17 +330,6 @@ class Envelope:
             self._tell(BreachKind.POISONED, words, step, self._sound)
         else:
             self._sound = step
-
-    def _look_at_batches(self, live: LiveState) -> None:
-        """Workers of a loader that draw the same random numbers return the same samples."""
-        digests = tuple(self._first_batches())
-        if getattr(live.reading, "num_workers", 0) > 1 and len(set(digests)) < len(digests) and not self._resumed():
-            words = f"{live.reading.num_workers} loader workers return equal batches: they draw the same random numbers"
-            self._tell(BreachKind.DATA_REPEATED, words)
-
-    def _batch_size(self) -> int | None:
-        size = getattr(self._observe().reading, "batch_size", None)
-        return size if isinstance(size, int) else None
 
     def _begin_counting(self, key: Any) -> None:
         """Time the comparison of replicas by this optimizer, where there are other ranks."""

@@ -1,4 +1,4 @@
-"""Gradients and parameters over one optimizer step, by samples: do they move, are they finite, does a layer die.
+"""Gradients and parameters over one optimizer step, by samples: do they move, are they finite.
 
 A look takes samples before a step, and again before a later step of the same optimizer; both are judged when they are on the
 host. A parameter must move only where an update of this LR and gradient is larger than the spacing of its numbers: low
@@ -8,7 +8,7 @@ precision, LR 0 and zero gradients are healthy. No torch call waits for the devi
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind
@@ -18,29 +18,7 @@ FULL_LOOKS, FULL_TENSORS = 3, 512  # the first looks of an optimizer see every t
 TENSORS = 32  # per later look, in turn
 BAD_LOOKS = 3  # in a row: a scaler inside an optimizer may skip two steps while it searches its scale
 STILL_STEPS = 3  # without any movement, until it is told
-ALIVE_LOOKS, DEAD_LOOKS, CHANCE = 20, 3, 1e-9  # a layer dies when so many zero gradients in a row are no chance
 SAFETY = 1e-2  # of an update lr * min(|g|, 1): optimizers scale it differently
-
-
-@dataclass(slots=True)
-class _Life:
-    """How often the sampled gradient of one tensor was zero."""
-
-    looks: int = 0
-    zeros: int = 0  # before the present row of zeros
-    row: int = 0
-    since: int | None = None
-
-    def see(self, zero: bool, step: int | None) -> bool:
-        """Count one look; True when the tensor has died."""
-        if not zero:
-            self.looks, self.zeros, self.row, self.since = self.looks + 1 + self.row, self.zeros + self.row, 0, None
-            return False
-        self.row += 1
-        self.since = step if self.row == 1 else self.since
-        if self.looks < ALIVE_LOOKS or self.row < DEAD_LOOKS:
-            return False
-        return self.row * math.log((self.zeros + 1) / (self.looks + 2)) < math.log(CHANCE)
 
 
 @dataclass(slots=True)
@@ -56,7 +34,6 @@ class _Watched:
     bad: int = 0  # looks in a row with gradients that are not finite
     bad_since: int | None = None  # the step of the first of them
     fine_at: int | None = None  # the last step with a gradient that was known to be finite
-    lives: dict[str, _Life] = field(default_factory=dict)
     not_finite: frozenset[str] = frozenset()  # infinite from the beginning: masks kept as parameters
 
 
@@ -141,8 +118,8 @@ class Motion:
     def _judge(self, known: _Watched, look: _Look, after: Snapshot, now: int | None) -> None:
         import numpy as np
 
-        moved = should_move = any_alive = False
-        poisoned, bad, zero = [], [], []
+        moved = should_move = False
+        poisoned, bad = [], []
         rows = zip(look.names, look.params, look.lrs, look.before.rows(), look.gradients.rows(), after.rows(), strict=True)
         for name, param, lr, old, gradient, new in rows:
             if old is None or new is None or len(old) != len(new):
@@ -158,21 +135,11 @@ class Motion:
             size = np.abs(gradient)
             if not np.isfinite(size).all():
                 bad.append(name)
-            elif not size.any():
-                zero.append(name)
-                continue
             elif lr and not changed:
                 update = lr * np.minimum(size, 1.0) * SAFETY
                 should_move = should_move or bool((update > np.abs(old) * _spacing(param) + 1e-30).any())
-            any_alive = True
-            known.lives.setdefault(name, _Life()).see(False, look.step)
         self._judge_values(known, look, poisoned, bad, now)
         self._judge_motion(known, look, moved, should_move, now)
-        for name in zero if any_alive else ():
-            life = known.lives.setdefault(name, _Life())
-            if life.see(True, look.step):
-                words = f"the gradient of `{name}` has been exactly zero in {life.row} looks; it was not in {life.looks} before"
-                self._tell(Breach(kind=BreachKind.DEAD, step=life.since, words=words, seen=now))
 
     def _judge_values(
         self, known: _Watched, look: _Look, poisoned: list[tuple[str, bool]], bad: list[str], now: int | None

@@ -1,31 +1,23 @@
-"""What a training loop promises between two steps: gradients zeroed, accumulated as declared and clipped, one factor of loss.
+"""What a training loop promises between two steps: gradients zeroed, accumulated as declared and clipped.
 
 For a few steps after the start and after every save, hooks on one parameter per optimizer count the backward passes and see
-whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted, and the last operations of each loss
-that `backward` gets. Outside these windows nothing is hooked. A DeepSpeed engine clips by itself: there the gradients that its
-inner optimizer steps with are measured.
+whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted. Outside these windows nothing is hooked.
 """
 
-import contextlib
 import functools
 import math
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from chronicle.resume.compiled import is_compiling_here, outside_graphs, skip_in_graphs
+from chronicle.resume.compiled import outside_graphs, skip_in_graphs
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
 
 WINDOW = 3  # intervals between optimizer steps
 REPEATED = 2  # clippings that are wrong, until it is told
-CLIP_SLACK = 1.05  # sums in half precision
-MOST_OPERATIONS, MOST_PASSES = 8, 256
-SCALED_TWICE = "the loss is multiplied twice by the scale of its loss scaler"
-HABIT = "loss-factor"
 
 
 class _Window:
@@ -38,7 +30,6 @@ class _Window:
         self._param, self._later = weakref.ref(param), later
         self.intervals = 0
         self.single = 0  # intervals with one backward pass
-        self.factors: list[LossFactor | None] = []  # of each interval
         self.passes, self._clean = 0, False
         self._began_clean: bool | None = None  # whether this pass began from no gradient; None: nobody saw its beginning
         self._old: list[Snapshot] = []
@@ -96,18 +87,6 @@ class Promises:
         self._worked = False  # a hook has seen a backward pass
         self._clips: list[tuple[str, int]] = []  # what was wrong with a clipping, and how much it weighs
         self._wrong: dict[str, int] = {}
-        self._losses: list[Sequence[tuple[str, Any]]] = []  # the last operations of each loss since the last step
-        self._factor: LossFactor | None = None  # of the last window that had one
-        self._twice = 0  # losses that were scaled twice
-
-    @property
-    def habit(self) -> str:
-        """How the loss is divided, for a checkpoint; "" where it is not known."""
-        return "" if self._factor is None else self._factor.to_habit()
-
-    def expects(self, habits: Iterable[str]) -> None:
-        """A state was loaded: its training divided the loss like this."""
-        self._factor = next((one for one in map(LossFactor.of_habit, habits) if one is not None), None)
 
     @property
     def armed(self) -> bool:
@@ -122,23 +101,17 @@ class Promises:
         if not chosen:
             return
         self._windows[optimizer] = _Window(chosen[-1], self._later, self.lost)
-        self._losses = []
         _listen(self)
 
     def before_step(self, optimizer: Any, step: int | None, declared: int | None) -> None:
         """An interval of this optimizer ends. `declared`: backward passes per step that the trainer announced."""
         self._judge_clips(step)
-        if self._twice >= REPEATED:
-            self._tell(BreachKind.FACTOR, step, SCALED_TWICE)
         window = self._windows.get(optimizer)
         if window is None:
             return
         window.intervals += 1
-        losses, self._losses = self._losses, []
-        window.factors.append(LossFactor.of(losses) if len(self._windows) == 1 else None)
         window.take(lambda passes, clean: self._judge(window, passes, clean, step, declared))
         if window.intervals >= WINDOW:
-            self._judge_factor(window.factors, step)
             self._disarm(optimizer, window)
 
     def end(self) -> None:
@@ -167,28 +140,6 @@ class Promises:
             words = f"{declared} micro-batches a step are declared, but the optimizer steps after every one"
             self._tell(BreachKind.ACCUMULATION, step, words, steps_ago=WINDOW)
 
-    # ---- the factor of the loss ------------------------------------------------------------------------------------
-
-    def backward(self, losses: Any) -> None:
-        """`torch.autograd.backward` was called with these."""
-        if len(self._windows) != 1 or len(self._losses) >= MOST_PASSES:
-            return
-        root = losses if hasattr(losses, "grad_fn") else losses[0] if len(losses) == 1 else None
-        operations = last_operations(root)
-        self._losses.append(operations)
-        scales = [id_ for name, id_ in operations if name == "scale"]
-        if len(set(scales)) < len(scales):
-            self._twice += 1
-
-    def _judge_factor(self, factors: Sequence["LossFactor | None"], step: int | None) -> None:
-        """A window is over. Only where all of its steps were alike is anything known."""
-        now = factors[0]
-        if now is None or any(one != now for one in factors):
-            return
-        was, self._factor = self._factor, now
-        if was is not None and (words := was.lost(now)):
-            self._tell(BreachKind.FACTOR, step, words, steps_ago=WINDOW)
-
     # ---- clipping --------------------------------------------------------------------------------------------------
 
     def clipped(self, params: Sequence[Any], max_norm: float) -> None:
@@ -215,114 +166,22 @@ class Promises:
                 self._tell(BreachKind.CLIPPING, step, f"`clip_grad_norm_` clips nothing: {words}")
 
 
-@dataclass(frozen=True, slots=True)
-class LossFactor:
-    """How the losses of one optimizer step were made: `times` divided by their number `passes`, as one of `operations`.
-
-    A factor that is lost can not be told by the size of the gradient, which moves as much by itself. It is told by what the
-    loss was made of, exactly: the last operations on it are known to autograd.
-    """
-
-    passes: int
-    times: int
-    operations: int
-
-    @classmethod
-    def of(cls, losses: Sequence[Sequence[tuple[str, Any]]]) -> "LossFactor | None":
-        """That of one step; None where its losses were not made alike, or where there was a single one."""
-        passes = len(losses)
-        found = {(sum(_divides(one, passes) for one in loss), sum(value != 1 for _, value in loss)) for loss in losses}
-        return cls(passes, *found.pop()) if 2 <= passes < MOST_PASSES and len(found) == 1 else None
-
-    def lost(self, now: "LossFactor") -> str:
-        """What became of the factor, "" for nothing. A batch of another size also changes numbers, but no operations."""
-        if now.times == self.times or now.operations - self.operations != now.times - self.times:
-            return ""
-        times = ("is not divided", "is divided once", "is divided twice")
-        say = [times[count] if count < len(times) else f"is divided {count} times" for count in (now.times, self.times)]
-        return f"the loss {say[0]} by the number of micro-batches ({now.passes}); before, it {say[1].replace('is', 'was')}"
-
-    def to_habit(self) -> str:
-        """The stored form."""
-        return f"{HABIT} {self.passes} {self.times} {self.operations}"
-
-    @classmethod
-    def of_habit(cls, text: str) -> "LossFactor | None":
-        """Parse the stored form; None for another habit."""
-        name, *numbers = text.split()
-        return cls(*map(int, numbers)) if name == HABIT and len(numbers) == 3 and all(map(str.isdigit, numbers)) else None
-
-
-def _divides(operation: tuple[str, Any], passes: int) -> bool:
-    name, value = operation
-    if not isinstance(value, (int, float)):
-        return False
-    return value == passes if name == "DivBackward0" else abs(value * passes - 1) < 1e-6
-
-
-def last_operations(loss: Any) -> list[tuple[str, Any]]:
-    """The numbers by which a loss was multiplied and divided last, newest first.
-
-    Numbers on an accelerator are not read. ("scale", id) is a tensor that looks like the scale of a loss scaler.
-    """
-    found: list[tuple[str, Any]] = []
-    node = getattr(loss, "grad_fn", None)
-    while node is not None and len(found) < MOST_OPERATIONS:
-        name = type(node).__name__
-        if name == "ToCopyBackward0":  # to another precision
-            node = node.next_functions[0][0]
-            continue
-        if name not in ("DivBackward0", "MulBackward0"):
-            break
-        inputs = [following for following, _ in node.next_functions if following is not None]
-        if len(inputs) != 1:
-            break
-        other: Any = None
-        with contextlib.suppress(RuntimeError, AttributeError):  # changed in place, or a graph that was used up
-            other = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
-        if hasattr(other, "numel") and other.numel() == 1:
-            value = other.item() if other.device.type == "cpu" else None
-            is_scale = name == "MulBackward0" and value is not None and _is_scale(other, value)
-            found.append(("scale", other.data_ptr()) if is_scale else (name, value))
-        else:
-            found.append((name, other if isinstance(other, (int, float)) else None))
-        node = inputs[0]
-    return found
-
-
-def _is_scale(tensor: Any, value: float) -> bool:
-    """As of a GradScaler: one number in float32, a power of two."""
-    return str(tensor.dtype) == "torch.float32" and value >= 2 and math.frexp(value)[0] == 0.5
-
-
 # ---- listening to torch --------------------------------------------------------------------------------------------------
 
 _listeners: "weakref.WeakSet[Promises]" = weakref.WeakSet()
-_originals: list[tuple[Any, str, Any]] = []  # owner, name, and what was there
+_CLIP = "_clip_grads_with_norm_"
+_originals: list[tuple[Any, Any]] = []  # owner, and what was there
 
 
 def _listen(listener: Promises) -> None:
-    """Hear of every clipping and backward pass, as long as a window is open.
-
-    Each is wrapped where all ways of calling it end. A backward pass is not heard where anything is compiled: it would be one
-    frame more.
-    """
-    import torch
-
+    """Hear of every clipping, as long as a window is open: it is wrapped where all ways of calling it end."""
     _listeners.add(listener)
-    if _originals:
+    owner = sys.modules.get("torch.nn.utils.clip_grad")
+    inner = getattr(owner, _CLIP, None)
+    if _originals or inner is None:
         return
-    _wrap(sys.modules.get("torch.nn.utils.clip_grad"), "_clip_grads_with_norm_", _clipped)
-    if not is_compiling_here(None):
-        _wrap(torch.autograd, "backward", _backward)
-
-
-def _wrap(owner: Any, name: str, tell: Callable[..., None]) -> None:
-    inner = getattr(owner, name, None)
-    if inner is None:
-        return
-    _originals.append((owner, name, inner))
-    report = outside_graphs(shield(functools.partial(_tell_listeners, tell), _lose))
+    _originals.append((owner, inner))
+    report = outside_graphs(shield(_clipped, _lose))
 
     @functools.wraps(inner)
     def listening(first: Any, *args: Any, **kwargs: Any) -> Any:
@@ -331,21 +190,13 @@ def _wrap(owner: Any, name: str, tell: Callable[..., None]) -> None:
             report(first, *args, **kwargs)
         return inner(first, *args, **kwargs)
 
-    setattr(owner, name, skip_in_graphs(listening))
+    setattr(owner, _CLIP, skip_in_graphs(listening))
 
 
-def _clipped(listener: Promises, parameters: Any, max_norm: Any, *_: Any, **__: Any) -> None:
-    listener.clipped([parameters] if hasattr(parameters, "grad") else parameters, float(max_norm))
-
-
-def _backward(listener: Promises, tensors: Any, *_: Any, **__: Any) -> None:
-    listener.backward(tensors)
-
-
-def _tell_listeners(tell: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def _clipped(parameters: Any, max_norm: Any, *_: Any, **__: Any) -> None:
     for listener in tuple(_listeners):
         try:
-            tell(listener, *args, **kwargs)
+            listener.clipped([parameters] if hasattr(parameters, "grad") else parameters, float(max_norm))
         except Exception as problem:
             if raised_by_script(problem):
                 raise
@@ -362,46 +213,5 @@ def _lose(problem: Exception) -> None:
 def _leave(listener: Promises) -> None:
     _listeners.discard(listener)
     while not _listeners and _originals:
-        owner, name, inner = _originals.pop()
-        setattr(owner, name, inner)
-
-
-# ---- an engine -----------------------------------------------------------------------------------------------------------
-
-
-class EngineClipping:
-    """Whether the gradients that an engine's inner optimizer steps with are as small as its configuration promises."""
-
-    def __init__(self, tell: Callable[[Breach], object], later: DelayedReads) -> None:
-        self._tell, self._later = tell, later
-        self._limit, self._left = 0.0, WINDOW
-        self._step: int | None = None
-
-    def arm(self) -> None:
-        """Look at the next steps."""
-        self._left = WINDOW
-
-    def engine_step(self, engine: Any, step: int | None) -> None:
-        """A whole step of the engine begins."""
-        limit = getattr(engine, "gradient_clipping", None)
-        self._limit = float(limit() or 0.0) if self._left > 0 and callable(limit) else 0.0
-        self._left, self._step = max(0, self._left - 1), step
-
-    def inner_step(self, optimizer: Any) -> None:
-        """Its own optimizer steps a part of the parameters, on one rank: no part may be larger than the whole."""
-        import torch
-
-        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        found = [own for own in (getattr(g, "_local_tensor", g) for g in found) if own.numel() and not own.is_sparse]
-        limit, step = self._limit, self._step
-        if limit <= 0.0 or not found or len({own.device for own in found}) > 1:
-            return
-        with torch.no_grad():
-            norm = torch.stack([own.detach().float().norm() for own in found]).norm()
-        snapshot = Snapshot([norm])
-        self._later.add((snapshot,), lambda: self._judge(float(snapshot.rows()[0][0]), limit, step))
-
-    def _judge(self, norm: float, limit: float, step: int | None) -> None:
-        if math.isfinite(norm) and norm > limit * CLIP_SLACK:
-            words = f"gradients are to be clipped to a norm of {limit:g}, and the optimizer steps with one of {norm:.4g}"
-            self._tell(Breach(kind=BreachKind.CLIPPING, step=step, words=words, seen=step))
+        owner, inner = _originals.pop()
+        setattr(owner, _CLIP, inner)

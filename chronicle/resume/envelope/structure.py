@@ -1,31 +1,18 @@
-"""What a launch begins with and keeps: tied weights, training modes, dtypes, frozen layers, and an LR that is the scheduler's.
+"""What a launch begins with and keeps: tied weights, training modes, dtypes, and an LR that is the scheduler's.
 
 Recorded right before the first step, compared at every look by identity and flags: no tensor is read.
-
-The first forward passes of a launch: one in training and one in evaluation mode, watched once each and then left alone.
-
-In training: matrix products under autocast give its dtype. In evaluation: no dropout is active, and a spectral norm has its
-estimate. The hooks do not keep the model from being copied and pickled; a compiled model is not hooked.
 """
 
-import functools
 import math
-import re
-import sys
-import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chronicle.resume.compiled import ModelHook, is_compiling_here, when_compiled
 from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
-from chronicle.resume.faults import shield
 
 StructureBreach = tuple[BreachKind, str]
-# attributes with which modules say that layers are frozen; not when, nor of batch statistics alone
-FROZEN_NAME = re.compile(r"(is_)?frozen(_(stages|layers|backbone|encoder))?|freeze(_(backbone|encoder|stages|layers|at))?")
 
 
 class Structure:
@@ -125,12 +112,11 @@ def _plain(dtype: Any) -> str:
 
 
 def broken_promises(models: Sequence[Any]) -> Iterator[StructureBreach]:
-    """What the models say of themselves and is not so at the first step: tied embeddings, frozen layers."""
+    """What the models say of themselves and is not so at the first step: tied embeddings."""
     for wrapped in models:
         model = getattr(wrapped, "module", wrapped)
         if not hasattr(model, "peft_config"):
             yield from _untied_embeddings(model)
-        yield from _unfrozen(model)
 
 
 def _untied_embeddings(model: Any) -> Iterator[StructureBreach]:
@@ -142,18 +128,6 @@ def _untied_embeddings(model: Any) -> Iterator[StructureBreach]:
     if first is None or last is None or first is last or first.shape != last.shape or _same_storage(first, last):
         return
     yield BreachKind.UNTIED, "the configuration says `tie_word_embeddings`, but input and output embeddings are two tensors"
-
-
-def _unfrozen(model: Any) -> Iterator[StructureBreach]:
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if not FROZEN_NAME.fullmatch(attribute) or not (value is True or (isinstance(value, int) and value > 0)):
-                continue
-            params = list(module.parameters())
-            if params and all(p.requires_grad for p in params) and all(part.training for part in module.modules()):
-                where = f"`{name}`" if name else "the model"
-                yield BreachKind.FROZEN, f"{where} says `{attribute}={value}`, but all of its parameters are trained"
-                return
 
 
 # ---- the LR in use ---------------------------------------------------------------------------------------------------
@@ -210,171 +184,3 @@ class PlannedLr:
             return None
         plan.scheduler = None
         return plan.since, f"LR {wrong[0][0]:.6g} is used, its scheduler set {wrong[0][1]:.6g}"
-
-
-# ---- the first forward passes ------------------------------------------------------------------------------------------
-
-
-Tell = Callable[[BreachKind, str], None]
-
-
-class ForwardProbe:
-    """Watches the first passes through one model. `resumed()`: whether this launch loaded a state."""
-
-    def __init__(
-        self,
-        model: Any,
-        tell: Tell,
-        resumed: Callable[[], bool],
-        batch_size: Callable[[], int | None],
-        lost: Callable[[Exception], None],
-    ) -> None:
-        self.lost = lost  # told of an error of the probe itself
-        self._tell, self._resumed, self._batch_size = tell, resumed, batch_size
-        self._trained, self._evaluated = False, False
-        self._stays = False  # something was compiled, maybe a function that calls the model and is made for its hooks
-        self._leaves: list[Any] = []  # handles on the layers, during one pass
-        self._mode: Any = None
-        _probes[model] = self
-        self._handles = [
-            model.register_forward_pre_hook(_hook(_before), with_kwargs=True),
-            model.register_forward_hook(_hook(_after), always_call=True),
-        ]
-        when_compiled(model, self.remove)  # dynamo would trace what the probe does to a pass
-
-    def remove(self) -> None:
-        """Take every hook away."""
-        self._leave_layers()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _leave_layers(self) -> None:
-        for handle in self._leaves:
-            handle.remove()
-        self._leaves = []
-
-    def begin(self, model: Any, inputs: Mapping[str, Any]) -> None:
-        """A pass begins."""
-        import torch
-
-        if model.training and (self._trained or self._leaves):
-            return
-        if model.training:
-            self._look_at_rows(inputs)
-        if model.training and torch.is_grad_enabled() and is_compiling_here(model):
-            self._trained = self._stays = True
-        elif model.training and torch.is_grad_enabled():
-            layers = [m for m in model.modules() if type(m) in (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)]
-            see = ModelHook(shield(self._see_output, self._lose))
-            self._leaves = [layer.register_forward_hook(see) for layer in layers[:256]]
-        elif not model.training and not self._evaluated and self._mode is None:
-            self._look_at_norms(model)
-            if is_compiling_here(model):
-                self._evaluated = self._stays = True
-            elif not any(part.training for part in model.modules()):  # dropout that was left on by its mode is meant
-                self._mode = _dropout_mode(lambda what: self._tell(BreachKind.EVAL_DROPOUT, what))
-                self._mode.__enter__()
-
-    def end(self, model: Any) -> None:
-        """A pass has ended, or raised."""
-        if self._mode is not None:
-            self._mode.__exit__(None, None, None)
-            self._mode, self._evaluated = None, True
-        elif self._leaves:
-            self._leave_layers()
-            self._trained = True
-        if self._trained and self._evaluated and not self._stays:
-            self.remove()
-
-    def _lose(self, problem: Exception) -> None:
-        self.remove()
-        self.lost(problem)
-
-    def _see_output(self, module: Any, args: Any, output: Any) -> None:
-        import torch
-
-        device = getattr(output, "device", None)
-        if device is None or not torch.is_autocast_enabled(device.type):
-            return
-        promised = torch.get_autocast_dtype(device.type)
-        if output.dtype != promised and output.dtype.is_floating_point and output.dtype != torch.float64:
-            layer = f"a {type(module).__name__} of {' × '.join(map(str, module.weight.shape))}"
-            self._tell(BreachKind.AUTOCAST, f"{layer} computes in {_plain(output.dtype)} under autocast to {_plain(promised)}")
-
-    def _look_at_rows(self, inputs: Mapping[str, Any]) -> None:
-        """One row of tokens beside a whole batch of something else: a processor joined the rows."""
-        size = self._batch_size()
-        tokens: Any = inputs.get("input_ids")
-        if size is None or size < 2 or getattr(tokens, "ndim", 0) != 2 or len(tokens) != 1:
-            return
-        for name, value in inputs.items():
-            if getattr(value, "ndim", 0) >= 2 and len(value) == size and value.dtype.is_floating_point:
-                self._tell(BreachKind.DATA_ROWS, f"`input_ids` has one row, `{name}` has {size}, the batch size of the loader")
-
-    def _look_at_norms(self, model: Any) -> None:
-        if self._trained or self._resumed():
-            return
-        for name, module in model.named_modules():
-            hooks = getattr(module, "_forward_pre_hooks", {})
-            if any(type(hook).__name__ == "SpectralNorm" for hook in hooks.values()):
-                words = f"`{name}` is evaluated before its spectral norm was estimated in a training pass"
-                self._tell(BreachKind.EVAL_NORM, words)
-                return
-
-
-_probes: "weakref.WeakKeyDictionary[Any, ForwardProbe]" = weakref.WeakKeyDictionary()
-
-
-def _before(module: Any, args: Any, kwargs: Any) -> None:
-    probe = _probes.get(module)
-    if probe is not None:
-        probe.begin(module, kwargs)
-
-
-def _after(module: Any, args: Any, output: Any) -> None:
-    probe = _probes.get(module)
-    if probe is not None:
-        probe.end(module)
-
-
-def _failed(problem: Exception) -> None:
-    """The pass goes on, whatever a probe thinks of it; none of them looks any more."""
-    for probe in tuple(_probes.values()):
-        probe.remove()
-        probe.lost(problem)
-
-
-@functools.cache
-def _hook(work: Callable[..., None]) -> ModelHook:
-    """A hook that no graph contains and no pickle of the model keeps."""
-    return ModelHook(shield(work, _failed))
-
-
-def _dropout_mode(tell: Callable[[str], None]) -> Any:
-    """A mode in which active dropout is told; every function gives the result that it gives without it."""
-    from torch.overrides import TorchFunctionMode
-
-    class DropoutMode(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            name = getattr(function, "__name__", "")
-            if "dropout" in name:
-                p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-                on = kwargs.get("training", args[2] if len(args) > 2 else True)
-                if on and isinstance(p, (int, float)) and p > 0:
-                    tell(f"`{name}` with p={p:g} is active in evaluation mode")
-            elif name == "scaled_dot_product_attention":
-                p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-                if p:
-                    tell(f"attention dropout of {p:g} is active in evaluation mode")
-            return function(*args, **kwargs)
-
-    return DropoutMode()
-
-
-def can_be_hooked(model: Any) -> bool:
-    """Not a compiled model: a hook would compile it again."""
-    if "torch._dynamo" in sys.modules and hasattr(model, "_orig_mod"):
-        return False
-    return getattr(model, "_compiled_call_impl", None) is None and hasattr(model, "register_forward_pre_hook")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rollback.checkpoint.formats.accelerate import AccelerateFormat, read_accelerate_state
@@ -34,9 +34,7 @@ from rollback.checkpoint.layout import (
 )
 from rollback.checkpoint.state import (
     CheckpointState,
-    LrHint,
     OptimizerState,
-    SchedulerState,
     as_mapping,
     hints_in,
     last_epoch_of,
@@ -59,32 +57,18 @@ _EXPERT_STATES = re.compile(
 _IN_TAG = ((_MODEL_STATES, Role.MODEL), (_OPTIM_STATES, Role.OPTIMIZER), (_EXPERT_STATES, Role.MODEL))
 
 
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """The state read from all files of one tag directory."""
-
-    optimizers: tuple[OptimizerState, ...] = ()
-    schedulers: tuple[SchedulerState, ...] = ()
-    counters: Mapping[str, int | float] = field(default_factory=dict)
-    topology: Mapping[str, object] = field(default_factory=dict)
-    config: Mapping[str, object] = field(default_factory=dict)
-    data: Mapping[str, object] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
-    lr_hints: tuple[LrHint, ...] = ()
-
-
 def role_in_tag(name: str) -> RoleAndRank | None:
     """Role and data-parallel rank of a file in a tag directory."""
     return role_by(_IN_TAG, name)
 
 
-def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> EngineState:
-    """Read model states and every rank's optimizer states of one tag."""
+def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> CheckpointState:
+    """The state in all files of one tag: model states and every rank's optimizer states."""
     model_files = [file for file in files if file.role is Role.MODEL and _MODEL_STATES.fullmatch(file.name)]
     optim_files = [file for file in files if file.role is Role.OPTIMIZER]
-    models = [_read_model_states(checkpoint.path, file) for file in model_files]
+    models = [_read_model_states(checkpoint, file) for file in model_files]
     parts = map_files(read_optim_states, [(checkpoint.path, file) for file in optim_files])
-    first = models[0] if models else EngineState()
+    first = models[0] if models else CheckpointState(checkpoint=checkpoint)
     findings = [finding for model in models for finding in model.findings]
     for model, file in zip(models[1:], model_files[1:], strict=True):
         findings += _other_step(first.counters, model.counters, file)
@@ -102,8 +86,8 @@ def _named(counters: Mapping[str, int | float], files: Sequence[StateFile]) -> d
     return {f"{files[0].path}:{key}": value for key, value in counters.items()} if files else {}
 
 
-def _read_model_states(root: Path, file: StateFile) -> EngineState:
-    tree = as_mapping(read_state_file(root / file.path).tree) or {}
+def _read_model_states(checkpoint: Checkpoint, file: StateFile) -> CheckpointState:
+    tree = as_mapping(read_state_file(checkpoint.path / file.path).tree) or {}
     counters: dict[str, int | float] = {}
     for key, value in tree.items():
         number = plain_number(value)
@@ -118,7 +102,8 @@ def _read_model_states(root: Path, file: StateFile) -> EngineState:
     topology = {**worlds, "zero_stage": plain_number(zero.get("stage")), "deepspeed": version}
     sampler = tree.get("data_sampler")
     own = {key: part for key, part in tree.items() if key not in ("module", "ds_config", "param_shapes")}
-    return EngineState(
+    return CheckpointState(
+        checkpoint=checkpoint,
         optimizers=found.optimizers,
         schedulers=found.schedulers,
         counters=counters,
@@ -355,9 +340,9 @@ def _read_step(job: tuple[Path, StateFile]) -> int | None:
 
 
 def _with_engines(
-    state: CheckpointState, engines: Sequence[EngineState], pointers: Sequence[Finding]
+    state: CheckpointState, engines: Sequence[CheckpointState], pointers: Sequence[Finding]
 ) -> CheckpointState:
-    first = engines[0] if engines else EngineState()
+    first = engines[0] if engines else CheckpointState(checkpoint=state.checkpoint)
     dp, mp = first.topology.get("dp_world_size"), first.topology.get("mp_world_size")
     world = dp * mp if isinstance(dp, int) and isinstance(mp, int) else None
     notes = list(state.notes)
