@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.report.page_data import contrast_reach
 from experiments.design import StudyPlan
 from experiments.tables import ReportTable, slice_ends
 from experiments.verdicts import EffectVerdict, Judged, count_units
@@ -64,6 +63,12 @@ def _draw_lines(
         axes.set_ylabel(labels[1], fontsize=8)
         axes.legend(fontsize=7, frameon=False, ncols=2)
     _save(figure, directory / f"{name}.png")
+
+
+def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:
+    """Half the length of the axis of contrasts. An arm that nearly diverged is cut, so that the others can be read."""
+    ends = [max(abs(low), abs(high)) for low, high in intervals]
+    return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
 
 
 def _draw_contrasts(directory: Path, judged: Sequence[Judged], margin: float, unit: str) -> None:

@@ -1,6 +1,6 @@
 """Writes the report of a study, in two steps: what was measured, as raw files, and what follows from these files alone.
 
-    journals ── measure ── plan.json, measured.json, CSV ── judge_folder ── report.md, contrasts, summary, panel, plots
+    journals ── measure ── plan.json, measured.json, CSV ── judge_folder ── report.md, contrasts, summary, plots
 
 So a report can be judged again years later without its runs (`chronicle experiment report FOLDER`). A study whose own controls
 failed gets no report. Deterministic: the same files give the same bytes, and the journal entry holds their hashes.
@@ -34,12 +34,10 @@ from experiments.tables import (
     ReportBlock,
     ReportTable,
     column,
-    curves_of,
     format_csv,
     format_markdown,
     measured_tables,
     parse_csv,
-    slice_ends,
 )
 from experiments.verdicts import (
     Judged,
@@ -55,7 +53,7 @@ from experiments.verdicts import (
 )
 
 VERSION = 1
-MEASURED, PANEL = "measured.json", "panel.json"
+MEASURED = "measured.json"
 GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do the task
 SHOWN = {"controls": 12, "outcomes": 16, "ledger-table": 16, "transient-table": 0}  # rows of a table on the page
 
@@ -89,7 +87,6 @@ def judge_folder(directory: Path) -> Built:
     verdicts = {one.name: str(one.verdict) for one in folder.judged}
     summary = _summary(folder)
     _write_json(directory / "summary.json", summary)
-    _write_json(directory / PANEL, folder.panel | {"contrasts": [_panel_row(one) for one in folder.judged]}, indent=None)
     draw_plots(folder.plan, folder.tables, folder.judged, directory)
     lines = [str(directory / "report.md"), *(f"{question} {said}" for question, said in folder.told)]
     return Built(text="\n".join(lines), data={"directory": str(directory), "verdicts": verdicts, **summary})
@@ -107,7 +104,7 @@ class _Folder:
 
         try:
             self.plan = StudyPlan.from_json(read("plan.json"))
-            self.measured, self.panel = read(MEASURED), read(PANEL)
+            self.measured = read(MEASURED)
             names = ("outcomes", "controls", "losses", "differences", "transients", "transient-table", "ledger-table")
             found = {name: directory / f"{name}.csv" for name in names}
             self.tables = {name: parse_csv(name, path.read_text(encoding="utf-8"), SHOWN.get(name))
@@ -160,13 +157,6 @@ def _measure(data: StudyData, directory: Path) -> None:
         "start_bpb": start.final.get("averaged/mixture") if start else None,
         "restarts": {arm: len(data.of_arm(arm)[0].restarts) for arm in data.arms},
         "stopped": dict(data.stopped), "open": list(data.open)})
-    study = plan.study
-    rows = [{"arm": arm, "seed": seed, "value": round(outcome_of(data.runs[arm, seed], "averaged/mixture"), 7)}
-            for arm in data.arms for seed in data.seeds(arm)]
-    _write_json(directory / PANEL, {
-        "v": VERSION, "title": study.title, "unit": study.unit, "outcome": study.primary, "margin": study.margin_bpb,
-        "x": "updates after the common checkpoint", "marks": slice_ends(plan), "curves": curves_of(data), "outcomes": rows,
-        "contrasts": []}, indent=None)
 
 
 def _notes(data: StudyData) -> list[str]:
@@ -375,20 +365,12 @@ def _summary(folder: _Folder) -> dict[str, Any]:
             "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
 
 
-def _panel_row(one: Judged) -> dict[str, Any]:
-    r = one.result
-    mean, low, high = (r.mean, r.low, r.high) if r is not None else (None, None, None)
-    return {"name": one.name, "formula": one.asked.formula, "question": one.asked.question, "family": one.asked.family,
-            "n": r.num_units if r is not None else 0, "mean": mean, "low": low, "high": high, "verdict": str(one.verdict),
-            "differences": [round(value, 7) for value in one.differences.values()]}
-
-
 # --- The journal entry
 
 
 def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
-    names = [MEASURED, PANEL, "plan.json", "summary.json", "report.md", "contrast-table.csv",
+    names = [MEASURED, "plan.json", "summary.json", "report.md", "contrast-table.csv",
              "transient-means.csv", "secondary.csv"]
     names += [f"{name}.csv" for name in folder.tables] + [f"{name}.png" for name in PLOTS]
     written = [folder.directory / name for name in sorted(names)]
@@ -397,8 +379,7 @@ def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
         if dict(report.files) == files:
             return entry.id
     study, verdicts = data.plan.study, {one.name: str(one.verdict) for one in folder.judged}
-    kinds = {PANEL: ("panel", "curves, outcomes and contrasts as numbers")}
-    kinds |= {f"{name}.png": ("plot", caption) for name, caption in PLOTS.items()}
+    kinds = {f"{name}.png": ("plot", caption) for name, caption in PLOTS.items()}
     evidence = []
     for path in written:
         if path.name in kinds:
@@ -416,5 +397,5 @@ def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
         return writer.write(report, title=f"{study.title} {settled}"[:200]).id
 
 
-def _write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    path.write_text(json.dumps(value, indent=indent, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")

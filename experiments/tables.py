@@ -142,26 +142,6 @@ def _ledger(ledgers: Sequence[Ledger]) -> ReportTable:
     return ReportTable(name="ledger-table", header=header, rows=tuple(rows))
 
 
-def curves_of(data: StudyData) -> list[dict[str, Any]]:
-    """The mean curves for pages that know no studies. Without bands: inference is on the primary outcome alone."""
-    rows = []
-    for arm in data.arms:
-        runs = data.of_arm(arm)
-        loss = _mean([run.loss for run in runs])
-        thin = np.full(len(loss), np.nan)
-        for last in range(LOSS_EVERY, len(loss) + 1, LOSS_EVERY):
-            thin[last - 1] = loss[last - LOSS_EVERY : last].mean()
-        rows += [_curve("loss", arm, thin), _curve("eval", arm, _mean([run.channel("eval/mixture") for run in runs]))]
-    return rows + [_curve("difference", arm, curve) for arm, curve in _apart(data)]
-
-
-def _curve(channel: str, arm: str, curve: Curve) -> dict[str, Any]:
-    where = np.flatnonzero(np.isfinite(curve))
-    nothing = [None] * len(where)
-    mean = [float(_text(curve[at])) for at in where]
-    return {"channel": channel, "arm": arm, "x": (where + 1).tolist(), "mean": mean, "low": nothing, "high": nothing}
-
-
 def slice_ends(plan: Any) -> list[int]:
     """Updates after which a slice ends, but for the last."""
     return [number * plan.profile.slice_updates for number in range(1, len(plan.study.arms[0].slices))]

@@ -20,7 +20,7 @@ from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import BadRecipe
 from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
 from chronicle.data.plan import SampleIds
-from chronicle.data.shards import ShardProblem, ShardReader, read_index, read_source_manifest, shard_location
+from chronicle.data.shards import ShardProblem, ShardReader, read_source_manifest, shard_location, text_members
 
 _STRETCH_IDS = 8192
 
@@ -73,14 +73,14 @@ class ShardWindows:
         self.digest = f"{manifest.digest}:{split}:{window_bytes}"
         paths = [shard_location(location, shard.name) for shard in manifest.of_split(split)]
         self._readers = [ShardReader(path) for path in paths]
-        rows = []
+        rows: list[tuple[int, int, int]] = []
         for number, (path, shard) in enumerate(zip(paths, manifest.of_split(split), strict=True)):
-            index = read_index(path)
-            if len(index) != shard.num_samples:
-                raise ShardProblem(f"shard `{path}` holds {len(index)} samples, the manifest says {shard.num_samples}",
+            places = text_members(path)
+            if len(places) != shard.num_samples:
+                raise ShardProblem(f"shard `{path}` holds {len(places)} samples, the manifest says {shard.num_samples}",
                                    "`chronicle data verify` lists all of them")
-            rows.append(np.column_stack([np.full(len(index), number), index.rows[:, :2]]))
-        members = np.concatenate(rows) if rows else np.zeros((0, 3), dtype=np.int64)
+            rows += [(number, first, size) for first, size in places]
+        members = np.array(rows, dtype=np.int64).reshape(-1, 3)
         self._windows_before = np.concatenate([[0], np.cumsum(members[:, 2] // window_bytes)])
         self._members, self._window_bytes = members, window_bytes
         if not self.num_samples:

@@ -5,7 +5,7 @@
     quiet = "22:00-07:00"         # local time: only what is proposed is told; the rest follows in the morning
 
     [alerts.oncall]
-    kind = "pagerduty"            # json, slack, discord, teams, pagerduty, email, desktop
+    kind = "pagerduty"            # json, slack, discord, teams, pagerduty, email
     key = "env:PAGERDUTY_KEY"     # or "file:~/.config/pagerduty-key"
 
 A webhook's address is a secret: whoever has it can write there. It stands in the environment or in a file (`env:NAME`,
@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 KINDS: Mapping[str, tuple[str, ...]] = {  # kind -> the fields that it needs
     "json": ("url",), "slack": ("url",), "discord": ("url",), "teams": ("url",), "pagerduty": ("key",),
-    "email": ("host", "to", "from"), "desktop": (),
+    "email": ("host", "to", "from"),
 }  # fmt: skip
 SHARED = ("kind", "tier", "quiet")
 OPTIONAL: Mapping[str, tuple[str, ...]] = {

@@ -6,11 +6,9 @@ receiver that looks at the key has it once. Nothing is ever reported as sent tha
 """
 
 import json
-import shutil
 import smtplib
 import socket
 import ssl
-import subprocess
 from collections.abc import Mapping
 from email.message import EmailMessage
 from http.client import HTTPException
@@ -47,8 +45,6 @@ def send(destination: Destination, alert: Alert) -> Answer:
     try:
         if destination.kind == "email":
             return _mail(destination, alert)
-        if destination.kind == "desktop":
-            return _desktop(alert)
         return _post(destination, alert)
     except ChronicleError as problem:  # a secret that is not there
         return Answer("failed", problem.message)
@@ -118,13 +114,3 @@ def _mail(destination: Destination, alert: Alert) -> Answer:
         return Answer("refused", "no recipient was accepted")
     except (smtplib.SMTPException, OSError) as problem:
         return Answer("failed", _reason(problem))
-
-
-def _desktop(alert: Alert) -> Answer:
-    program = shutil.which("notify-send")
-    if program is None:
-        return Answer("refused", "notify-send is not installed")
-    urgency = {"notice": "low", "warn": "normal", "propose": "critical"}[alert.tier]
-    words = [program, "--app-name=chronicle", f"--urgency={urgency}", "--", headline(alert)]
-    done = subprocess.run([*words, f"{alert.text}\n{alert.command}"], capture_output=True, timeout=SECONDS, check=False)
-    return Answer("sent") if done.returncode == 0 else Answer("failed", f"notify-send ended with {done.returncode}")

@@ -23,13 +23,13 @@ def build_shards(
 ) -> CommandResult:
     """Build WebDataset tar shards from text on this machine.
 
-    Each source gets an offset index and a manifest.
+    Each source gets a manifest.
 
     Example: chronicle data build data --corpus code --corpus notes=~/notes
 
     Options:
       DIR: Directory for the built sources.
-      --corpus [NAME=]CORPUS: code, reference, dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).
+      --corpus [NAME=]CORPUS: code, reference, dict-gcide, python3-doc, or a folder of text (repeatable).
     """
     from chronicle.data.corpora import read_text
     from chronicle.data.shards import build_source
@@ -37,7 +37,7 @@ def build_shards(
     lines, built = [], []
     for named in corpus:
         name, found, origin = named.rpartition("=")
-        name = name if found else Path(origin).name.split("_")[0].removesuffix(".deb")
+        name = name if found else Path(origin).name
         manifest = build_source(out, name, read_text(str(Path(origin).expanduser()) if "/" in origin else origin),
                                 origin=origin, shard_size_bytes=shard_size)
         size = sum(shard.text_bytes for shard in manifest.shards)
@@ -49,9 +49,9 @@ def build_shards(
 @app.command("index")
 @spread
 def index_shards(directories: list[str], out: Path = Path("data"), json: JsonOption = False) -> CommandResult:
-    """Index shards as they are: tar (any member names), JSON lines, text, Parquet, Arrow.
+    """Index shards as they are: tar (any member names), JSON lines, text.
 
-    Tars, lines and texts may be compressed (gz, zst, xz, bz2), and all may be remote. Nothing is copied or changed.
+    They may be remote. Nothing is copied or changed.
     `chronicle.data.PlanDataset` reads samples through the index in a planned order.
 
     Example: chronicle data index web=/shards/web code=/shards/code --out data

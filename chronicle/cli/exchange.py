@@ -18,15 +18,8 @@ class Format(StrEnum):
     """The formats of an export. The last three are directories."""
 
     CSV = "csv"
-    JSON = "json"
     JSONL = "jsonl"
-    PARQUET = "parquet"
     TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-    TRACKIO = "trackio"
-
-
-DIRECTORIES = (Format.TENSORBOARD, Format.WANDB, Format.TRACKIO)
 
 
 def export(
@@ -37,24 +30,23 @@ def export(
 ) -> CommandResult:
     """Export the metrics of the lineage, each step once.
 
-    Each step comes from the launch that the present weights descend from. W&B (offline) and trackio, written by their own
-    packages, get one run a launch, in one group; abandoned steps are there as `abandoned/NAME`.
+    Each step comes from the launch that the present weights descend from.
 
     Example: chronicle export --format tensorboard -o tb
 
     Options:
-      --format, -f: json: one array; jsonl: a row a line; the last three: directories.
-      --out, -o: File, or directory for these three [stdout].
+      --format, -f: jsonl: a row a line; tensorboard: a directory.
+      --out, -o: File, or directory for TensorBoard [stdout].
       --all: Export also abandoned steps, marked `kept` 0.
     """
     settings = at.existing()
     story = read_story(settings.paths)
-    if out is None and format_name in (Format.PARQUET, *DIRECTORIES):
-        raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a file or directory with -o")
+    if out is None and format_name is Format.TENSORBOARD:
+        raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a directory with -o")
     about = {"run": settings.run, "format": format_name.value, "inferred": story.lineage.inferred}
-    if format_name in DIRECTORIES:
+    if format_name is Format.TENSORBOARD:
         assert out is not None
-        count = _directory(format_name, story, settings.paths, out)
+        count = _tensorboard(story, settings.paths, out)
     else:
         count, text = _table(story, settings.paths, format_name, out, every=every)
         if out is None:
@@ -64,29 +56,23 @@ def export(
 
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:
-    from chronicle.integrations.exports import write_csv, write_json, write_jsonl, write_parquet
+    from chronicle.integrations.exports import write_csv, write_jsonl
     from chronicle.story.curve import canonical_rows, channel_names
 
     channels = channel_names(canonical_rows(paths, story.lineage, abandoned=every))
     rows = canonical_rows(paths, story.lineage, abandoned=every)
-    if name is Format.PARQUET:
-        assert out is not None
-        return write_parquet(rows, channels, out), ""
     text = io.StringIO()
-    write = {Format.CSV: write_csv, Format.JSON: write_json, Format.JSONL: write_jsonl}[name]
+    write = write_csv if name is Format.CSV else write_jsonl
     count = write(rows, channels, text)
     if out is not None:
         write_page(out, text.getvalue())
     return count, text.getvalue()
 
 
-def _directory(name: Format, story: Story, paths: RunPaths, out: Path) -> int:
+def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
     from chronicle.integrations.exports import write_tensorboard
-    from chronicle.integrations.tracker_exports import write_trackio, write_wandb
     from chronicle.story.curve import canonical_rows
 
-    if name is not Format.TENSORBOARD:
-        return {Format.WANDB: write_wandb, Format.TRACKIO: write_trackio}[name](story, paths, out)
     if out.exists():
         ours = out.is_dir() and all(p.name.endswith(".chronicle") for p in out.iterdir())
         if not ours:

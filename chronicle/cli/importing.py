@@ -32,7 +32,7 @@ def import_(
 
     Options:
       SOURCE…: Files or directories in order of time, or an MLflow run id.
-      --as FORMAT: wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.
+      --as FORMAT: wandb, trackio, mlflow, tensorboard, table, log, entries, chronicle or events.
       --uri: MLflow tracking server for --as mlflow.
     """
     logs_dir = settings_from(at.run or "any", at.logs).logs_dir  # which run it is may stand in the source

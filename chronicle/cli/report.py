@@ -24,7 +24,6 @@ from chronicle.paths import RunPaths
 from chronicle.report.html import render_html, render_state
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
-from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import LaunchSeries, read_parent, read_series, with_machine
@@ -142,7 +141,6 @@ def serve(
     port: Annotated[int, Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
     host: str = "127.0.0.1",
     token: str | None = None,
-    socket: Path | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -154,14 +152,12 @@ def serve(
 
     Example: chronicle serve --port 8765
 
-    For a team on this machine: chronicle serve --socket /run/chronicle/tr.sock
-
-    Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token
+    Behind a token: chronicle serve --host 0.0.0.0 --token file:~/.config/chronicle/token; also on 127.0.0.1, where others
+    of this machine must not read it.
 
     Options:
       --host: Address to serve on; any but 127.0.0.1 needs --token.
       --token WHERE: Where the token stands that a reader needs: env:NAME or file:PATH.
-      --socket FILE: Serve on this Unix socket: for its owner and group.
     """
     from chronicle.credentials import secret_of
     from chronicle.report.server import LiveServer, Makers
@@ -173,7 +169,7 @@ def serve(
     runs = need_run(settings_from(run, logs)).paths if many is None else many.runs
     index = None if many is None else many.page
     try:
-        server = LiveServer(runs, port, makers=makers, index=index, host=host, unix=socket, token=secret)
+        server = LiveServer(runs, port, makers=makers, index=index, host=host, token=secret)
     except OSError as problem:
         raise ChronicleError(
             f"cannot serve on {host}:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
@@ -218,8 +214,7 @@ def _state(paths: RunPaths, mark: str) -> str:
 def _told(paths: RunPaths, *, signs_of_life: bool = True) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
     story = read_story(paths, signs_of_life=signs_of_life)
     series = with_machine(paths, story, read_series(paths, [launch.number for launch in story.launches]))
-    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    return story, series, {"lost_seconds": lost, "panels": panels, "parent": read_parent(story, paths)}
+    return story, series, {"lost_seconds": lost_seconds(story, paths), "parent": read_parent(story, paths)}
 
 
 def _status(paths: RunPaths) -> str:

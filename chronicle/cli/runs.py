@@ -300,24 +300,22 @@ def show_comparison(
 
     Only the lineage of each run counts. Example: chronicle compare tr-190 tr-191 --out loss.png
 
-    Forks from where they parted: chronicle compare tr-190 tr-190-low --by ancestor
-
     Two arms at several seeds, by the studies' statistics: chronicle compare low-1 low-2 … high-1 high-2 … --margin 0.02
 
     Options:
       RUN…: Runs: names, directories, or RUN@LAUNCH for the settings of a launch.
       --channel: The channel that is compared.
-      --by AXIS: Align by `step`, `tokens`, training `time`, or from the common `ancestor`.
+      --by AXIS: Align by `step`, or by the `time` of training.
       --margin VALUE: Of two arms with several seeds: what counts as equal; chosen before looking.
       --out FILE: Draw the curves into this file (.png, .svg or .pdf).
     """
-    from chronicle.report.comparison import Alignment, arms_of, compare_runs, draw_comparison, tell
+    from chronicle.report.comparison import arms_of, compare_runs, draw_comparison, tell
 
-    if by not in tuple(Alignment):
-        raise UsageProblem(f"--by `{by}`: expected one of {', '.join(Alignment)}")
+    if by not in ("step", "time"):
+        raise UsageProblem(f"--by `{by}`: expected step or time")
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
-    comparison = compare_runs([named_run(name, logs) for name in names], channel, Alignment(by))
+    comparison = compare_runs([named_run(name, logs) for name in names], channel, by)
     talk = []
     if out is not None:
         draw_comparison(comparison, out)

@@ -62,7 +62,6 @@ NO_WORDS = LogWords()
 def spikes(
     files: list[str] | None = None,
     fail: bool = False,
-    plot: Path | None = None,
     words: LogWords = NO_WORDS,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
@@ -76,19 +75,12 @@ def spikes(
     Options:
       [FILE…|RUN]: Log files, or the name of a run.
       --fail: Exit 5 when an event has tier warn or propose.
-      --plot PNG: Draw the loss and the events into this file.
     """
     scans = _scan(files or [], at, words.reading())
-    if plot is not None:
-        from chronicle.watch.scan import draw_scans
-
-        draw_scans(scans, plot)
-    talk = (f"picture: `{plot}`",) if plot is not None else ()
     return CommandResult(
         text="\n\n".join(describe_scan(scan) for scan in scans),
         data=[scan.to_json() for scan in scans] if len(scans) != 1 else scans[0].to_json(),
         exit_code=_exit_code(scans, fail=fail),
-        talk=talk,
     )
 
 

@@ -1,4 +1,4 @@
-"""Read text corpora from this machine: Python's own sources, Debian packages, and folders of text.
+"""Read text corpora from this machine: Python's own sources, installed Debian packages, and folders of text.
 
 `code` is the standard library's own sources (PSF licence), `reference` the language reference in reST inside it (PSF),
 `gcide` the GNU Collaborative International Dictionary of English from Debian's `dict-gcide` (GPL), `python-doc` the
@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import ast
 import gzip
-import io
-import lzma
-import subprocess
 import sysconfig
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from chronicle.errors import DataError
@@ -32,17 +27,15 @@ class CorpusMissing(DataError):
 
 
 def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
-    """Return the text of a corpus: a name, or its package's, a `.deb`, or a folder. Raises CorpusMissing or DataError."""
+    """Return the text of a corpus: a name, or its package's, or a folder. Raises CorpusMissing or DataError."""
     corpus = _PACKAGES.get(corpus, corpus)
     if corpus in _READERS:
         return _READERS[corpus](root)
     path = Path(corpus)
-    if path.suffix == ".deb":
-        return _read_deb(path)
     if path.is_dir():
         return read_folder(path)
     known = ", ".join(sorted({*_READERS, *_PACKAGES}))
-    raise DataError(f"unknown corpus `{corpus}`: expected one of {known}, a .deb, or a folder")
+    raise DataError(f"unknown corpus `{corpus}`: expected one of {known}, or a folder")
 
 
 def read_folder(folder: Path) -> bytes:
@@ -89,7 +82,7 @@ def _gcide(root: Path) -> bytes:
     path = root / _GCIDE
     if not path.is_file():
         raise CorpusMissing(f"corpus `gcide` needs `{path}`, which is not installed",
-                            "apt-get install dict-gcide, or name a downloaded dict-gcide .deb")
+                            "apt-get install dict-gcide")
     return gzip.decompress(path.read_bytes())  # .dz is gzip with an index
 
 
@@ -97,51 +90,8 @@ def _python_doc(root: Path) -> bytes:
     files = _each_once(root.glob(_DOC_GLOB))  # Debian links python3.11-doc/html to python3.11/html
     if not files:
         raise CorpusMissing(f"corpus `python-doc` needs `{root / _DOC_GLOB}`, which is not installed",
-                            "apt-get install python3-doc, or name a downloaded python3.*-doc .deb")
+                            "apt-get install python3-doc")
     return b"\n".join(_checked(path) for path in files)
-
-
-def _read_deb(path: Path) -> bytes:
-    if not path.is_file():
-        raise CorpusMissing(f"package `{path}` does not exist", "apt-get download dict-gcide")
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, content in _ar_members(path):
-            if name.startswith("data.tar"):
-                with tarfile.open(fileobj=io.BytesIO(_decompress(name, content)), mode="r:") as tar:
-                    tar.extractall(scratch, filter="data")
-        for reader in (_gcide, _python_doc):
-            try:
-                return reader(Path(scratch))
-            except CorpusMissing:
-                continue
-    raise DataError(f"package `{path}` holds neither the dictionary nor Python's documentation sources")
-
-
-def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, content) of an ar archive, which is what a .deb is (deb(5)): 60-byte headers, even offsets."""
-    content = path.read_bytes()
-    if not content.startswith(b"!<arch>\n"):
-        raise DataError(f"`{path}` is not a Debian package")
-    position = 8
-    while position + 60 <= len(content):
-        header = content[position:position + 60]
-        size = int(header[48:58])
-        yield header[:16].decode("ascii").strip().rstrip("/"), content[position + 60:position + 60 + size]
-        position += 60 + size + size % 2
-
-
-def _decompress(name: str, content: bytes) -> bytes:
-    if name.endswith(".xz"):
-        return lzma.decompress(content)
-    if name.endswith(".gz"):
-        return gzip.decompress(content)
-    if name.endswith(".zst"):
-        try:
-            return subprocess.run(["zstd", "-dc"], input=content, capture_output=True, check=True).stdout
-        except FileNotFoundError as problem:
-            raise CorpusMissing("this package is compressed with zstd, which is not installed",
-                                "apt-get install zstd") from problem
-    return content
 
 
 _READERS: dict[str, Callable[[Path], bytes]] = {

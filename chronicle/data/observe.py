@@ -324,10 +324,10 @@ def observe(iterable: Iterable[T], directory: str | Path | None = None, *, key: 
             environ: Mapping[str, str] = os.environ, **options: Any) -> Observed[T]:
     """Return a loader that yields what `iterable` yields, and writes the counts to `directory`.
 
-    `key` returns what identifies a sample (text or a whole number), or for a batch the keys of its samples in any nesting of
-    lists, tuples, dicts, arrays and tensors; `source` a name, or one a sample. Options: `every` (samples between two writings,
-    512), `watch_samples` (2,048), `alarm`. Under `chronicle run` directory, launch and rank are known. Elsewhere name the
-    directory; the launch is then one more than this rank's last one there. Raises DataError when no directory is known.
+    `key` returns what identifies a sample (text or a whole number), or for a batch a list, array or tensor of them; `source` a
+    name, or one a sample. Options: `every` (samples between two writings, 512), `watch_samples` (2,048), `alarm`. Under
+    `chronicle run` directory, launch and rank are known. Elsewhere name the directory; the launch is then one more than this
+    rank's last one there. Raises DataError when no directory is known.
     """
     run = RunPaths(Path(environ["CHRONICLE_RUN_DIR"])) if environ.get("CHRONICLE_RUN_DIR") else None
     if directory is None:
@@ -385,7 +385,7 @@ def _lineage(directory: Path, launch: int, after: tuple[int, int] | None) -> tup
 
 
 def _hashes(keys: Any) -> list[int]:
-    """Return the hashes of keys in any nesting; arrays of whole numbers at once."""
+    """Return the hashes of keys; arrays of whole numbers at once."""
     flat = _flat(keys)
     if isinstance(flat, np.ndarray) and flat.dtype.kind in "iu":
         values = flat.astype(np.uint64)
@@ -402,24 +402,13 @@ def _unhashable(one: Any) -> int:
 
 
 def _flat(value: Any) -> Sequence[Any] | NDArray[Any]:
-    """Return the single values of nested lists, tuples, dicts, arrays and tensors, in order."""
-    if isinstance(value, str | bytes | int | float) or value is None:
-        return [value.decode() if isinstance(value, bytes) else value]
-    if isinstance(value, Mapping):
-        return _flat(list(value.values()))
+    """Return the keys of a batch: a list, a tuple, an array or a tensor of them; any other value is one key."""
     if hasattr(value, "detach"):  # a tensor, on any device
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
         flat = np.asarray(value).ravel()
         return flat if flat.dtype.kind in "iu" else flat.tolist()
-    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
-        return value
-    if not isinstance(value, Iterable):
-        return [value]
-    parts = [_flat(one) for one in value]
-    if parts and all(isinstance(part, np.ndarray) for part in parts):
-        return np.concatenate(parts)
-    return [one for part in parts for one in (part.tolist() if isinstance(part, np.ndarray) else part)]
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _next_launch(directory: Path, rank: int) -> int:

@@ -22,7 +22,6 @@ reshuffle begins with the next block.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,31 +33,30 @@ from typing import Any
 import numpy as np
 
 from chronicle.data.plan import DataPlan, SampleIds, Segments, SourceSpec
-from chronicle.data.shard_index import Sample, SourceIndex, SourceReader, read_source_index
+from chronicle.data.shard_index import Rows, Sample, SourceIndex, SourceReader, read_source_index
 from chronicle.errors import DataError
 
 STATE_VERSION = 1
 BLOCK_SAMPLES = 1024
 POLICIES = ("stop", "skip")
+Source = str | Path | SourceIndex | Rows
 
 
 class PlanDataset:
     """Sample n of a plan over indexed sources, by number.
 
-    `sources` maps an index file (or an open index) to its whole-number weight in the mixture; `epochs` in place of weights
-    reads every source so many times while the others are read theirs. `on_error` says what happens where `decode` raises:
-    "stop", or "skip": the sample is left out of its batch, named on stderr, and counted in `skipped`. A sample whose bytes
-    are not the indexed ones always stops. `cache` is a directory on this machine in which shards that cannot be entered at a
-    sample (compressed, Parquet) are unpacked. Raises DataError or ShardProblem for what cannot be opened.
+    `sources` maps an index file (an open index, or `Rows`) to its whole-number weight in the mixture; `epochs` in place of
+    weights reads every source so many times while the others are read theirs. `on_error` says what happens where `decode`
+    raises: "stop", or "skip": the sample is left out of its batch and named on stderr. A sample whose bytes are
+    not the indexed ones always stops. Raises DataError or ShardProblem for what cannot be opened.
     """
 
-    def __init__(self, sources: Mapping[str | Path | SourceIndex, int] | Sequence[str | Path | SourceIndex], *, seed: int = 0,
+    def __init__(self, sources: Mapping[Source, int] | Sequence[Source], *, seed: int = 0,
                  epochs: Sequence[int] | None = None, decode: Callable[[Sample], Any] | None = None, on_error: str = "stop",
-                 roots: Mapping[str, str | Path] | None = None, errors: str | Path | None = None,
-                 cache: str | Path | None = None) -> None:
+                 roots: Mapping[str, str | Path] | None = None) -> None:
         if on_error not in POLICIES:
             raise DataError(f"on_error is `{on_error}`, expected one of {', '.join(POLICIES)}")
-        opened = [one if isinstance(one, SourceIndex) else read_source_index(one) for one in sources]
+        opened = [read_source_index(one) if isinstance(one, str | Path) else one for one in sources]
         weights = list(sources.values()) if isinstance(sources, Mapping) else [index.num_samples for index in opened]
         if epochs is not None:
             if len(epochs) != len(opened):
@@ -68,9 +66,8 @@ class PlanDataset:
             SourceSpec(name=index.source, num_samples=index.num_samples, digest=index.digest, weight=weight)
             for index, weight in zip(opened, weights, strict=True)))
         places = roots or {}
-        self._readers = [SourceReader(index, places.get(index.source), cache) for index in opened]
+        self._readers = [one if isinstance(one, Rows) else SourceReader(one, places.get(one.source)) for one in opened]
         self._decode, self._on_error = decode, on_error
-        self._errors = None if errors is None else Path(errors)
         self.segments = Segments()
         self._block: tuple[int, Segments, SampleIds] | None = None
         self._first, self._last = sys.maxsize, -1  # the smallest and the last number of batches in this process
@@ -126,13 +123,6 @@ class PlanDataset:
         """
         return PlanLoader(self, batch_size, rank, world_size, num_samples, options)
 
-    def stream(self, first: int = 0, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Yield every `world_size`-th sample from `first + rank` on, without end."""
-        number = first + rank
-        while True:
-            yield from self.__getitems__([number])
-            number += world_size
-
     def reshuffled(self, position: int) -> int:
         """Read the rest of the epoch in a new order from the next block after `position` samples; none repeats.
 
@@ -141,29 +131,6 @@ class PlanDataset:
         block = -(-position // BLOCK_SAMPLES)
         self.segments, self._block = self.segments.resumed(block, reshuffle=True), None
         return block * BLOCK_SAMPLES
-
-    def place(self, position: int) -> dict[str, Any]:
-        """Return what a state holds of the order beside the plan and the position."""
-        return {}
-
-    def found(self, state: Mapping[str, Any]) -> None:
-        """Take up the order of a state."""
-        segments = Segments.from_json(state["segments"])
-        if segments != self.segments:
-            self.segments = segments
-
-    def measured(self, source: int, number: int, measure: Callable[[Any], int]) -> int:
-        """Return the measure of a decoded sample; 0 and a word on stderr where it cannot be decoded and on_error is "skip"."""
-        try:
-            return measure(self._read(source, number))
-        except DataError:
-            raise
-        except Exception as problem:  # a decoder may raise anything
-            if self._on_error == "stop":
-                raise
-            name = self.plan.sources[source].name
-            print(f"chronicle: {name} {number} left out: {type(problem).__name__}: {problem}"[:300], file=sys.stderr)
-            return 0
 
     def _rows(self, block: int) -> SampleIds:
         if self._block is None or self._block[0] != block or self._block[1] is not self.segments:
@@ -187,19 +154,8 @@ class PlanDataset:
     def _skip(self, number: int, problem: Exception) -> None:
         source, index = self.ids(number, 1)[0]
         name = self.plan.sources[int(source)].name
-        line = {"sample": number, "source": name, "index": int(index), "error": f"{type(problem).__name__}: {problem}"[:300]}
-        print(f"chronicle: sample {number} ({name} {int(index)}) left out: {line['error']}", file=sys.stderr)
-        if self._errors is not None:
-            with open(self._errors, "ab", buffering=0) as file:  # one write a line: workers share the file
-                file.write(json.dumps(line).encode() + b"\n")
-
-    @property
-    def skipped(self) -> int:
-        """How many samples were left out so far, by all workers, ranks and launches that share the file `errors`."""
-        if self._errors is None or not self._errors.is_file():
-            return 0
-        with open(self._errors, "rb") as file:
-            return len({json.loads(line)["sample"] for line in file if line.endswith(b"\n")})
+        error = f"{type(problem).__name__}: {problem}"[:300]
+        print(f"chronicle: sample {number} ({name} {int(index)}) left out: {error}", file=sys.stderr)
 
 
 class PlanBatches:
@@ -254,14 +210,16 @@ class PlanBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return what a later launch needs: the plan, the samples read, the reshuffles."""
         return {"v": STATE_VERSION, "plan": self.data.plan.to_json(), "plan_hash": self.data.plan.plan_hash,
-                "position": self.position, "segments": self.data.segments.to_json(), **self.data.place(self.position)}
+                "position": self.position, "segments": self.data.segments.to_json()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on any number of ranks. Raises PlanChanged for another plan, naming what differs."""
         if state.get("v") != STATE_VERSION:
             raise DataError(f"data state has version {state.get('v')}, this program reads {STATE_VERSION}")
         self.data.plan.require_same(state["plan"])
-        self.data.found(state)
+        segments = Segments.from_json(state["segments"])
+        if segments != self.data.segments:  # else workers that hold these go on
+            self.data.segments = segments
         self.position = int(state["position"])
 
     def _ranks(self) -> tuple[int, int]:

@@ -1,13 +1,12 @@
-"""An index over shards as they are: tars, JSON lines, texts and tables, on this machine or remote, read and not copied.
+"""An index over shards as they are: tars, JSON lines and texts, on this machine or remote, read and not copied.
 
     chronicle data index web=/shards/web code=/shards/code --out data      ->  data/web.index  data/code.index
 
-A sample of a tar is what WebDataset calls one: neighbouring members with one name up to the first dot of the last part, one
-field for each further extension. A sample of a `.jsonl` file is a line, of a `.txt` or `.md` file the file, of a Parquet or
-Arrow file a row. The index holds for each sample where it lies and a CRC-32 of those bytes, headers included, or of the row's
-names and values, so a byte that changed is found when the sample is first read; for each shard its size and sha256, which
-identify the data wherever it lies. Shards are only read. `shard_forms` says which of them need a cache.
-
+A sample is bytes from a place to a place. Of a tar it is what WebDataset calls one: neighbouring members with one name up to
+the first dot of the last part, one field for each further extension. Of a `.jsonl` file it is a line, of a `.txt` or `.md` file
+the file. The index holds for each sample where it ends and a CRC-32 of its bytes, headers included, so a byte that changed is
+found when the sample is first read; for each shard its size and sha256, which identify the data wherever it lies. Shards are
+only read. What is compressed or lies in columns is unpacked once by its own tool, or read by its own library (`Rows`).
 An index is one file: a line of JSON, then two zlib-compressed columns (int64 sizes, uint32 checksums) of all samples.
 """
 
@@ -24,6 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +31,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chronicle.credentials import redact
-from chronicle.data.shard_forms import (
-    ARROW,
-    ARROW_PACKED,
-    DAMAGED,
-    KINDS,
-    PACKINGS,
-    RowReader,
-    ShardCache,
-    Watched,
-    is_mapped,
-    is_packed,
-    kind_of,
-    row_checksum,
-    shard_form,
-    table_batches,
-    unpacked,
+from chronicle.data.shards import (
+    BLOCK,
+    ShardProblem,
+    ShardReader,
+    is_remote,
+    open_shard,
+    remote_files,
+    scan_tar,
+    sha256_of,
+    shard_bytes,
+    shard_location,
 )
-from chronicle.data.shards import ShardProblem, ShardReader, is_remote, open_shard, remote_files, shard_location
 from chronicle.errors import DataError
 from rollback.disk.durable import write_atomic
 
+KINDS = {".tar": "tar", ".jsonl": "lines", ".ndjson": "lines", ".txt": "file", ".md": "file"}
 SUFFIX = ".index"
 INDEX_VERSION = 1
 MOST_OPEN = 128  # shards at a time in a process: limits of 1,024 are usual, and there may be 10,000 shards
-_BLOCK = 512
 _ABOUT = re.compile(r"(readme|licen[cs]e|notice|changelog|checksums?|(md5|sha\d+)sums?)\b", re.IGNORECASE)
 _USER = re.compile(r"https?://[^/]*@")
 Sample = dict[str, Any]
@@ -63,7 +57,7 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedShard:
-    """One file as it was indexed; `name` is its path below the indexed directory, `kind` its form (`shard_forms`)."""
+    """One file as it was indexed; `name` is its path below the indexed directory, `kind` one of `KINDS`."""
 
     name: str
     kind: str
@@ -117,7 +111,7 @@ def index_source(source: str, place: str | Path) -> SourceIndex:
     if not sum(shard.num_samples for shard in shards):
         lie = f", but {len(others):,} files such as `{others[0]}`" if others else ""
         raise DataError(f"`{place}` holds no samples{lie}",
-                        f"expected files that end in {', '.join(KINDS)}, or streams of them in {', '.join(PACKINGS)}")
+                        f"expected files that end in {', '.join(KINDS)}; unpack what is compressed, and give tables as `Rows`")
     root = str(place) if is_remote(str(place)) else str(Path(place).absolute())
     return SourceIndex(source=source, root=root, shards=tuple(shards), sizes=np.concatenate(sizes),
                        checksums=np.concatenate(checksums))
@@ -126,32 +120,21 @@ def index_source(source: str, place: str | Path) -> SourceIndex:
 def list_shards(place: str | Path) -> tuple[list[str], list[str]]:
     """Return the names of the shards below a place, sorted, and of the files that are none.
 
-    Hidden files are neither, nor are indexes beside tars. Of a directory with the `state.json` of Hugging Face's `datasets`
-    only the Arrow files that it lists count: others are caches of `map`, with the same rows. What has a tar's name up to the
-    suffix (img2dataset's `00000.parquet` beside `00000.tar`) tells of that tar, and a README beside shards of all.
-    Raises DataError for no directory, and for one of several splits.
+    Hidden files are neither. What has a tar's name up to the suffix (img2dataset's `00000.txt` beside `00000.tar`) tells of
+    that tar, and a README beside shards of all. Raises DataError for no directory.
     """
     found = [*remote_files(str(place))] if is_remote(str(place)) else _local_files(Path(place))
-    state = {folder for folder, _, last in (name.rpartition("/") for name in found) if last == "state.json"}
-    splits = sorted(folder for folder in state if folder) if "dataset_dict.json" in found else []
-    if splits:
-        raise DataError(f"`{redact(str(place))}` holds {len(splits)} splits: {', '.join(splits[:6])}",
-                        f"name one of them, such as {redact(shard_location(str(place), splits[-1]))}")
-    tars = {_without_suffix(name) for name in found if kind_of(shard_form(name)) == "tar"}
-    several = tars or any(kind_of(shard_form(name)) in ("lines", "rows") for name in found)
-    listed = {folder: _listed(shard_location(str(place), f"{folder}/state.json".lstrip("/"))) for folder in state}
+    kinds = {name: KINDS.get(os.path.splitext(name)[1], "") for name in found}
+    tars = {os.path.splitext(name)[0] for name, kind in kinds.items() if kind == "tar"}
+    several = tars or "lines" in kinds.values()
     shards, others = list[str](), list[str]()
     for name in sorted(found, key=lambda one: one.split("/")):
-        folder, _, last = name.rpartition("/")
-        if last.startswith(".") or last.endswith(".tar.idx"):
+        kind, last = kinds[name], name.rpartition("/")[2]
+        if last.startswith("."):
             continue
-        cache = folder in listed and listed[folder] and last.endswith(".arrow") and last not in listed[folder]
-        kind = kind_of(shard_form(last))
-        beside = (kind == "file" and several and _ABOUT.match(last)) or (kind != "tar" and _without_suffix(name) in tars)
-        if kind and not cache and not beside:
-            shards.append(name)
-        else:
-            others.append(name)
+        about = kind == "file" and several and _ABOUT.match(last)
+        of_a_tar = kind != "tar" and os.path.splitext(name)[0] in tars
+        (shards if kind and not about and not of_a_tar else others).append(name)
     return shards, others
 
 
@@ -159,15 +142,6 @@ def _local_files(place: Path) -> list[str]:
     if not place.is_dir():
         raise DataError(f"`{place}` is no directory", "name the directory in which the shards lie")
     return [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
-
-
-def _listed(path: str) -> set[str]:
-    """The data files that the `state.json` of a saved dataset names; none where it is something else."""
-    with open_shard(path) as stream:
-        try:
-            return {one["filename"] for one in json.loads(stream.read())["_data_files"]}
-        except (ValueError, KeyError, TypeError):
-            return set()
 
 
 def write_source_index(index: SourceIndex, path: Path) -> None:
@@ -194,8 +168,7 @@ def read_source_index(path: str | Path) -> SourceIndex:
             reason = f"index `{path}` has version {head['v']}, this program reads {INDEX_VERSION}"
             raise DataError(reason, "index the shards again")
         first, second = head["columns"]
-        unknown = sorted({row[1] for row in head["shards"]} - {shard_form(f"x{suffix}{packing}") for suffix in (*KINDS, ".json")
-                                                             for packing in ("", *PACKINGS)} - {ARROW_PACKED})
+        unknown = sorted({row[1] for row in head["shards"]} - set(KINDS.values()))
         if unknown:
             raise DataError(f"index `{path}` has shards of form `{unknown[0]}`, which this program does not read",
                             "index the shards again")
@@ -219,7 +192,7 @@ def verify_index(index: SourceIndex, root: str | Path | None = None) -> Iterator
     for shard in index.shards:
         path = shard_location(place, shard.name)
         problem = _differs(path, shard, sizes)
-        if not problem and _sha256(path) != shard.sha256:
+        if not problem and sha256_of(path) != shard.sha256:
             problem = f"shard `{path}` has changed: its sha256 is not the indexed {shard.sha256[:12]}…"
         if problem:
             yield redact(problem)
@@ -231,12 +204,9 @@ def verify_index(index: SourceIndex, root: str | Path | None = None) -> Iterator
 
 
 class SourceReader:
-    """Reads samples by number, in any order and process. Raises ShardProblem at once for a shard of another size.
+    """Reads samples by number, in any order and process. Raises ShardProblem at once for a shard of another size."""
 
-    `cache` is the directory for packed shards; DataError where there are such and no cache, or no room in it.
-    """
-
-    def __init__(self, index: SourceIndex, root: Path | str | None = None, cache: Path | str | None = None) -> None:
+    def __init__(self, index: SourceIndex, root: Path | str | None = None) -> None:
         self.index = index
         self._place = str(root or index.root)
         sizes = _sizes(self._place, index)
@@ -244,192 +214,138 @@ class SourceReader:
             problem = _differs(shard_location(self._place, shard.name), shard, sizes)
             if problem:
                 raise ShardProblem(problem, "bring the indexed file back, or index the shards again: then the plan is another")
-        self._open = dict[int, ShardReader | RowReader]()  # the last one used is the last one in it
+        self._open = dict[int, ShardReader]()  # the last one used is the last one in it
         counts = np.array([shard.num_samples for shard in index.shards], dtype=np.int64)
         self._samples_before = np.concatenate([[0], np.cumsum(counts)])
         ends = np.cumsum(index.sizes)
         before = np.concatenate([[0], ends])[self._samples_before]  # bytes of all samples of earlier shards
         self._starts = ends - index.sizes - np.repeat(before[:-1], counts)
-        self._cache = None if cache is None else ShardCache(cache)
-        remote = is_remote(self._place)
-        self._packed = {number: int(before[number + 1] - before[number]) for number, shard in enumerate(index.shards)
-                        if is_packed(shard.kind, remote=remote)}
-        if self._packed:
-            self._require_cache()
-
-    def _require_cache(self) -> None:
-        if self._cache is None:
-            forms = sorted({self.index.shards[number].kind.partition(".")[2] for number in self._packed})
-            raise DataError(f"source `{self.index.source}` has {len(self._packed):,} shards that cannot be entered at a sample "
-                            f"({', '.join(forms)}), {sum(self._packed.values()):,} bytes unpacked",
-                            "give a directory with so much room as `cache`: each is unpacked there once, when first read")
-        self._cache.require_room(self.index.source, ((self.index.shards[number].sha256, size) for number, size in
-                                                     self._packed.items()))
 
     def read(self, number: int) -> Sample:
-        """Return sample `number`: `__key__`, `__source__`, and its fields: bytes, of a table plain values.
-
-        Raises ShardProblem for changed bytes.
-        """
+        """Return sample `number`: `__key__`, `__source__`, and its fields as bytes. Raises ShardProblem for changed bytes."""
         shard = int(np.searchsorted(self._samples_before, number, "right")) - 1
         known, within = self.index.shards[shard], number - int(self._samples_before[shard])
-        kind, reader, sample = kind_of(known.kind), self._reader(shard), Sample()
         start, size = int(self._starts[number]), int(self.index.sizes[number])
-        content = b""
-        if isinstance(reader, RowReader):
-            sample = reader.read(within)
-            same = row_checksum(sample) == (size, int(self.index.checksums[number]))
-        else:
-            content = reader.read(start, size)
-            same = zlib.crc32(content) == int(self.index.checksums[number])
-        if not same:
-            where = f"row {within}" if kind == "rows" else f"bytes {start} to {start + size} (sample {within})"
-            where += f" of `{reader.path}`, which it was unpacked into," if shard in self._packed else ""
-            raise ShardProblem(f"shard `{shard_location(self._place, known.name)}` has changed: {where} "
-                               f"{'is' if kind == 'rows' else 'are'} not what was indexed",
-                               "`chronicle data verify` lists every changed shard; bring the indexed file back"
-                               + (", or remove the unpacked one" if shard in self._packed else ""))
-        name = _without_suffix(known.name)
-        if kind == "tar":
+        content = self._reader(shard).read(start, size)
+        if zlib.crc32(content) != int(self.index.checksums[number]):
+            path = shard_location(self._place, known.name)
+            raise ShardProblem(f"shard `{path}` has changed: bytes {start} to {start + size} (sample {within}) are not what "
+                               "was indexed",
+                               "`chronicle data verify` lists every changed shard; bring the indexed file back")
+        name, suffix = os.path.splitext(known.name)
+        if known.kind == "tar":
             sample = dict(_fields(content))
-        elif kind == "lines":
+        elif known.kind == "lines":
             sample = {"__key__": f"{name}/{within}", "json": content.strip()}
-        elif kind == "file":
-            sample = {"__key__": name, known.name[len(name) + 1:].partition(".")[0]: content}
         else:
-            sample = {"__key__": f"{name}/{within}", **sample}
+            sample = {"__key__": name, suffix[1:]: content}
         return {**sample, "__source__": self.index.source}
 
-    def _reader(self, shard: int) -> ShardReader | RowReader:
+    def _reader(self, shard: int) -> ShardReader:
         """Return the open shard; of many shards the one that was not used for longest is closed."""
-        reader = self._open.pop(shard, None) or self._opened(shard)
+        path = shard_location(self._place, self.index.shards[shard].name)
+        reader = self._open.pop(shard, None) or ShardReader(path)
         self._open[shard] = reader
         if len(self._open) > MOST_OPEN:
             self._open.pop(next(iter(self._open))).close()
         return reader
 
-    def _opened(self, shard: int) -> ShardReader | RowReader:
-        known = self.index.shards[shard]
-        path = shard_location(self._place, known.name)
-        if shard in self._packed and self._cache is not None:
-            path = self._cache.path(path, known.kind, known.sha256)
-        return RowReader(path) if kind_of(known.kind) == "rows" else ShardReader(path)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A source that another library reads: `rows[n]` is a dict of fields (a dataset of Hugging Face, a list).
+
+    `digest` identifies the content: a plan with another one is refused. Nothing else tells that rows have changed.
+    """
+
+    source: str
+    rows: Any
+    digest: str
+
+    @property
+    def num_samples(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
+    def read(self, number: int) -> Sample:
+        """Return row `number` with `__key__` and `__source__`."""
+        return {"__key__": f"{self.source}/{number}", **self.rows[number], "__source__": self.source}
 
 
 # --- One shard
 
 
 def _read_shard(path: str, name: str) -> tuple[IndexedShard, NDArray[np.int64], NDArray[np.uint32]]:
-    form = shard_form(name)
+    """Read a shard once for the places where its samples end, and once for the checksums of what lies between."""
+    kind = KINDS[os.path.splitext(name)[1]]
+    ends = {"tar": _ends_in_tar, "lines": _ends_of_lines, "file": _end_of_file}[kind](path)
+    digest, checksums, count = hashlib.sha256(), list[int](), 0
     with open_shard(path) as stream:
-        watched = Watched(stream)
-        try:
-            if kind_of(form) == "rows":
-                spans = [row_checksum(row) for batch in table_batches(path) for row in batch.to_pylist()]
-                form = form if form != ARROW or is_mapped(path) else ARROW_PACKED
-            else:
-                inner = Watched(unpacked(watched, form)) if is_packed(form) else watched  # type: ignore[arg-type]
-                spans = {"tar": _tar_spans, "lines": _line_spans, "file": _file_span}[kind_of(form)](inner, path)
-                inner.read_rest()
-            watched.read_rest()
-        except DAMAGED as problem:
-            raise ShardProblem(f"shard `{path}` is cut or damaged: {problem}", "copy it again, or leave it out") from problem
-    sizes, checksums = np.array([size for size, _ in spans], np.int64), np.array([crc for _, crc in spans], np.uint32)
-    return IndexedShard(name=name, kind=form, size_bytes=watched.count, num_samples=len(spans),
-                        sha256=watched.digest.hexdigest()), sizes, checksums
+        for end in ends:
+            content = stream.read(end - count)
+            digest.update(content)
+            checksums.append(zlib.crc32(content))
+            count += len(content)
+        while block := stream.read(1 << 20):
+            if kind == "tar" and block.strip(b"\0"):
+                end = ends[-1] + BLOCK if ends else BLOCK
+                raise ShardProblem(f"shard `{path}` goes on after its end at byte {end}: no reader finds what lies behind it",
+                                   "keep the parts as files of their own, or join them by `tar --concatenate`")
+            digest.update(block)
+            count += len(block)
+    sizes = np.array([end - begin for begin, end in pairwise([0, *ends])], np.int64)
+    shard = IndexedShard(name=name, kind=kind, size_bytes=count, num_samples=len(ends), sha256=digest.hexdigest())
+    return shard, sizes, np.array(checksums, np.uint32)
 
 
-def _tar_spans(stream: Watched, path: str) -> list[tuple[int, int]]:
-    """Return (bytes, CRC) of each sample; what lies before its first member (directories, headers of paths) belongs to it."""
-    spans: list[tuple[int, int]] = []
-    size, crc, key = 0, 0, None
-    keys, fields, torn, twice = set[str](), set[str](), list[str](), list[str]()
-    for member, span in _members(stream, path):
-        if member is not None:
-            mine = _key(member)
-            if key is not None and mine != key:
-                spans.append((size, crc))
-                size, crc = 0, 0
-            if mine != key:
-                torn += [mine] if mine in keys else []
-                keys.add(mine)
-                fields.clear()
-            twice += [member] if member in fields else []
-            fields.add(member)
-            key = mine
-        size, crc = size + len(span), zlib.crc32(span, crc)
-    for found, what in ((torn, "samples lie in several places, each of which is taken for one (`tar --sort=name` keeps them "
-                               "together)"), (twice, "members have one name in one sample: the last one is read")):
+def _ends_in_tar(path: str) -> list[int]:
+    """Return where each sample ends; what lies before its first member (directories, headers of paths) belongs to it."""
+    ends: list[int] = []
+    keys, fields, torn, twice, links = set[str](), set[str](), list[str](), list[str](), list[str]()
+    key = None
+    members, end = scan_tar(path)
+    for member in members:
+        if member.issparse():
+            raise ShardProblem(f"shard `{path}` holds the sparse file `{member.name}`: its bytes do not lie there as they are",
+                               "write the tar again without `-S` (`--sparse`)")
+        links += [member.name] if member.islnk() else []
+        if not member.isreg():
+            continue
+        mine = _key(member.name)
+        if mine != key:
+            ends += [] if key is None else [member.offset]
+            torn += [mine] if mine in keys else []
+            keys.add(mine)
+            fields.clear()
+        twice += [member.name] if member.name in fields else []
+        fields.add(member.name)
+        key = mine
+    told = {
+        "samples lie in several places, each of which is taken for one (`tar --sort=name` keeps them together)": torn,
+        "members have one name in one sample: the last one is read": twice,
+        "hard links are left out, as WebDataset does": links,
+    }
+    for what, found in told.items():
         if found:
             print(f"chronicle: shard `{redact(path)}`: {len(found):,} {what}, such as `{found[0]}`", file=sys.stderr)
-    return [*spans, (size, crc)] if key is not None else spans
+    return [*ends, end] if key is not None else []
 
 
-def _members(stream: Watched, path: str) -> Iterator[tuple[str | None, bytes]]:
-    """Yield (name, bytes from first header to padding) of each regular file of a tar; the name is None for other members."""
-    pending = b""
-    extended: dict[str, str] = {}
-    while True:
-        head = stream.read(_BLOCK)
-        if len(head) < _BLOCK:
-            raise ShardProblem(f"shard `{path}` is truncated: it ends at byte {stream.count} without the zero blocks that "
-                               "end a tar", "copy it again, or leave it out")
-        if not head.strip(b"\0"):
-            if pending:
-                raise ShardProblem(f"shard `{path}` ends after the header of a long name", "copy it again")
-            _require_end(stream, path)
-            return
-        try:
-            info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-        except tarfile.TarError as problem:
-            raise ShardProblem(f"shard `{path}` cannot be read as a tar at byte {stream.count - _BLOCK}: {problem}",
-                               "build or copy it again") from problem
-        if info.type == tarfile.GNUTYPE_SPARSE or any(name.startswith("GNU.sparse.") for name in extended):
-            name = extended.get("GNU.sparse.name", info.name)
-            raise ShardProblem(f"shard `{path}` holds the sparse file `{name}`, whose bytes do not lie there as they are",
-                               "write the tar again without `-S` (`--sparse`)")
-        size = int(extended.get("size", info.size)) if info.isreg() else info.size
-        padded = -(-size // _BLOCK) * _BLOCK
-        body = stream.read(padded)
-        if len(body) < padded:
-            raise ShardProblem(f"shard `{path}` is truncated: it ends at byte {stream.count} inside `{info.name}`",
-                               "copy it again, or leave it out")
-        pending += head + body
-        if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
-            extended |= _pax(body[:size]) if info.type == tarfile.XHDTYPE else {"path": _text(body)}
-        elif info.isreg():
-            yield extended.get("path", info.name), pending
-            pending, extended = b"", {}
-        elif info.type != tarfile.GNUTYPE_LONGLINK:
-            if info.islnk():
-                print(f"chronicle: shard `{redact(path)}`: the hard link `{extended.get('path', info.name)}` is left out, as "
-                      "WebDataset does", file=sys.stderr)
-            yield None, pending
-            pending, extended = b"", {}
+def _ends_of_lines(path: str) -> list[int]:
+    """Return where each line ends; empty lines belong to the line before, at the beginning to the one after."""
+    ends, at, filled = list[int](), 0, False
+    with open_shard(path) as stream:
+        for line in stream:
+            if line.strip():
+                ends += [at] if filled else []
+                filled = True
+            at += len(line)
+    return [*ends, at] if filled else []
 
 
-def _require_end(stream: Watched, path: str) -> None:
-    """Raise ShardProblem where more than zeros follows the end of a tar: readers stop there, so samples would be lost."""
-    end = stream.count
-    while block := stream.read(1 << 20):
-        if block.strip(b"\0"):
-            raise ShardProblem(f"shard `{path}` goes on after its end at byte {end}: no reader finds what lies behind it",
-                               "keep the parts as files of their own, or join them by `tar --concatenate`")
-
-
-def _pax(body: bytes) -> dict[str, str]:
-    """Return the records of a pax header: `<length> <name>=<value>\\n` each (pax(1))."""
-    found, rest = {}, body
-    while rest:
-        length = int(rest.partition(b" ")[0])
-        name, _, value = rest[:length].partition(b" ")[2].rstrip(b"\n").partition(b"=")
-        found[name.decode()] = value.decode("utf-8", "surrogateescape")
-        rest = rest[length:]
-    return found
-
-
-def _text(body: bytes) -> str:
-    return body.rstrip(b"\0").decode("utf-8", "surrogateescape")
+def _end_of_file(path: str) -> list[int]:
+    size = shard_bytes(path)
+    return [size] if size else []
 
 
 def _key(name: str) -> str:
@@ -439,31 +355,12 @@ def _key(name: str) -> str:
 
 def _fields(content: bytes) -> Iterator[tuple[str, Any]]:
     """Yield `__key__` and the fields of one sample of a tar."""
-    with tarfile.open(fileobj=io.BytesIO(content + bytes(2 * _BLOCK)), mode="r:") as tar:
+    with tarfile.open(fileobj=io.BytesIO(content + bytes(2 * BLOCK)), mode="r:") as tar:
         for member in tar:
             if member.isreg():
                 yield "__key__", _key(member.name)
                 field = member.name.rpartition("/")[2].partition(".")[2]
                 yield field, content[member.offset_data:member.offset_data + member.size]
-
-
-def _line_spans(stream: Watched, path: str) -> list[tuple[int, int]]:
-    """Return (bytes, CRC) of each line; empty lines belong to the line before, at the beginning to the one after."""
-    spans: list[tuple[int, int]] = []
-    size, crc, filled = 0, 0, False
-    for line in stream:
-        if line.strip():
-            if filled:
-                spans.append((size, crc))
-                size, crc = 0, 0
-            filled = True
-        size, crc = size + len(line), zlib.crc32(line, crc)
-    return [*spans, (size, crc)] if filled else spans
-
-
-def _file_span(stream: Watched, path: str) -> list[tuple[int, int]]:
-    content = stream.read(-1)
-    return [(len(content), zlib.crc32(content))] if content else []
 
 
 def _sizes(place: str, index: SourceIndex) -> dict[str, int | None]:
@@ -486,19 +383,6 @@ def _differs(path: str, shard: IndexedShard, sizes: Mapping[str, int | None]) ->
         return ""
     how = "is truncated" if size < shard.size_bytes else "has changed"
     return f"shard `{path}` {how}: {size:,} bytes, indexed with {shard.size_bytes:,}"
-
-
-def _sha256(path: str) -> str:
-    with open_shard(path) as stream:
-        watched = Watched(stream)
-        watched.read_rest()
-        return watched.digest.hexdigest()
-
-
-def _without_suffix(name: str) -> str:
-    """The name of a shard without the suffixes of its form."""
-    stem, suffix = os.path.splitext(name)
-    return os.path.splitext(stem)[0] if suffix in PACKINGS else stem
 
 
 def describe_index(index: SourceIndex) -> str:

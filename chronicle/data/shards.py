@@ -1,11 +1,11 @@
-"""A built source on disk: WebDataset tar shards of text, their offset indexes, and a manifest that lists them all.
+"""A built source on disk: WebDataset tar shards of text and a manifest that lists them all.
 
-    <directory>/<source>/train-000000.tar  train-000000.tar.idx  …  held_out-000000.tar  …  manifest.json
+    <directory>/<source>/train-000000.tar  …  held_out-000000.tar  …  manifest.json
 
 Each member `<key>.txt` is a stretch of UTF-8 text; stock WebDataset reads the same files. Equal text gives tars with equal
-bytes (no times, no owners), so their digests identify the data. `<shard>.tar.idx` holds one JSON line (version, count,
-size of the tar) and then little-endian int64 rows (offset, size, key hash) of every regular member. A tar that ends inside
-a member, or without its two closing zero blocks, is truncated. Files are local or, through fsspec, remote.
+bytes (no times, no owners), so their digests identify the data. Where the samples of a tar lie is read from its headers, when
+it is opened. A tar that ends inside a member, or without its two closing zero blocks, is truncated. Files are local or,
+through fsspec, remote.
 """
 
 from __future__ import annotations
@@ -14,25 +14,19 @@ import hashlib
 import io
 import json
 import os
-import sys
 import tarfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from chronicle.credentials import redact
 from chronicle.data.repeats import without_repeats
 from chronicle.errors import DataError
 from rollback.disk.durable import write_atomic
 
-INDEX_VERSION = 1
-_BLOCK = 512
+BLOCK = 512  # of a tar
 
 
 class ShardProblem(DataError):
@@ -42,75 +36,29 @@ class ShardProblem(DataError):
         super().__init__(redact(message), remedy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardIndex:
-    """Positions of the samples of a shard. `rows` is (n, 3): offset, size, key hash."""
-
-    tar_bytes: int
-    rows: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
 def key_hash(key: str) -> int:
     """Return a 63-bit hash of a key, equal on every machine."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def index_path(shard: str) -> str:
-    """Return the path of a shard's index, beside the shard."""
-    return f"{shard}.idx"
-
-
-def scan_tar(shard: str) -> ShardIndex:
-    """Read the headers of a tar. Raises ShardProblem when it is missing, truncated or not a tar."""
+def scan_tar(shard: str) -> tuple[list[tarfile.TarInfo], int]:
+    """Read the headers of a tar: its members, and where they end. Raises ShardProblem for none, or a truncated one."""
     size = shard_bytes(shard)
-    rows = []
+    members: list[tarfile.TarInfo] = []
     end = 0
     try:
         with open_shard(shard) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
-                if member.isreg():
-                    rows.append((member.offset_data, member.size, key_hash(member.name.rpartition("/")[2].split(".")[0])))
-                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-    except (tarfile.TarError, EOFError) as problem:
-        raise ShardProblem(f"shard `{shard}` cannot be read as a tar: {problem}", "build or copy it again") from problem
-    if end + 2 * _BLOCK > size:
-        raise ShardProblem(f"shard `{shard}` is truncated: {size} bytes, expected at least {end + 2 * _BLOCK}",
-                           "build or copy it again")
-    return ShardIndex(tar_bytes=size, rows=np.array(rows, dtype=np.int64).reshape(-1, 3))
-
-
-def write_index(shard: str, index: ShardIndex) -> None:
-    """Write the index beside a local shard, atomically."""
-    head = {"v": INDEX_VERSION, "count": len(index), "tar_bytes": index.tar_bytes}
-    target = Path(index_path(shard))
-    write_atomic(target, json.dumps(head).encode() + b"\n" + index.rows.astype("<i8").tobytes(), durable=False)
-
-
-def read_index(shard: str) -> ShardIndex:
-    """Read the index of a shard; without one, scan the tar. Raises ShardProblem where index and tar disagree."""
-    path = index_path(shard)
-    try:
-        with open_shard(path) as stream:
-            content = stream.read()
-    except ShardProblem:
-        return scan_tar(shard)
-    head, _, body = content.partition(b"\n")
-    try:
-        fields = json.loads(head)
-        rows = np.frombuffer(body, dtype="<i8").reshape(-1, 3).astype(np.int64)
-    except ValueError as problem:
-        raise ShardProblem(f"index `{path}` cannot be read: {problem}", "delete it: the tar is then scanned again") from problem
-    if fields.get("v") != INDEX_VERSION or fields.get("count") != len(rows):
-        raise ShardProblem(f"index `{path}` has version {fields.get('v')} and {len(rows)} rows, expected version "
-                           f"{INDEX_VERSION} and {fields.get('count')} rows", "delete it: the tar is then scanned again")
-    size = shard_bytes(shard)
-    if fields["tar_bytes"] != size:
-        raise ShardProblem(f"shard `{shard}` has {size} bytes, its index was made for {fields['tar_bytes']}",
-                           "copy the shard again, or delete the index if the shard is right")
-    return ShardIndex(tar_bytes=size, rows=rows)
+                members.append(member)
+                end = tar.offset
+    except tarfile.TarError as problem:
+        if size and end + BLOCK <= size:
+            reason = f"shard `{shard}` cannot be read as a tar at byte {end}: {problem}"
+            raise ShardProblem(reason, "build or copy it again") from problem
+    if end + 2 * BLOCK > size:
+        reason = f"shard `{shard}` is truncated: it ends at byte {size}, expected at least {end + 2 * BLOCK}"
+        raise ShardProblem(reason, "build or copy it again")
+    return members, end
 
 
 def is_remote(shard: str) -> bool:
@@ -122,8 +70,11 @@ def is_remote(shard: str) -> bool:
 def open_shard(shard: str) -> Iterator[IO[bytes]]:
     """Open a shard for reading. Raises ShardProblem when it cannot be opened, or a remote one cannot be read to its end."""
     if is_remote(shard):
-        with _asked(shard, "opened", lambda filesystem, path: filesystem.open(path, "rb")) as opened:
-            yield io.BufferedReader(_RemoteStream(shard, opened), 1 << 20)
+        with _asking(shard, "opened"):
+            filesystem, path = _filesystem(shard)
+            opened = filesystem.open(path, "rb")
+        with _asking(shard, "read"), opened as stream:
+            yield stream
         return
     try:
         opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller's block
@@ -137,7 +88,9 @@ def open_shard(shard: str) -> Iterator[IO[bytes]]:
 def shard_bytes(shard: str) -> int:
     """Return the size of a shard."""
     if is_remote(shard):
-        return int(_asked(shard, "found", lambda filesystem, path: filesystem.size(path)))
+        with _asking(shard, "found"):
+            filesystem, path = _filesystem(shard)
+            return int(filesystem.size(path))
     with open_shard(shard) as stream:
         return stream.seek(0, io.SEEK_END)
 
@@ -147,7 +100,8 @@ def remote_files(place: str) -> dict[str, int | None]:
 
     Raises ShardProblem where it cannot be listed.
     """
-    def listed(filesystem: Any, path: str) -> dict[str, int | None]:
+    with _asking(place, "listed"):
+        filesystem, path = _filesystem(place)
         filesystem.invalidate_cache()  # what was listed earlier in this process may have changed
         root = path.rstrip("/") + "/"
         listing = filesystem.find(path, detail=True)
@@ -156,15 +110,9 @@ def remote_files(place: str) -> dict[str, int | None]:
         return {name.removeprefix(root): entry.get("size") for name, entry in listing.items()
                 if name.startswith(root) and name != root}
 
-    found: dict[str, int | None] = _asked(place, "listed", listed)
-    return found
-
 
 class ShardReader:
-    """Reads parts of one shard by offset. Each process opens its own descriptor at its first read.
-
-    A remote store that does not answer is asked again for `PATIENCE_S` seconds.
-    """
+    """Reads parts of one shard by offset. Each process opens its own descriptor at its first read."""
 
     def __init__(self, shard: str) -> None:
         self.path = self.shard = shard
@@ -174,8 +122,9 @@ class ShardReader:
     def read(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`. Raises ShardProblem when the shard is shorter, or cannot be read."""
         if is_remote(self.shard):
-            content = bytes(_asked(self.shard, "read", lambda filesystem, path: filesystem.cat_file(
-                path, start=offset, end=offset + size), PATIENCE_S))
+            with _asking(self.shard, "read"):
+                filesystem, path = _filesystem(self.shard)
+                content = bytes(filesystem.cat_file(path, start=offset, end=offset + size))
             if len(content) > size:
                 raise ShardProblem(f"shard `{self.shard}`: asked for {size:,} bytes of it, its server gave "
                                    f"{len(content):,}: it does not know ranges", "serve it by a server that gives parts of a "
@@ -201,77 +150,18 @@ class ShardReader:
 
 # --- Remote stores
 
-PATIENCE_S = 300.0  # a read waits so long for a store: other ranks wait 10 minutes in a collective by default
-FIRST_PAUSE_S = 1.0
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError, ValueError)
 
-
-def _asked(shard: str, verb: str, ask: Callable[[Any, str], Any], patience_s: float = 0.0) -> Any:
-    """Return what a store answers to `ask(filesystem, path)`; raises ShardProblem, without credentials, where it does not.
-
-    What a store refuses is final. Else (no connection, an answer that is cut, 5xx) it is asked again, at first after a second
-    and ever more rarely, until `patience_s` are over; the wait and its end are told on stderr.
-    """
-    filesystem, path = _filesystem(shard)
-    began, pause, told = time.monotonic(), FIRST_PAUSE_S, False
-    while True:
-        try:
-            answer = ask(filesystem, path)
-            if told:
-                waited_s = time.monotonic() - began
-                print(f"chronicle: shard `{redact(shard)}` is read again after {waited_s:.0f} s", file=sys.stderr)
-            return answer
-        except Exception as problem:  # noqa: BLE001 every store's package has errors of its own
-            left = patience_s - (time.monotonic() - began)
-            if _is_final(problem) or left <= 0:
-                waited = f" ({patience_s:.0f} s long)" if told else ""
-                reason, remedy = f"shard `{shard}` cannot be {verb}{waited}: {_reason(problem)}", _remedy(problem)
-                hidden = redact(shard) != shard or redact(str(problem)) != str(problem)
-                raise ShardProblem(reason, remedy) from (None if hidden else problem)
-            if not told:
-                print(f"chronicle: shard `{redact(shard)}` cannot be {verb} now: {_reason(problem)}; it is tried again for "
-                      f"{patience_s:.0f} s", file=sys.stderr)
-            told = True
-        time.sleep(max(0.0, min(pause, left)))
-        pause = min(2 * pause, 30.0)
-
-
-class _RemoteStream(io.RawIOBase):
-    """A file of fsspec from any place on; raises ShardProblem alone, and waits for a store as `ShardReader` does."""
-
-    def __init__(self, shard: str, opened: Any) -> None:
-        self._shard, self._opened = shard, opened
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._opened.seekable())
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return int(self._opened.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._opened.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        # a stream without ranges, which has no cache, cannot be read again where it broke
-        patience_s = PATIENCE_S if getattr(self._opened, "cache", None) is not None else 0.0
-        content = _asked(self._shard, "read", lambda *_: self._opened.read(len(buffer)), patience_s)
-        buffer[:len(content)] = content
-        return len(content)
-
-
-def _is_final(problem: BaseException) -> bool:
-    """Whether asking again is of no use: no such file, no permission, a request that the store refuses."""
-    # fsspec's web files report every failure as "not found"; an answer that is cut has a cause that names itself 400
-    cause = problem.__cause__ if isinstance(problem, FileNotFoundError) and problem.__cause__ else problem
-    answer = getattr(cause.__cause__, "response", None)  # of S3
-    said = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
-    status = str(said or getattr(cause, "status", None) or vars(cause).get("code", ""))  # of the web, of Google
-    if status.isdigit():
-        return 400 <= int(status) < 500 and status not in ("408", "429")
-    return isinstance(cause, _FINAL)
+@contextmanager
+def _asking(shard: str, verb: str) -> Iterator[None]:
+    """Raise ShardProblem, without credentials, where a store does not answer; its package has asked again by then."""
+    try:
+        yield
+    except (DataError, tarfile.TarError):
+        raise
+    except Exception as problem:  # noqa: BLE001 every store's package has errors of its own
+        hidden = redact(shard) != shard or redact(str(problem)) != str(problem)
+        reason = f"shard `{shard}` cannot be {verb}: {_reason(problem)}"
+        raise ShardProblem(reason, _remedy(problem)) from (None if hidden else problem)
 
 
 def _reason(problem: BaseException) -> str:
@@ -362,7 +252,7 @@ def split_text(text: bytes) -> dict[str, list[bytes]]:
 
 def build_source(directory: Path, source: str, text: bytes, *, origin: str,
                  shard_size_bytes: int = 4_000_000) -> SourceManifest:
-    """Write shards, indexes and, last, the manifest; 64-byte repeats are left out. Raises DataError for a used directory."""
+    """Write shards and, last, the manifest; 64-byte repeats are left out. Raises DataError for a used directory."""
     target = directory / source
     if target.exists() and any(target.iterdir()):
         raise DataError(f"`{target}` is not empty", "name another directory, or remove its content")
@@ -400,12 +290,12 @@ def verify_source(location: str) -> Iterator[str]:
     for shard in manifest.shards:
         path = shard_location(location, shard.name)
         try:
-            size, digest = shard_bytes(path), _sha256(path)
+            size, digest = shard_bytes(path), sha256_of(path)
             if size != shard.tar_bytes:
                 yield f"shard `{path}` has {size} bytes, the manifest says {shard.tar_bytes}"
             elif digest != shard.sha256:
                 yield f"shard `{path}` has changed: sha256 {digest[:12]}…, the manifest says {shard.sha256[:12]}…"
-            elif (found := len(scan_tar(path))) != shard.num_samples:
+            elif (found := len(text_members(path))) != shard.num_samples:
                 yield f"shard `{path}` holds {found} samples, the manifest says {shard.num_samples}"
         except ShardProblem as problem:
             yield str(problem)
@@ -413,6 +303,11 @@ def verify_source(location: str) -> Iterator[str]:
         known = {shard.name for shard in manifest.shards}
         for extra in sorted(path.name for path in Path(location).glob("*.tar") if path.name not in known):
             yield f"shard `{shard_location(location, extra)}` is not in the manifest"
+
+
+def text_members(shard: str) -> list[tuple[int, int]]:
+    """Return (first byte, bytes) of each sample of a built shard."""
+    return [(member.offset_data, member.size) for member in scan_tar(shard)[0] if member.isreg()]
 
 
 def shard_location(location: str, name: str) -> str:
@@ -430,12 +325,12 @@ def _write_shard(target: Path, name: str, split: str, first: int, stretches: lis
     content = buffer.getvalue()
     path = target / name
     path.write_bytes(content)
-    write_index(str(path), scan_tar(str(path)))
     return Shard(name=name, split=split, num_samples=len(stretches), tar_bytes=len(content),
                  text_bytes=sum(map(len, stretches)), sha256=hashlib.sha256(content).hexdigest())
 
 
-def _sha256(path: str) -> str:
+def sha256_of(path: str) -> str:
+    """Return the sha256 of a shard."""
     digest = hashlib.sha256()
     with open_shard(path) as stream:
         while block := stream.read(1 << 20):

@@ -1,4 +1,4 @@
-"""Export the curve of the lineage: CSV, JSON, JSON lines, Parquet and TensorBoard event files.
+"""Export the curve of the lineage: CSV, JSON lines and TensorBoard event files.
 
 Each step appears once, from the launch that the present weights descend from. TensorBoard files are written without
 TensorBoard; their purge markers make it show the same curve. Format: TFRecord of tensorflow/core/util/event.proto.
@@ -13,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from chronicle.errors import ChronicleError
 from chronicle.journal import Lineage
 from chronicle.metrics.numbers import json_number
 from chronicle.story.curve import CurveRow
@@ -21,7 +20,6 @@ from chronicle.story.curve import CurveRow
 # --- Tables
 
 LEADING = ("step", "launch", "time", "kept")
-PARQUET_ROWS = 1 << 16
 
 
 def write_csv(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
@@ -48,52 +46,12 @@ def write_jsonl(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO)
     return count
 
 
-def write_json(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
-    """Write one JSON array of the objects that `write_jsonl` writes; return the number of rows."""
-    lines = [f"\n{_object(row, channels)}" for row in rows]
-    file.write(f"[{','.join(lines)}\n]\n")
-    return len(lines)
-
-
 def _object(row: CurveRow, channels: Sequence[str]) -> str:
     record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
     if row.time is not None:
         record["t"] = row.time
     record |= {name: json_number(row.values[name]) for name in channels if name in row.values}
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
-
-
-def write_parquet(rows: Iterable[CurveRow], channels: Sequence[str], path: Path) -> int:
-    """Write columns step, launch, time, kept and one float64 per channel; return the number of rows.
-
-    Raises `ChronicleError` when pyarrow is not installed.
-    """
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet
-    except ModuleNotFoundError as problem:
-        raise ChronicleError("cannot write Parquet: pyarrow is not installed", "pip install pyarrow") from problem
-    types = [("step", pyarrow.int64()), ("launch", pyarrow.int32()), ("time", pyarrow.float64()), ("kept", pyarrow.bool_())]
-    schema = pyarrow.schema([*types, *((name, pyarrow.float64()) for name in channels)])
-    count = 0
-    with parquet.ParquetWriter(path, schema) as writer:
-        for part in _groups(rows):
-            columns: list[list[Any]] = [[getattr(row, name) for row in part] for name in LEADING]
-            columns += [[row.values.get(name) for row in part] for name in channels]
-            writer.write_table(pyarrow.table(columns, schema=schema))
-            count += len(part)
-    return count
-
-
-def _groups(rows: Iterable[CurveRow]) -> Iterator[list[CurveRow]]:
-    part: list[CurveRow] = []
-    for row in rows:
-        part.append(row)
-        if len(part) == PARQUET_ROWS:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 def _cell(value: float | None) -> str:

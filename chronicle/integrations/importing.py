@@ -23,11 +23,8 @@ from chronicle.integrations.foreign_journals import (
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import ImportedSource, LaunchEnd, LaunchSettings, LaunchStart, events_of
 from chronicle.metrics import Point
-from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.numbers import json_number
 from chronicle.metrics.readers import read_log
-from chronicle.metrics.records import read_document
-from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
 
@@ -164,17 +161,11 @@ def _digest(source: Path) -> str:
 # --- Recognising the format of a source
 
 
-def _launches(name: str, read: Callable[[Path], Iterator[Point]]) -> Callable[[Path], Import]:
-    return lambda path: Import(format=name, launches=cut_into_launches(read(path), path.name))
+def _read_points(path: Path) -> Import:
+    return Import(format="log", launches=cut_into_launches(read_log(path), path.name))
 
 
-FORMATS: Mapping[str, Callable[[Path], Import]] = {
-    "entries": read_entries,
-    "events": read_events,
-    "tensorboard": _launches("tensorboard", read_event_files),
-    "trainer-state": _launches("trainer-state", read_document),
-    "log": _launches("log", read_log),
-}
+FORMATS: Mapping[str, Callable[[Path], Import]] = {"entries": read_entries, "events": read_events, "log": _read_points}
 
 
 def read_source(path: Path, format_name: str | None = None) -> Import:
@@ -195,20 +186,15 @@ def read_source(path: Path, format_name: str | None = None) -> Import:
 
 
 def _recognise(path: Path) -> str:
-    if is_file_store_run(path) or not path.exists():
+    """A journal of another kind by its first line; anything else is a log, whose form its reader finds."""
+    if not path.is_file():
         return "log"
-    if path.is_dir() or is_event_file(path):
-        return "tensorboard"
-    if path.name == "trainer_state.json":
-        return "trainer-state"
     with path.open("rb") as file:
         first = file.readline(1 << 16).decode("utf-8", "replace").strip()
     if is_event_table(first):
         return "events"
-    if first.startswith("{"):
-        try:
-            record = json.loads(first)
-        except ValueError:
-            return "log"
-        return "entries" if isinstance(record, dict) and "kind" in record and "title" in record else "log"
-    return "log"
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return "log"
+    return "entries" if isinstance(record, dict) and "kind" in record and "title" in record else "log"

@@ -1,29 +1,23 @@
 """Several runs side by side: state, last and best values, the loss at equal steps, the settings that differ, and one picture.
 
-Runs are aligned by step, by the tokens that they logged, by training time (time between launches does not count), or from the
-step at which they left a common ancestor; then the ancestor's own points up to where each run began are part of its curve.
-Which run descends from which is told by the ids that checkpoints carry.
-
 Only the lineage of each run counts: what a rollback left behind is in no number here. One run of each kind shows a difference
 and no cause: no verdict is given; `chronicle experiment` designs a comparison that can give one.
 """
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from chronicle.errors import ChronicleError
-from chronicle.paths import RunPaths
 from chronicle.report.lineage_picture import INK, PALETTE, RC
 from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
 from chronicle.story.plain import align_columns, format_number, plain
-from chronicle.story.series import TOKEN_NAMES, ChannelCurve, ancestry, parent_directory, robust_range, smooth, thin
+from chronicle.story.series import ChannelCurve, robust_range, smooth, thin
 from rollback.channels import Role, role_of
 
 POINTS = 6  # steps at which the curves are compared
@@ -32,24 +26,6 @@ OUTSIDE = ("environment", "host")  # differ between any two launches and say lit
 SEEDS = ("seed", "random_seed", "global_seed", "manual_seed", "rng_seed")
 BUCKETS, BINS, SMOOTHED = 700, 120, 120
 WIDTH = 40  # letters of a setting's value
-HOUR_SECONDS = 3600
-
-
-class Alignment(StrEnum):
-    """What the curves are aligned by."""
-
-    STEP = "step"
-    TOKENS = "tokens"
-    TIME = "time"
-    ANCESTOR = "ancestor"
-
-
-LABELS: Mapping[Alignment, str] = {
-    Alignment.STEP: "step",
-    Alignment.TOKENS: "tokens",
-    Alignment.TIME: "hours of training",
-    Alignment.ANCESTOR: "steps after the common ancestor",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +37,7 @@ class Member:
     launches: int
     abandoned: int
     curve: LoggedCurve
-    line: ChannelCurve  # what is compared: its `steps` are the common axis (seconds where that is time)
+    line: ChannelCurve  # what is compared: its `steps` are steps, or seconds of training
     settings: Mapping[str, Any]
     last: tuple[int, float] | None
     best: tuple[int, float] | None
@@ -69,11 +45,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is told of some runs. `at`: (place on the axis, value of each run there, the median of the points around it)."""
+    """What is told of some runs. `at`: (step or seconds, value of each run there, the median of the points around it)."""
 
     channel: str
-    axis: Alignment = Alignment.STEP
-    branch: str = ""  # where the runs left their common ancestor, in words
+    by: str  # "step", or "time": seconds of training, without those between launches
     members: tuple[Member, ...]
     at: tuple[tuple[int, tuple[float | None, ...]], ...]
     differing: tuple[tuple[str, tuple[Any, ...]], ...]  # (setting, its value in each run)
@@ -86,13 +61,11 @@ class Comparison:
              "points": len(one.curve), "channel": one.curve.channel, "last": one.last, "best": one.best}
             for one in self.members
         ]  # fmt: skip
-        at = [{self.axis.value: _scaled(self.axis, place), "values": list(values)} for place, values in self.at]
+        at = [{self.by: place, "values": list(values)} for place, values in self.at]
         settings = [{"name": name, "values": list(values)} for name, values in self.differing]
         return {
             "v": 1,
             "channel": self.channel,
-            "by": self.axis.value,
-            "ancestor": self.branch or None,
             "runs": runs,
             "at": at,
             "settings": settings,
@@ -100,31 +73,18 @@ class Comparison:
         }
 
 
-def compare_runs(
-    named: Sequence[tuple[str, Run, int | None]], channel: str, axis: Alignment = Alignment.STEP
-) -> Comparison:
+def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by: str = "step") -> Comparison:
     """Compare runs by (label, run, launch whose settings count; None: its last).
 
-    Raises as `Run.curve`, and `ChronicleError` where a run did not record what the axis needs.
+    Raises as `Run.curve`, and `ChronicleError` where a run did not record the time.
     """
-    runs = [run for _, run, _ in named]
-    curves = [run.curve(channel) for run in runs]
-    branch = ""
-    if axis is Alignment.ANCESTOR:
-        lines, branch = _since_ancestor(runs, curves)
-    elif axis is Alignment.STEP:
-        lines = [ChannelCurve(one.step, one.time, one.value) for one in curves]
-    else:
-        along = _tokens if axis is Alignment.TOKENS else _seconds
-        lines = [along(run, curve) for run, curve in zip(runs, curves, strict=True)]
-    members = tuple(_member(*one, curve, line) for one, curve, line in zip(named, curves, lines, strict=True))
+    members = tuple(_member(*one, one[1].curve(channel), by) for one in named)
     names = sorted({name for one in members for name in one.settings} - set(OUTSIDE))
     rows = [(name, tuple(one.settings.get(name) for one in members)) for name in names]
     differing = tuple((name, values) for name, values in rows if not _all_equal(values))
     return Comparison(
         channel=channel,
-        axis=axis,
-        branch=branch,
+        by=by,
         members=members,
         at=tuple(_at_equal_places(members)),
         differing=differing,
@@ -178,7 +138,7 @@ def _value_in(comparison: Comparison, setting: str, at: int) -> Any:
     return next(values[at] for name, values in comparison.differing if name == setting)
 
 
-def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, line: ChannelCurve) -> Member:
+def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, by: str) -> Member:
     row = run.summary()
     finite = [(value, step) for value, step in zip(curve.value, curve.step, strict=True) if math.isfinite(value)]
     extreme = max if role_of(curve.channel) is Role.REWARD else min
@@ -189,108 +149,24 @@ def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, line: 
         launches=row["launches"],
         abandoned=row["abandoned"],
         curve=curve,
-        line=line,
+        line=ChannelCurve(_seconds(run, curve) if by == "time" else curve.step, curve.time, curve.value),
         settings=run.settings(launch),
         last=(curve.step[-1], curve.value[-1]) if curve.step else None,
         best=None if best is None else (best[1], best[0]),
     )
 
 
-# ---- the common axis -------------------------------------------------------------------------------------------------
-
-
-def _seconds(run: Run, curve: LoggedCurve) -> ChannelCurve:
-    """The curve over seconds of training: within launches, because nothing is trained between them."""
-    if any(time is None for time in curve.time):
-        raise ChronicleError(f"run `{run.name}` did not record the time of every step", "compare by step")
+def _seconds(run: Run, curve: LoggedCurve) -> list[int]:
+    """The seconds of training up to each point: within launches, because nothing is trained between them."""
     at, places = 0.0, []
     before: tuple[int, float] | None = None
     for launch, time in zip(curve.launch, curve.time, strict=True):
-        assert time is not None
+        if time is None:
+            raise ChronicleError(f"run `{run.name}` did not record the time of every step", "compare by step")
         at += max(0.0, time - before[1]) if before is not None and before[0] == launch else 0.0
         before = (launch, time)
         places.append(round(at))
-    return ChannelCurve(places, curve.time, curve.value)
-
-
-def _tokens(run: Run, curve: LoggedCurve) -> ChannelCurve:
-    """The curve over the tokens that the run logged; a counter that begins again at a resume goes on from where it was."""
-    name = next((name for name in TOKEN_NAMES if name in run.channels), None)
-    if name is None:
-        raise ChronicleError(
-            f"run `{run.name}` logged no count of tokens", f"log one as `{TOKEN_NAMES[0]}`, or compare by step"
-        )
-    counted = run.curve(name)
-    base, newest, launch, totals = 0.0, 0.0, None, []
-    for number, value in zip(counted.launch, counted.value, strict=True):
-        if number != launch and launch is not None and value < newest:
-            base = newest
-        launch, newest = number, base + value
-        totals.append(newest)
-    places, kept = [], list[int]()
-    for at, step in enumerate(curve.step):
-        row = bisect_left(counted.step, step)
-        if row < len(totals) and (counted.step[row] == step or row):
-            low = row if counted.step[row] == step else row - 1
-            span = counted.step[row] - counted.step[low]
-            share = (step - counted.step[low]) / span if span else 0.0
-            places.append(round(totals[low] + share * (totals[row] - totals[low])))
-            kept.append(at)
-    found = ChannelCurve(curve.step, curve.time, curve.value).at(kept)
-    return replace(found, steps=places)
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """One run of a line of descent: `launch` and `step` say up to where its points count; None: it is the run itself."""
-
-    run_id: str
-    name: str
-    run: Run | None
-    launch: int | None = None
-    step: int | None = None
-
-
-def _descent(run: Run) -> list[_Link]:
-    """The run, its parent, the parent's parent, …; the last one may not be here."""
-    links = [_Link(run.run_id or "", run.name, run)]
-    current: Run | None = run
-    while current is not None and (parent := current.parent) is not None and parent.run_id:
-        if any(link.run_id == parent.run_id for link in links):
-            break
-        directory = parent_directory(current.story, current.paths, parent)
-        current = None if directory is None else Run(RunPaths(directory))
-        links.append(_Link(parent.run_id, parent.run, current, parent.launch, parent.step))
-    return links
-
-
-def _since_ancestor(runs: Sequence[Run], curves: Sequence[LoggedCurve]) -> tuple[list[ChannelCurve], str]:
-    """Each curve over the steps since the runs left their youngest common ancestor, and that place in words."""
-    lines = [_descent(run) for run in runs]
-    shared = {link.run_id for link in lines[0]}.intersection(*({link.run_id for link in line} for line in lines[1:])) - {""}
-    found = next((link for link in lines[0] if link.run_id in shared), None)
-    if found is None:
-        raise ChronicleError(
-            "no common ancestor of these runs is known", "`chronicle runs --tree` shows who descends from whom; compare by step"
-        )
-    ends = [next(link for link in line if link.run_id == found.run_id).step for line in lines]
-    branch = min((end for end in ends if end is not None), default=0)
-    told = []
-    for line, curve in zip(lines, curves, strict=True):
-        rows = list(zip(curve.step, curve.time, curve.value, strict=True))
-        for link in line[1 : 1 + [one.run_id for one in line].index(found.run_id)]:
-            first = rows[0][0] if rows else math.inf
-            if link.run is not None:
-                before = ancestry(link.run.story, link.run.paths, link.launch, link.step).get(curve.channel, ChannelCurve())
-                earlier = zip(before.steps, before.times, before.values, strict=True)
-                rows = [*(row for row in earlier if row[0] < first), *rows]
-        rows = [row for row in rows if row[0] > branch]
-        told.append(ChannelCurve([row[0] - branch for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
-    return told, f"run {found.name}, step {branch}"
-
-
-def _scaled(axis: Alignment, place: int) -> float:
-    return round(place / HOUR_SECONDS, 4) if axis is Alignment.TIME else place
+    return places
 
 
 def _all_equal(values: Sequence[Any]) -> bool:
@@ -298,7 +174,7 @@ def _all_equal(values: Sequence[Any]) -> bool:
 
 
 def _at_equal_places(members: Sequence[Member]) -> Iterator[tuple[int, tuple[float | None, ...]]]:
-    """Places of the axis that all runs have reached, and what each had there."""
+    """Places that all runs have reached, and what each had there."""
     if any(not one.line.steps for one in members):
         return
     first = max(one.line.steps[0] for one in members)
@@ -327,11 +203,10 @@ def tell(comparison: Comparison) -> str:
     rows.append(("launches", *(_launches(one) for one in members)))
     rows.append((f"{comparison.channel}, last", *(_point(one.last) for one in members)))
     rows.append((f"{comparison.channel}, best", *(_point(one.best) for one in members)))
+    place_words = "  after {} s" if comparison.by == "time" else "  at step {}"
     for place, values in comparison.at:
-        rows.append((_place(comparison.axis, place), *(format_number(v) if v is not None else "-" for v in values)))
+        rows.append((place_words.format(place), *(format_number(v) if v is not None else "-" for v in values)))
     said = [*align_columns(rows), ""]
-    if comparison.branch:
-        said.insert(0, f"aligned from where they left their common ancestor: {plain(comparison.branch)}\n")
     if comparison.differing:
         total = len(comparison.differing) + comparison.num_equal
         said.append(f"settings that differ ({len(comparison.differing)} of {total}):")
@@ -341,16 +216,6 @@ def tell(comparison: Comparison) -> str:
     else:
         said.append("no settings were recorded: `chronicle.config({…})` in the script records them")
     return "\n".join(said)
-
-
-def _place(axis: Alignment, place: int) -> str:
-    if axis is Alignment.STEP:
-        return f"  at step {place}"
-    if axis is Alignment.TOKENS:
-        return f"  at {format_number(place)} tokens"
-    if axis is Alignment.ANCESTOR:
-        return f"  {place} steps after it"
-    return f"  after {place / HOUR_SECONDS:.2f} h" if place >= HOUR_SECONDS // 10 else f"  after {place} s"
 
 
 def _launches(one: Member) -> str:
@@ -382,12 +247,12 @@ def draw_comparison(comparison: Comparison, destination: Path) -> None:
             colour, curve = PALETTE[at % len(PALETTE)], one.line
             middle, raw = smooth(curve, BINS, SMOOTHED), thin(curve, BUCKETS)
             for part, look in ((raw, {"linewidth": 0.9, "alpha": 0.3 if middle.steps else 1.0}), (middle, {"linewidth": 1.8})):
-                axes.plot([_scaled(comparison.axis, place) for place in part.steps], part.values, color=colour, **look)
+                axes.plot(part.steps, part.values, color=colour, **look)
             axes.plot([], [], color=colour, linewidth=1.8, label=plain(one.name))
             ends += [value for value in curve.values if math.isfinite(value)]
         if ends:
             axes.set_ylim(*robust_range(ends))
-        axes.set_xlabel(LABELS[comparison.axis] + (f" ({plain(comparison.branch)})" if comparison.branch else ""))
+        axes.set_xlabel("seconds of training" if comparison.by == "time" else "step")
         axes.set_ylabel(plain(comparison.channel))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)

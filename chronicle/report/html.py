@@ -43,7 +43,7 @@ FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are i
 SHOWN, PART = 200, 1_000
 EXPERIMENT = "experiment"  # kind of studies in imported chronicles
 MOST_FACTORS = 40  # of the LR ledger in the head of the page; the table of launches has all
-SCRIPTS = ("page_axis.js", "page_chart.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module
+SCRIPTS = ("page_axis.js", "page_chart.js", "page_draw.js", "page_plots.js", "page.js")  # one module
 
 
 # --- the story at the end of the page -----------------------------------------------------------------------------------
@@ -213,9 +213,8 @@ def page_body(story: Story, data: Mapping[str, Any]) -> str:
             *_incidents(data),
             *_resumes(data),
             *_channels(data),
-            *_progress(data),
             *_costs(data),
-            *_experiments(chapters, data["studies"]),
+            *_experiments(chapters),
             *page_story(chapters),
         ]
     )
@@ -282,16 +281,12 @@ def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
 def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
     if not data["resumes"]:
         return
-    rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
-    heads = ["launch", "resumed at", "loss bump", "half-life (steps)", "largest jumps of channels (σ)"]
+    rows = [[x["launch"], x["step"], x["bump"], x["halfLife"]] for x in data["resumes"]]
+    heads = ["launch", "resumed at", "loss bump", "half-life (steps)"]
     listed = html_table(heads, rows, numeric=(0, 1, 2, 3))
     drawn = plot("plot-resumes", "loss around each resume, aligned at the resume")
     newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
     yield section("resumes", "Restarts", newest, drawn, folded(listed))
-
-
-def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{s['channel']} {s['sigmas']:+.1f}" for s in shifts[:3])
 
 
 def _channels(data: Mapping[str, Any]) -> Iterator[str]:
@@ -299,13 +294,8 @@ def _channels(data: Mapping[str, Any]) -> Iterator[str]:
     if rest:
         more = '<button id="more" type="button">add a panel</button>'
         chooser = f'<p><label>channel <select id="channel"></select></label> {more}</p>'
-        keys = ("channel", "before", "after", "sigmas")
-        shifts = [[x["launch"], *(s[key] for key in keys)] for x in data["resumes"] for s in x["shifts"]]
-        shifts.sort(key=lambda row: -abs(float(row[4])))
-        heads = ["launch", "channel", "before", "after", "jump (σ)"]
-        listed = folded(html_table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
         drawn = plot("plot-channel", "one channel by launch")
-        yield section("channels", "Channels", chooser, drawn, listed if shifts else "", '<div id="panels"></div>')
+        yield section("channels", "Channels", chooser, drawn, '<div id="panels"></div>')
     if data["groups"]["sources"]:
         words = "<p class='soft'>Each data source on its own scale.</p>"
         yield section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
@@ -313,25 +303,6 @@ def _channels(data: Mapping[str, Any]) -> Iterator[str]:
         yield section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')
     if data["groups"]["machine"]:
         yield section("machines", "Machine", '<div class="grid" id="machine"></div>')
-
-
-def _progress(data: Mapping[str, Any]) -> Iterator[str]:
-    found = data["progress"]
-    if not found["s"]:
-        return
-    words = [f"<p class='soft'>Rolling median of the lineage's loss, {found['masked']} points of spikes masked.</p>"]
-    if found["slope"] is not None:
-        words.append(f"<p>Last quarter: {found['slope']:+.3g} ± {found['error']:.1g} per 1000 steps.</p>")
-    if found["plateau"]:
-        words.append('<p class="warn">Plateau: no decrease beyond twice its uncertainty in the last quarter.</p>')
-    if found["distinct"] is not None:
-        words.append(
-            f'<p class="warn">Only {found["distinct"]} distinct values among the last points: '
-            "the loss is printed in low precision (bf16?).</p>"
-        )
-    rows = [[s, v] for s, v in zip(found["s"], found["v"], strict=True)]
-    listed = folded(html_table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
-    yield section("progress", "Progress", *words, plot("plot-progress", "rolling median of the loss"), listed)
 
 
 def _costs(data: Mapping[str, Any]) -> Iterator[str]:
@@ -345,32 +316,20 @@ def _costs(data: Mapping[str, Any]) -> Iterator[str]:
         yield section("costs", "Where the time went", words, drawn, listed if rows else "")
 
 
-def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _experiments(chapters: Sequence[Chapter]) -> Iterator[str]:
     reports = [c for c in chapters if c.entry.kind == EntryKind.EXPERIMENT_REPORT]
     newest = {StudyReport.view(c.data).study or c.title: c for c in reports}
     found = [c for c in chapters if c.entry.kind == EXPERIMENT or c in newest.values()]  # its runs are in its journal
-    if not found:
-        return
-    by_anchor = {panel["anchor"]: panel for panel in panels}
-    yield section("experiments", "Experiments", *(_experiment(c, by_anchor.get(anchor_of(c.entry.id))) for c in found))
+    if found:
+        yield section("experiments", "Experiments", *map(_experiment, found))
 
 
-def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
-    anchor = anchor_of(chapter.entry.id)
-    parts = [f'<h3><a href="#{anchor}">{html_text(chapter.title)}</a></h3>']
+def _experiment(chapter: Chapter) -> str:
     report = StudyReport.view(chapter.data)
     rows = (f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in report.questions)
-    answers = "".join(rows)
+    answers, arms = "".join(rows), arm_rows(report)
+    parts = [f'<h3><a href="#{anchor_of(chapter.entry.id)}">{html_text(chapter.title)}</a></h3>']
     parts.append(f"<ul>{answers}</ul>" if answers else "")
-    if panel is not None:
-        if panel["outcome"]:
-            parts.append(f'<p class="soft">Outcome: {html_text(panel["outcome"])} ({html_text(panel["unit"])}).</p>')
-        parts.append(f'<div class="grid wide-cards" id="study-{anchor}"></div>')
-        heads = ["contrast", "question", "n", "mean", "low", "high", "verdict"]
-        keys = ("name", "question", "n", "mean", "low", "high", "verdict")
-        contrasts = [[c[key] for key in keys] for c in panel["contrasts"]]
-        parts.append(folded(html_table(heads, contrasts, numeric=(2, 3, 4, 5)), "contrasts as a table") if contrasts else "")
-    arms = arm_rows(report)
     parts.append(html_table(ARM_HEADS, arms) if arms else "")
     return "".join(parts)
 
@@ -383,15 +342,11 @@ def render_html(
     series: Sequence[LaunchSeries],
     *,
     lost_seconds: Mapping[str, float] | None = None,
-    panels: Sequence[Mapping[str, Any]] = (),
     parent: ParentSeries | None = None,
     mark: str | None = None,
 ) -> str:
-    """The page. `panels`: the curves of studies.
-
-    `mark`: of a served page, the name of what the run was like; it then listens for what is new.
-    """
-    data = build_page_data(story, series, lost_seconds or {}, panels, parent)
+    """The page. `mark`: of a served page, the name of what the run was like; it then listens for what is new."""
+    data = build_page_data(story, series, lost_seconds or {}, parent)
     live = mark is not None
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
@@ -411,11 +366,10 @@ def render_state(
     *,
     mark: str,
     lost_seconds: Mapping[str, float],
-    panels: Sequence[Mapping[str, Any]] = (),
     parent: ParentSeries | None = None,
 ) -> str:
     """What of a served page changes with the run, as JSON: `header` and `body` (HTML), `data` of the plots with its mark."""
-    data = build_page_data(story, series, lost_seconds, panels, parent)
+    data = build_page_data(story, series, lost_seconds, parent)
     parts = {"header": page_header(story), "body": page_body(story, data), "data": drawn(data) | {"mark": mark}}
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 

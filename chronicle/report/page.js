@@ -82,14 +82,12 @@ function box(parent, title, words = "", anchor = "") {
 }
 const byId = (id) => document.getElementById(id);
 
-const CHANNEL_TITLES = { loss: "training loss", eval: "held out", difference: "held out, minus the reference at the same seed" };
 function build() { // of what is in <main> now
   plots.clear();
   observer.disconnect();
   resized.disconnect();
   add(byId("plot-lineage"), lineage);
   if (data.resumes.length) add(byId("plot-resumes"), resumes);
-  if (data.progress.s.length) add(byId("plot-progress"), progress);
   if (data.clocks.some((c) => c.time[0].length)) add(byId("plot-staircase"), staircase);
   const cards = byId("cards");
   if (cards) for (const c of data.cards) add(box(cards, c.title, [`launch ${c.launch}`, c.words, c.detail].filter(Boolean).join(" · "), c.id), (element) => card(element, c));
@@ -99,13 +97,6 @@ function build() { // of what is in <main> now
   if (health) {
     if (data.loss && data.groups.health.length) add(box(health, data.loss), (element) => channel(element, data.loss, { height: 220 }));
     for (const name of data.groups.health) add(box(health, `${name} (log)`), (element) => channel(element, name, { height: 220, log: true }));
-  }
-  for (const panel of data.studies) {
-    const holder = byId(`study-${panel.anchor}`);
-    if (!holder) continue;
-    for (const name of new Set(panel.curves.map((c) => c.channel)))
-      add(box(holder, CHANNEL_TITLES[name] || name), (element) => study(element, panel, name));
-    if (panel.contrasts.some((c) => c.mean !== null)) add(box(holder, "contrasts"), (element) => contrasts(element, panel));
   }
   const chooser = byId("channel");
   if (chooser) {
@@ -117,8 +108,7 @@ function build() { // of what is in <main> now
     const known = [data.loss, data.lr]; // what a rollback itself changes is no news
     const counts = /(^|[/_.])(epochs?|steps?|iterations?|samples|tokens|time)$/; // only ever rise: no news either
     const news = (name) => !known.includes(name) && !counts.test(name);
-    const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => news(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
-    const usual = jumped ? jumped.channel : data.channels.find(news) || data.channels[0];
+    const usual = data.channels.find(news) || data.channels[0];
     chooser.value = data.channels.includes(state.channel) ? state.channel : usual;
     add(byId("plot-channel"), (element) => channel(element, chooser.value));
     chooser.addEventListener("change", () => { state.channel = chooser.value; state.zoom.delete("plot-channel"); redraw(); });

@@ -1,25 +1,21 @@
-"""The data of the HTML page as one JSON value: incident cards, thinned curves, marks, clocks, tables, studies.
+"""The data of the HTML page as one JSON value: incident cards, thinned curves, marks, clocks, tables.
 
 Curves are thinned to a budget of points, so that a page stays small however many steps, launches and channels there are:
 500k steps × 13 launches × 8 channels stay below 5 MB. Values are rounded to five digits, steps are sent once per curve. Up to
 `MANY` launches each get a share of the points by their length; of more launches the kept parts are thinned together as one
-curve, and so are the abandoned parts. The curves of studies are read from the object store, in the form `panel.json` of
-docs/studies.md; parts of another form are left out.
+curve, and so are the abandoned parts.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.journal.events import StudyReport, events_of
-from chronicle.paths import RunPaths
 from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import LaunchStory, Story
-from chronicle.story.learning import Progress, ResumeWindow, resume_windows, tell_progress, would_have_resumed_at
+from chronicle.story.learning import ResumeWindow, resume_windows, would_have_resumed_at
 from chronicle.story.matters import Matter, event_of, incident_detail, incident_title
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import (
@@ -44,11 +40,6 @@ LEAST_BUCKETS = 6
 SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
 CHANNELS = 40
 MOST_BRANCHES = 1_000  # of the launch graph, several per pixel; of more launches every nth is drawn
-PANEL_VERSION = 1
-MOST_PANEL_BYTES = 16 << 20
-MOST_PANEL_POINTS = 400  # of one curve
-MOST_PANEL_CURVES = 64
-CONTRAST_KEYS = ("name", "formula", "question", "n", "mean", "low", "high", "verdict")
 MOST_HELD_OUT = 3
 SPREAD = 1_000.0
 MACHINE = re.compile(
@@ -179,7 +170,6 @@ def build_page_data(
     story: Story,
     series: Sequence[LaunchSeries],
     lost_seconds: Mapping[str, float],
-    panels: Sequence[Mapping[str, Any]] = (),
     parent: ParentSeries | None = None,
 ) -> dict[str, Any]:
     """All data of the page. Text is plain: the script sets it as text, not as markup."""
@@ -207,8 +197,6 @@ def build_page_data(
         "cards": incident_cards(story, series),
         "groups": _groups(names),
         "evals": _held_out(names),
-        "progress": _progress(tell_progress(story, series)),
-        "studies": list(panels),
     }
 
 
@@ -317,10 +305,6 @@ def _resume(window: ResumeWindow) -> dict[str, Any]:
         "y": [short(v) for v in window.excess],
         "bump": None if window.bump is None else short(window.bump),
         "halfLife": window.half_life_steps,
-        "shifts": [
-            {"channel": plain(s.channel), "before": short(s.before), "after": short(s.after), "sigmas": round(s.sigmas, 1)}
-            for s in window.shifts[:8]
-        ],
     }
 
 
@@ -335,89 +319,3 @@ def _groups(names: Sequence[str]) -> dict[str, list[str]]:
 def _held_out(names: Sequence[str]) -> list[str]:
     """Losses on data that is not trained on, which are drawn beside the training loss."""
     return [name for name in names if is_held_out(name)][:MOST_HELD_OUT]
-
-
-def _progress(progress: Progress) -> dict[str, Any]:
-    return {
-        "s": list(progress.steps),
-        "v": [short(v) for v in progress.medians],
-        "masked": progress.masked_points,
-        "slope": progress.slope_per_1000,
-        "error": progress.slope_error,
-        "plateau": progress.plateau,
-        "distinct": progress.distinct_values,
-    }
-
-
-# --- studies -------------------------------------------------------------------------------------------------------------
-
-
-def read_panels(story: Story, paths: RunPaths) -> list[dict[str, Any]]:
-    """One panel per study, from its newest report; plain values for the page."""
-    newest = {report.study or entry.title: (entry, report) for entry, report in events_of(story.entries, StudyReport)}
-    return [panel for entry, report in newest.values() if (panel := _panel(entry, report, paths)) is not None]
-
-
-def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:
-    """Half the length of the axis of contrasts. An arm that nearly diverged is cut, so that the others can be read."""
-    ends = [max(abs(low), abs(high)) for low, high in intervals]
-    return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
-
-
-def _panel(entry: Entry, report: StudyReport, paths: RunPaths) -> dict[str, Any] | None:
-    for row in report.evidence:
-        digest = row.get("sha256") if row.get("kind") == "panel" else None
-        if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
-            found = _read(paths, digest)
-            if found is not None:
-                return {"anchor": anchor_of(entry.id), **found}
-    return None
-
-
-def _read(paths: RunPaths, digest: str) -> dict[str, Any] | None:
-    path = paths.object_path(digest)
-    try:
-        if path.stat().st_size > MOST_PANEL_BYTES:
-            return None
-        panel = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(panel, dict) or panel.get("v") != PANEL_VERSION:
-        return None
-    curves = [c for row in _rows(panel.get("curves")) if (c := _curve(row)) is not None]
-    contrasts = [{key: _value(row.get(key)) for key in CONTRAST_KEYS} for row in _rows(panel.get("contrasts"))]
-    words = {key: plain(panel.get(key) or "") for key in ("title", "unit", "outcome", "x")}
-    marks = [mark for mark in _numbers(panel.get("marks")) if mark is not None][:MOST_PANEL_CURVES]
-    margin = _number(panel.get("margin"))
-    ends = [(_number(c["low"]), _number(c["high"])) for c in contrasts]
-    known = [(low, high) for low, high in ends if low is not None and high is not None]
-    reach = contrast_reach(known, margin) if margin and known else None
-    return {**words, "margin": margin, "reach": reach, "marks": marks, "curves": curves, "contrasts": contrasts}
-
-
-def _curve(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    columns = {name: _numbers(row.get(name)) for name in ("x", "mean", "low", "high")}
-    count = len(columns["x"])
-    if not count or len(columns["mean"]) != count:
-        return None
-    step = math.ceil(count / MOST_PANEL_POINTS)
-    kept = {name: values[::step] if len(values) == count else [] for name, values in columns.items()}
-    return {"channel": plain(row.get("channel") or ""), "arm": plain(row.get("arm") or ""), **kept}
-
-
-def _rows(value: object) -> list[Mapping[str, Any]]:
-    rows = value[:MOST_PANEL_CURVES] if isinstance(value, list) else []
-    return [row for row in rows if isinstance(row, Mapping)]
-
-
-def _numbers(value: object) -> list[float | None]:
-    return [_number(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else []
-
-
-def _number(value: object) -> float | None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(f"{value:.6g}") if fine else None
-
-
-def _value(value: object) -> object:
-    return _number(value) if isinstance(value, int | float) else None if value is None else plain(value)

@@ -1,4 +1,4 @@
-// The plots of a run: lineage, channels, resumes, incidents, progress, where the time went.
+// The plots of a run: lineage, channels, resumes, incidents, where the time went.
 function lines(name, axes, options = {}) {
   const traces = [], curves = data.curves[name] || [];
   const few = curves.reduce((sum, c) => sum + (c.kept?.s.length || 0) + (c.gone?.s.length || 0), 0) < 120;
@@ -155,12 +155,6 @@ function card(element, c) {
   for (const s of c.chosen) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 1, line: { color: css("--ink"), width: 1.2, dash: "dash" } });
   react(element, [{ type: "scatter", mode: "lines", x: c.curve.s, y: c.curve.v, line: { color: launches.get(c.launch).colour, width: 1.2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
     { height: 210, margin: { l: 44, r: 8, t: 6, b: 30 }, shapes, xaxis: {}, yaxis: {} });
-}
-
-function progress(element) {
-  const p = data.progress;
-  react(element, [{ type: "scatter", mode: "lines", x: p.s, y: p.v, line: { color: css("--accent"), width: 2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
-    { height: 280, xaxis: { title: { text: "step (lineage only)" } }, yaxis: { title: { text: `${escape(data.loss || "loss")}, rolling median` } } });
 }
 
 function staircase(element) {

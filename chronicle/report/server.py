@@ -6,8 +6,8 @@ journal has grown, and the page then asks for `/state.json`. Every event carries
 sent, so a page that missed some knows it and asks for the state.
 
 Who may read: on 127.0.0.1 everybody on this machine; requests whose Host is not a loopback name are refused, because a web
-page could reach the server through a rebound DNS name. On a Unix socket whoever may open the file. On any other address only
-who has the token, in `Authorization: Bearer` or once as `?token=` of a page, which a cookie then stands for.
+page could reach the server through a rebound DNS name. On any other address, and where a token is given, only who has it: in
+`Authorization: Bearer` or once as `?token=` of a page, which a cookie then stands for.
 """
 
 import gzip
@@ -16,8 +16,6 @@ import hmac
 import json
 import os
 import re
-import socket
-import stat
 import sys
 import threading
 import time
@@ -28,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import UsageProblem
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 from chronicle.report.gauges import CONTENT_TYPE, exposition
@@ -193,25 +191,20 @@ class LiveServer(ThreadingHTTPServer):
         index: Callable[[], str] | None = None,
         poll: float = POLL_SECONDS,
         host: str = ADDRESS,
-        unix: Path | None = None,
         token: str | None = None,
     ) -> None:
         """`runs`: the one run, or what lists them, and `index` makes their page.
 
-        `unix`: the file of a Unix socket instead of `host` and `port`. Raises `UsageProblem` for another host than this machine
-        without a token, or for a token that can be guessed; `ChronicleError` where the socket's file cannot be had.
+        Raises `UsageProblem` for another host than this machine without a token, or for a token that can be guessed.
         """
-        if unix is None and host != ADDRESS and token is None:
+        if host != ADDRESS and token is None:
             way_out = "give a token: --token env:NAME or --token file:PATH"
             raise UsageProblem(f"--host {host}: everybody who reaches it could read the runs", way_out)
         if token is not None and len(token) < SHORTEST_TOKEN:
             short = f"the token has {len(token)} characters: expected at least {SHORTEST_TOKEN}"
             raise UsageProblem(short, "make one with `openssl rand -hex 16`")
-        self.unix, self.token, self._host = unix, token, host
-        if unix is not None:
-            self.address_family = socket.AF_UNIX
-            _clear_socket(unix)
-        super().__init__(str(unix) if unix is not None else (host, port), _Handler)  # type: ignore[arg-type]
+        self.token, self._host = token, host
+        super().__init__((host, port), _Handler)
         self.poll = poll
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
@@ -224,29 +217,7 @@ class LiveServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the page."""
-        if self.unix is not None:
-            return f"unix:{self.unix}"
         return f"http://{self._host}:{self.server_address[1]}/"
-
-    def server_bind(self) -> None:
-        """As the base class does; a Unix socket is for its owner and group, and has no name or port."""
-        if self.unix is None:
-            super().server_bind()
-            return
-        try:
-            self.socket.bind(str(self.unix))
-        except OSError as problem:
-            why = "its path is too long" if "too long" in str(problem) else problem.strerror or str(problem)
-            raise ChronicleError(f"cannot serve on `{self.unix}`: {why}", "name another file with --socket FILE") from problem
-        os.chmod(self.unix, 0o660)
-        self.server_address = (str(self.unix), 0)
-        self.server_name, self.server_port = "localhost", 0
-
-    def server_close(self) -> None:
-        """Close, and take the socket's file away."""
-        super().server_close()
-        if self.unix is not None:
-            self.unix.unlink(missing_ok=True)
 
     def sites(self) -> list[RunSite]:
         """Every run that is served now."""
@@ -326,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.server.token
         if token is not None:
             return self._has_token(token)
-        if self.server.unix is not None or OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
+        if OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
             return True
         self._refuse(HTTPStatus.FORBIDDEN, "only this machine is served")
         return False
@@ -424,19 +395,3 @@ class _Handler(BaseHTTPRequestHandler):
         """Log requests to stderr if `CHRONICLE_SERVE_LOG` is set."""
         if os.environ.get("CHRONICLE_SERVE_LOG"):
             super().log_message(format, *args)
-
-
-def _clear_socket(path: Path) -> None:
-    """Take away the socket's file of a server that has ended. Raises `ChronicleError` for a living one, or another file."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise ChronicleError(f"cannot serve on `{path}`: it is a file of another kind", "name another with --socket FILE")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX) as one:
-        try:
-            one.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise ChronicleError(f"cannot serve on `{path}`: another server answers there", "end it, or name another file")

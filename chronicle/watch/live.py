@@ -16,7 +16,6 @@ from pathlib import Path
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, Incident, LaunchStart, events_of
-from chronicle.journal.lineage import Interval
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
@@ -27,11 +26,9 @@ from chronicle.watch.restart import (
     LiveRestart,
     LrPromise,
     RestartCheck,
-    SnapshotKeeper,
     compared_exactly,
     kept_before,
     last_rows,
-    load_snapshot,
     lr_ratio_of,
     promise_of,
     read_contract,
@@ -45,11 +42,6 @@ from rollback.detect import Detector, Event, Status, Tier
 def say_on_stderr(line: str) -> None:
     """Print one line on stderr."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _is_kept(kept: Sequence[Interval], step: int) -> bool:
-    """Whether the present weights descend from this step."""
-    return any(interval.first <= step <= interval.last for interval in kept)
 
 
 class LiveWatch:
@@ -68,7 +60,6 @@ class LiveWatch:
         self._say = say
         self._hooks = Hooks(hooks or {}, lambda line: say(f"chronicle: {line}"))
         self._promise = LrPromise(0, ())
-        self._snapshots = SnapshotKeeper(paths, launch)
         self._restart = LiveRestart(
             launch, lambda step, title, event: writer.write(event, step=step, launch=launch, title=title), say
         )
@@ -108,9 +99,8 @@ class LiveWatch:
             values = self._promise.add_to(point.step, point.values)
             self._adviser.note(point, values.get(EXPECTED_LR))
             changed += self._report(self.detector.feed(point.step, values, time=point.time, launch=self.launch))
-            self._snapshots.note(point.step, self.detector)
             self._restart.feed(point)
-        self._save_snapshots()
+        self._find_breaches()
         return changed + self._report_breaches()
 
     def _report_breaches(self) -> list[Event]:
@@ -122,20 +112,18 @@ class LiveWatch:
             self._propose(event, (*self.detector.events, *events))
         return events
 
-    def _save_snapshots(self) -> None:
-        """Save detector states for new checkpoints in the journal; it is read only when it has grown."""
+    def _find_breaches(self) -> None:
+        """Look for what the guard wrote to the journal; it is read only when it has grown."""
         size = sum(path.stat().st_size for path in self.paths.journal_dir.glob("*.jsonl"))
         if size != self._journal_bytes:
             self._journal_bytes = size
             entries = read_journal(self.paths).entries
             own = [entry for entry in entries if entry.launch in (None, self.launch)]
-            if self._begun:
-                self._snapshots.save_for(own)
             self._breaches += [entry for entry in own if is_breach(entry) and entry.id not in self._seen_breaches]
             self._seen_breaches |= {entry.id for entry in self._breaches}
 
     def _begin(self, first_step: int) -> None:
-        """Load the detector state and the points that the launch continues; its first point tells where it starts."""
+        """Fold the points that the launch continues; its first point tells where it starts."""
         self._begun = True
         contract = read_contract(self.paths.contract_path)
         self._promise = promise_of(contract, first_step)
@@ -156,11 +144,7 @@ class LiveWatch:
                 exact=compared_exactly(verdict),
             )
         )
-        loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
-        after = -1
-        if loaded is not None and _is_kept(kept, loaded[0]):
-            after, self.detector = loaded
-        for launch, point in read_past(self.paths, kept, first_step, after=after):
+        for launch, point in read_past(self.paths, kept, first_step):
             self.detector.feed(point.step, point.values, time=point.time, launch=launch)
         self._incidents.ignore(self.detector.events)
 

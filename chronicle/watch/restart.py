@@ -1,4 +1,4 @@
-"""A launch that continues another: the detector state and points it starts from, its promised LRs, its first-steps check.
+"""A launch that continues another: the points it starts from, its promised LRs, its first-steps check.
 
 `RestartCheck` compares the first fifty logged steps with the steps they continue (L1-L4, from the log alone). For
 trainers without the guard this is the only verdict on a restart, so it is journalled like the guard's own.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from chronicle.checkpoints import LR_NOT_AS_PROMISED
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import EntryKind, GuardVerdict, Incident, JournalEvent, LogVerdict
+from chronicle.journal.events import GuardVerdict, Incident, JournalEvent, LogVerdict
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
@@ -24,8 +24,6 @@ from chronicle.resume.checks.check import Check
 from chronicle.resume.checks.tripwires import LR_JUMP, NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
 from chronicle.resume.learning_rate import warmed
 from rollback.channels import EXPECTED_LR, Role, value_of
-from rollback.detect import Detector, UnknownState
-from rollback.disk.durable import write_atomic
 
 LR_CODE, STEP_CODE = "L1", "L2"
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
@@ -274,12 +272,10 @@ def kept_before(paths: RunPaths, entries: Sequence[Entry], launch: int) -> tuple
     return compute_lineage(earlier, _observed(paths, launch)).kept
 
 
-def read_past(
-    paths: RunPaths, kept: Sequence[Interval], first_step: int, *, after: int = -1
-) -> Iterator[tuple[int, Point]]:
-    """Yield (launch, point) of the kept steps above `after` and below `first_step`; missing logs are left out."""
+def read_past(paths: RunPaths, kept: Sequence[Interval], first_step: int) -> Iterator[tuple[int, Point]]:
+    """Yield (launch, point) of the kept steps below `first_step`; missing logs are left out."""
     for interval in kept:
-        first, last = max(interval.first, after + 1, first_step - REACH_STEPS), min(interval.last, first_step - 1)
+        first, last = max(interval.first, first_step - REACH_STEPS), min(interval.last, first_step - 1)
         for point in _logged(paths, interval.launch) if first <= last else ():
             if first <= point.step <= last:
                 yield interval.launch, point
@@ -311,73 +307,3 @@ def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
     """Return first and last logged step of the earlier launches that have a log."""
     logs = {number: [point.step for point in _logged(paths, number)] for number in range(1, launch)}
     return {number: (min(steps), max(steps)) for number, steps in logs.items() if steps}
-
-
-# --- Detector state saved with each checkpoint
-
-# `<run>/launches/<nnnn>/detector/<step>.json`, written when a checkpoint of that step appears in the journal. A state is
-# kept in memory every 25 points. The newest one at or before the checkpoint is written; the points after it are folded
-# again from the log, so that the resumed watch gives what an uninterrupted one would.
-
-TAKE_EVERY = 25  # points
-KEEP = 8  # states in memory (100 kB a channel each): a checkpoint is journalled at most so many states after its step
-VERSION = 1
-
-
-def snapshots_dir(paths: RunPaths, launch: int) -> Path:
-    """Return the directory of a launch's detector states."""
-    return paths.launch_dir(launch) / "detector"
-
-
-class SnapshotKeeper:
-    """Keeps detector states in memory and writes the one that belongs to a checkpoint."""
-
-    def __init__(self, paths: RunPaths, launch: int) -> None:
-        self._directory = snapshots_dir(paths, launch)
-        self._taken: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEEP)
-        self._written: set[int] = set()
-        self._points = 0
-
-    def note(self, step: int, detector: Detector) -> None:
-        """Keep the state after this point, for one point in 25."""
-        self._points += 1
-        if self._points % TAKE_EVERY == 1:
-            self._taken.append((step, detector.to_json()))
-
-    def save_for(self, entries: Iterable[Entry]) -> None:
-        """Write the states of new checkpoints; those at steps that have not been folded yet wait."""
-        for entry in entries:
-            step = entry.step
-            if entry.kind != EntryKind.CHECKPOINT or step is None or step in self._written:
-                continue
-            if not self._taken or self._taken[-1][0] < step - TAKE_EVERY:
-                continue
-            older = [(taken, state) for taken, state in self._taken if taken <= step]
-            if older:
-                self._write(step, *older[-1])
-            self._written.add(step)
-
-    def _write(self, checkpoint: int, folded_to: int, state: dict[str, Any]) -> None:
-        """Write a state atomically, without fsync: a lost one costs only time."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{checkpoint}.json"
-        record = {"v": VERSION, "checkpoint": checkpoint, "folded_to": folded_to, "state": state}
-        write_atomic(path, json.dumps(record), durable=False)
-
-
-def load_snapshot(paths: RunPaths, launches: Iterable[int], before: int) -> tuple[int, Detector] | None:
-    """Return (step, detector) of the newest state before this step, from the newest of these launches that has one.
-
-    One that is damaged or of another version is passed over: the log is folded from further back instead.
-    """
-    for launch in sorted(launches, reverse=True):
-        found = {int(path.stem): path for path in snapshots_dir(paths, launch).glob("*.json") if path.stem.isdecimal()}
-        for step in sorted((step for step in found if step < before), reverse=True):
-            try:
-                record = json.loads(found[step].read_text(encoding="utf-8"))
-                folded_to = int(record["folded_to"])
-                if record["v"] == VERSION and folded_to < before:
-                    return folded_to, Detector.from_json(record["state"])
-            except (OSError, ValueError, KeyError, TypeError, UnknownState):
-                continue
-    return None

@@ -1,11 +1,7 @@
-"""Scans a finished log or a whole run: events, proposal, the series for a sparkline, the picture.
-
-matplotlib and rich are imported inside the functions that draw.
-"""
+"""Scans a finished log or a whole run: events, proposal, the series for a sparkline."""
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
@@ -24,8 +19,7 @@ from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72  # of a line of text
-BAND_POINTS = 600  # of the picture, at least
-Slice = tuple[int, float, float]  # first row, lowest, highest loss
+Slice = tuple[int, float]  # first row, highest loss
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
     "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster", "excess", "sigmas",
@@ -34,24 +28,17 @@ JSON_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """The result for one log; `band` holds (first row, lowest, highest loss) of equal slices of it."""
+    """The result for one log; `spark` holds (first row, highest loss) of equal slices of it."""
 
     source: str
     rows: int
     last_step: int
     events: tuple[Event, ...]
     proposal: Proposal | None
-    band: tuple[Slice, ...]
+    spark: tuple[Slice, ...]
     problem: str | None = None  # why the log could not be read
     blind: bool = False  # it was read, and holds no loss that is known
     contents: Contents | None = None  # what was read; None where nothing could be
-
-    @property
-    def spark(self) -> tuple[tuple[int, float], ...]:
-        """Return (first row, highest loss) of as many slices as fit in a line of text."""
-        group = max(1, math.ceil(len(self.band) / SPARK_POINTS))
-        parts = [self.band[start : start + group] for start in range(0, len(self.band), group)]
-        return tuple((part[0][0], functools.reduce(_merge, part)[2]) for part in parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return one object per file; `proposals` is a list, empty where no event calls for one."""
@@ -66,8 +53,8 @@ class Scan:
         }  # fmt: skip
 
 
-class Band:
-    """Lowest and highest loss of at most 1,200 equal slices, which double in length as the log grows."""
+class Spark:
+    """The highest loss of at most 144 equal slices, which double in length as the log grows; a NaN is the highest."""
 
     def __init__(self) -> None:
         self.size, self.filled = 1, 0
@@ -76,29 +63,33 @@ class Band:
     def feed(self, row: int, value: float) -> None:
         """Add one value."""
         if self.filled == 0 or not self.slices:
-            self.slices.append((row, value, value))
+            self.slices.append((row, value))
         else:
-            first, low, high = self.slices[-1]
-            if value < low or value > high or value != value:
-                self.slices[-1] = _merge((first, low, high), (row, value, value))
+            self.slices[-1] = _merge(self.slices[-1], (row, value))
         self.filled = (self.filled + 1) % self.size
-        if len(self.slices) > 2 * BAND_POINTS:
-            pairs = zip(self.slices[::2], [*self.slices[1::2], self.slices[-1]], strict=False)
-            self.slices = [_merge(a, b) for a, b in pairs]
+        if len(self.slices) > 2 * SPARK_POINTS:
+            self.slices = self.halved()
             self.size *= 2
             self.filled = 0
 
+    def halved(self) -> list[Slice]:
+        """Neighbours as one slice."""
+        pairs = zip(self.slices[::2], [*self.slices[1::2], self.slices[-1]], strict=False)
+        return [_merge(first, second) for first, second in pairs]
 
-def _merge(a: Slice, b: Slice) -> Slice:
-    """Join two slices; a NaN is kept as the highest value."""
-    lows = [value for value in (a[1], b[1]) if value == value]
-    high = math.nan if a[2] != a[2] or b[2] != b[2] else max(a[2], b[2])
-    return a[0], min(lows, default=math.nan), high
+    def line(self) -> tuple[Slice, ...]:
+        """As many slices as fit in a line of text."""
+        return tuple(self.slices if len(self.slices) <= SPARK_POINTS else self.halved())
+
+
+def _merge(first: Slice, second: Slice) -> Slice:
+    high = math.nan if math.isnan(first[1]) or math.isnan(second[1]) else max(first[1], second[1])
+    return first[0], high
 
 
 def unread(source: str, problem: str, *, blind: bool = False) -> Scan:
     """Return the scan of a log that could not be read."""
-    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem, blind=blind)
+    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, spark=(), problem=problem, blind=blind)
 
 
 Advise = Callable[[Sequence[Event], int], Proposal | None]
@@ -112,7 +103,7 @@ def scan_points(
 
     `more(events)`: events that stand in no log.
     """
-    detector, contents, band = Detector(role_of=reading.role_of), Contents(form, reading), Band()
+    detector, contents, spark = Detector(role_of=reading.role_of), Contents(form, reading), Spark()
     last_step = 0
     for point in points:
         detector.skip_to(point.row)
@@ -122,7 +113,7 @@ def scan_points(
         last_step = point.step
         loss = reading.loss_of(point.values)
         if loss is not None:
-            band.feed(row, loss)
+            spark.feed(row, loss)
     detector.finish()
     found = more(detector.events)
     events = (*detector.events, *found)
@@ -135,7 +126,7 @@ def scan_points(
         last_step=last_step,
         events=events,
         proposal=advise(events, last_step) if calls else None,
-        band=tuple(band.slices),
+        spark=spark.line(),
         contents=contents,
     )
 
@@ -199,51 +190,6 @@ def _run_points(paths: RunPaths) -> Iterable[Point]:
         launch = int(directory.name)
         for point in read_metrics(paths.metrics_path(launch)):
             yield point._replace(launch=launch)
-
-
-# --- Picture: the loss and its events as a PNG
-
-BLUE = "#205080"
-COLOURS = {Tier.NOTICE: "#8a8a8a", Tier.WARN: "#d98200", Tier.PROPOSE: "#c02020"}
-
-
-def draw_scans(scans: Sequence[Scan], path: Path) -> None:
-    """Write a PNG with one panel per log; raises ChronicleError when matplotlib is not installed."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise ChronicleError("matplotlib is not installed", "pip install 'chronicle-ml[report]'") from None
-    scans = [scan for scan in scans if scan.band]
-    if not scans:
-        raise ChronicleError("there is no loss to draw")
-    figure, panels = pyplot.subplots(len(scans), 1, figsize=(10, 3.2 * len(scans)), squeeze=False, layout="constrained")
-    for panel, scan in zip(panels[:, 0], scans, strict=True):
-        _draw(panel, scan)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def _draw(panel: Any, scan: Scan) -> None:
-    """The loss as a band, each event as a line at its onset and a shade to its end; loud ones have their kind beside it."""
-    rows, lows, highs = zip(*scan.band, strict=True)
-    panel.fill_between(rows, lows, highs, color=BLUE, alpha=0.35, linewidth=0)
-    panel.plot(rows, highs, color=BLUE, linewidth=0.9)
-    finite = sorted(high for high in highs if math.isfinite(high))
-    if finite:  # so that one spike does not flatten the rest
-        panel.set_ylim(top=finite[int(0.98 * (len(finite) - 1))] * 1.1)
-    for event in scan.events:
-        begin = event.alarm_row if event.onset_row is None else event.onset_row
-        end = scan.rows if event.recovered_row is None else event.recovered_row
-        panel.axvspan(begin, max(begin, end), color=COLOURS[event.tier], alpha=0.10, linewidth=0)
-        panel.axvline(begin, color=COLOURS[event.tier], linewidth=0.6)
-        if event.tier is not Tier.NOTICE:
-            where = panel.get_xaxis_transform()
-            panel.text(begin, 0.98, event.kind.value, transform=where, rotation=90, fontsize=7, va="top", ha="right")
-    panel.set_xlim(0, max(1, scan.rows - 1))
-    panel.set(title=Path(scan.source).name, ylabel="loss", xlabel=f"logged point (the last is step {scan.last_step:,})")
 
 
 def describe_event(event: Event) -> str:

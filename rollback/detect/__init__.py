@@ -4,7 +4,7 @@
 a tier. Standard library only; no clock, no disk. What to do about an event: `rollback.propose`.
 """
 
-from rollback.detect.engine import Detector, UnknownState
+from rollback.detect.engine import Detector
 from rollback.detect.events import Event, Kind, Status, Tier
 
-__all__ = ["Detector", "Event", "Kind", "Status", "Tier", "UnknownState"]
+__all__ = ["Detector", "Event", "Kind", "Status", "Tier"]

@@ -13,9 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Self
 
 from rollback.detect.constants import (
     AWAY_POINTS,
@@ -54,7 +52,6 @@ from rollback.detect.constants import (
     YOUNG_POINTS,
 )
 from rollback.detect.events import Status
-from rollback.detect.fold import Fold
 from rollback.detect.grid import Grid
 from rollback.detect.life import ChannelEvent, Life
 from rollback.detect.onset import find_onset
@@ -70,7 +67,7 @@ DISTANCE_TO_SIGMA = 1.048  # of a Gaussian: its deviation over the median distan
 Changed = list[ChannelEvent] | None  # the events that a point opened or changed, mostly none
 
 
-class Channel(Fold):
+class Channel:
     """The fold of one series; `feed` returns the channel events that a point opened or changed.
 
     With `log` the values are folded in decades, with `falling` a fall is the incident.
@@ -122,15 +119,6 @@ class Channel(Fold):
         self.non_finite = 0  # points in a row
         self.next_id = 0
         self.last_end = self.last_hot = self.restart_row = FAR_BACK
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild the fold; the open events are those that the record holds."""
-        channel = super().from_json(record)
-        channel.life = Life.from_json(record["life"]) if record["life"] else None
-        channel.respike = ChannelEvent.from_json(record["respike"]) if record["respike"] else None
-        channel.not_a_number = ChannelEvent.from_json(record["not_a_number"]) if record["not_a_number"] else None
-        return channel
 
     # --- One point
 
@@ -477,8 +465,6 @@ class Channel(Fold):
         wander, local = self._own_drift(), sudden and value - reference < HIGH_RISE * unit
         inflation = self.inflation
         if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
-            if self.age >= BUFFER_POINTS:
-                wander = max(wander, (reference + 2.0 * unit - value + z * sigma) / WANDERS)
             before = sorted(item[2] for item in list(self.buffer)[-USUAL_POINTS - 1 : -1])
             reference, unit = before[len(before) // 2], sigma
             if reference >= value:  # it falls so steeply that the level of half a window ago is above the spike

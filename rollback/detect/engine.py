@@ -6,15 +6,14 @@
             ...                                # opened or changed by this point
 
 Each channel folds alone (`channel.py`), the stream follows steps and launches, the watches follow LR, loss scale, hidden
-NaN, resumes and plateaus, and the fusion makes events of what they find. `to_json` is the whole state: folded in two
-halves, or killed and resumed at any point, the output is the same to the last byte.
+NaN, resumes and plateaus, and the fusion makes events of what they find. A detector that was pickled between two
+points goes on as if it had not been.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rollback.channels import EXPECTED_LR, JUDGED, Role, role_of, totality_of
 from rollback.detect.channel import BUFFER_POINTS, Channel
@@ -31,7 +30,6 @@ from rollback.detect.watches.plateau import BLOCK_POINTS, SENTENCE, PlateauWatch
 from rollback.detect.watches.resume import ResumeWatch
 from rollback.detect.watches.scale import ScaleWatch
 
-STATE_VERSION = 13
 FOLDED = (*JUDGED, Role.NORM, Role.OTHER, Role.SPEED)  # the losses of a point first
 IN_DECADES = (Role.NORM, Role.SPEED)
 SINGLES = (Role.LOSS, Role.LR, Role.NORM, Role.LOSS_SCALE, Role.SKIPPED)
@@ -40,10 +38,6 @@ FRESH_ROWS = 4  # points that count as the start of a launch
 
 Values = Mapping[str, float | None]
 Held = tuple[int, int, dict[str, float | None], int | None]  # row, step, values, launch
-
-
-class UnknownState(ValueError):
-    """A stored state has a version this detector does not know."""
 
 
 class Detector:
@@ -332,51 +326,6 @@ class Detector:
             return event
         evidence += [line for line in event.evidence if line.startswith(MARKS)]
         return self._fusion.change(event.id, evidence=tuple(dict.fromkeys(evidence)), kind=kind, tier=tier)
-
-    # --- State
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole state as plain JSON values; floats keep every bit through repr."""
-        return {
-            "v": STATE_VERSION,
-            "row": self.row,
-            "segment_row": self._segment_row,
-            "rewound": self._rewound,
-            "held": [list(point) for point in self._held],
-            "roles": {name: role.value for name, role in self._roles.items()},
-            "parts": list(self._parts),
-            "singles": {role.value: name for role, name in self._singles.items()},
-            "opened": dict(self._opened),
-            "shares": {name: [list(item) for item in points] for name, points in self._shares.items()},
-            "channels": [channel.to_json() for channel in self._channels.values()],
-            "folds": {name: getattr(self, f"_{name}").to_json() for name in FOLDS},
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Detector:
-        """Rebuild a detector; raises UnknownState for a version that is not known."""
-        if record.get("v") != STATE_VERSION:
-            raise UnknownState(f"detector state version {record.get('v')!r}: expected {STATE_VERSION}")
-        detector = cls()
-        detector.row, detector._segment_row, detector._rewound = record["row"], record["segment_row"], record["rewound"]
-        detector._held = [(row, step, values, launch) for row, step, values, launch in record["held"]]
-        detector._roles = {name: Role(role) for name, role in record["roles"].items()}
-        detector._parts = dict.fromkeys(record["parts"])
-        detector._singles = {Role(role): name for role, name in record["singles"].items()}
-        detector._opened = dict(record["opened"])
-        for name, points in record["shares"].items():
-            detector._shares[name] = deque(((row, value) for row, value in points), maxlen=BUFFER_POINTS)
-        for stored in record["channels"]:
-            detector._channels[stored["name"]] = Channel.from_json(stored)
-        for name, fold in FOLDS.items():
-            setattr(detector, f"_{name}", fold.from_json(record["folds"][name]))
-        return detector
-
-
-FOLDS = {
-    "stream": Stream, "fusion": Fusion, "lr": LrWatch, "scale": ScaleWatch, "hidden": HiddenWatch, "plateau": PlateauWatch,
-    "resume": ResumeWatch,
-}  # fmt: skip
 
 
 def _are_finite(values: Values) -> bool:

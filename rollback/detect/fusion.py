@@ -7,14 +7,13 @@ notices: of 216 labelled ones 212 did, of 20 gradual divergences one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from rollback.channels import Role
 from rollback.detect.constants import JOIN_ROWS, OFTEN_POINTS, STAY_POINTS, WANDERS, WARM_POINTS
 from rollback.detect.events import Event, Kind, Status, Tier
-from rollback.detect.fold import Fold
 from rollback.detect.life import EXPLODED_DECADES, ChannelEvent
 
 OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)
@@ -33,7 +32,7 @@ OFTEN = f"the run spikes often, {{}} times in {OFTEN_POINTS} points: only higher
 MARKS = (ORDER, PROVISIONAL, OFTEN[:20])  # beginnings of sentences that come and go with what they say
 
 
-class Group(Fold):
+class Group:
     """The channel events behind one event, as they were last; `leader` is the place of the loss's where there is one."""
 
     __slots__ = ("cluster", "leader", "members", "number", "role", "row", "step")
@@ -44,13 +43,6 @@ class Group(Fold):
         self.number: int | None = None  # None: held back until something makes it an event
         self.cluster = -1
         self.row = self.step = -1  # where it was published: the alarm
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild the group with its members."""
-        group = super().from_json(record)
-        group.members = [ChannelEvent.from_json(member) for member in record["members"]]
-        return group
 
     @property
     def first(self) -> ChannelEvent:
@@ -71,7 +63,7 @@ class Group(Fold):
         return False
 
 
-class Fusion(Fold):
+class Fusion:
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
 
     __slots__ = (
@@ -89,14 +81,6 @@ class Fusion(Fold):
         self.sign = 0.0
         self.objective = False  # rewards or objectives are logged: the loss need not fall
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild the fusion with its events and groups."""
-        fusion = super().from_json(record)
-        fusion.events = [Event.from_json(event) for event in record["events"]]
-        fusion.groups = [Group.from_json(group) for group in record["groups"]]
-        return fusion
 
     def note_loss(self, value: float, row: int, step: int) -> None:
         """Remember the first loss, and how often the loss crossed zero."""
@@ -122,7 +106,7 @@ class Fusion(Fold):
         self, role: Role, changed: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
     ) -> Event | None:
         """Fold one channel event opened or changed by this point; returns the event it changed, or None."""
-        item = changed.copy()
+        item = copy(changed)
         group = next((known for known in self.groups if known.take(item)), None) or self._place(role, item, interval)
         if group.number is None:
             if not self._is_publishable(group, row):

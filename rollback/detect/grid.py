@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from rollback.detect.fold import Fold
-
 BF16_BITS, FP16_BITS = 7, 10
 PRINTED = 6e-5  # four printed decimals still lie on the grid
 ON_GRID, SURE_VALUES = 0.98, 64  # of so many values
@@ -19,7 +17,7 @@ def quantum_at(value: float, bits: int) -> float:
     return math.ldexp(1.0, math.frexp(abs(value))[1] - 1 - bits)
 
 
-class Grid(Fold):
+class Grid:
     """Find the quantum of a series: its values lie on the bf16 or fp16 grid, or neighbours are equal too often.
 
     The 80B run of the seed logged a bf16 loss: between 1 and 2 its quantum is 2^-7 = 0.0078, two thirds of its noise.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Self
 
 from rollback.detect.constants import (
     ACCEPT_POINTS,
@@ -25,7 +23,6 @@ from rollback.detect.constants import (
     WANDERS,
 )
 from rollback.detect.events import Status
-from rollback.detect.fold import Fold
 
 WINDOWS = (32, 64, 128, 200)  # points over which the recovery test takes its mean
 UPPER_95, RISING_99 = 1.645, 2.33
@@ -37,7 +34,7 @@ LOW = 0.7  # units of noise: a tenth of the points that is no higher has not ris
 EXPLODED_DECADES = 1.0  # a norm ten times its usual size
 
 
-class ChannelEvent(Fold):
+class ChannelEvent:
     """What one channel knows about one event; changed in place while it is open.
 
     `level` is the reference it is judged against and `sigma` its noise, both in the channel's own unit (log10 for
@@ -74,13 +71,6 @@ class ChannelEvent(Fold):
         self.provisional = False  # nothing at this log interval was lower before it
         self.young = False  # it began before the channel's level was known
 
-    def copy(self) -> ChannelEvent:
-        """Return the event as it is now."""
-        other = ChannelEvent()
-        for name in self.__slots__:
-            setattr(other, name, getattr(self, name))
-        return other
-
     def rise_to(self, row: int, step: int, value: float) -> bool:
         """Note a new peak; False where it was higher before."""
         excess = value - self.level
@@ -96,13 +86,13 @@ class ChannelEvent(Fold):
         self.recovered_row, self.recovered_step = row, step
 
 
-class Life(Fold):
+class Life:
     """Follow one open event; `feed` returns True when something about it changed."""
 
     __slots__ = ("count", "event", "log", "margin", "own", "point", "recent", "reference", "spread", "top", "unit")
 
-    def __init__(self, event: ChannelEvent | None = None, log: bool = False) -> None:
-        self.event = event = event or ChannelEvent()
+    def __init__(self, event: ChannelEvent, log: bool) -> None:
+        self.event = event
         self.log, self.reference = log, event.level
         self.unit = event.sigma or 1.0  # noise of one point, already widened for correlation
         self.spread = math.sqrt(math.sqrt(event.inflation))  # standard error of a mean of n: spread / sqrt(n), in units
@@ -114,14 +104,6 @@ class Life(Fold):
         self.top = max(8.0, 1.5 * self.own)  # one point counts as at most so far above
         self.count = 0
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=WINDOWS[-1])
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild the fold around its event."""
-        life = cls(ChannelEvent.from_json(record["event"]), record["log"])
-        life.count, life.margin = record["count"], record["margin"]
-        life.recent.extend((row, step, value) for row, step, value in record["recent"])
-        return life
 
     def feed(self, row: int, step: int, value: float) -> bool:
         """Fold one point; True when something about the event changed."""

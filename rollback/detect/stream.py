@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollback.detect.fold import Fold
-
 INTERLEAVED_TURNS = 6  # steps back among the last 24 points: no run restarts that often
 TURN_WINDOW = 24
 SAME_INTERVAL = 4.0  # a factor below this is irregular logging, not another interval
@@ -41,7 +39,7 @@ UNSETTLED = Placement(unsettled=True)
 FOREIGN = Placement(foreign=True)
 
 
-class Stream(Fold):
+class Stream:
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
     __slots__ = (

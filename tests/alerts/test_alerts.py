@@ -230,15 +230,6 @@ def test_a_mail_has_the_key_as_its_message_id(tmp_path: Path) -> None:
     assert "chronicle status --run tr" in mail
 
 
-def test_the_desktop_gets_words_and_no_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "notify-send"
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path / 'said'}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert send(destination(kind="desktop"), alert()) == Answer("sent")
-    assert "--urgency=normal\n--\n" in (tmp_path / "said").read_text()
-
-
 # --- the outbox
 
 
@@ -346,11 +337,11 @@ def test_quiet_hours_hold_back_what_is_not_urgent(tmp_path: Path) -> None:
         ({"d": {"kind": "json", "url": "https://a:b@example.org"}}, "holds a password"),
         ({"d": {"kind": "json"}}, "`url` is missing"),
         ({"d": {"kind": "json", "url": "file:///etc"}, "x": {"kind": "json", "url": "ftp://a"}}, "is no address"),
-        ({"d": {"kind": "desktop", "tier": "loud"}}, "expected one of notice, warn, propose"),
-        ({"d": {"kind": "desktop", "quiet": "25:00-07:00"}}, "expected hours like"),
-        ({"d": {"kind": "desktop", "url": "x"}}, "unknown setting `url`"),
+        ({"d": {"kind": "json", "url": "http://x/", "tier": "loud"}}, "expected one of notice, warn, propose"),
+        ({"d": {"kind": "json", "url": "http://x/", "quiet": "25:00-07:00"}}, "expected hours like"),
+        ({"d": {"kind": "json", "url": "http://x/", "to": "x"}}, "unknown setting `to`"),
         ({"colour": "red"}, "unknown setting `alerts.colour`"),
-        ({"a b": {"kind": "desktop"}}, "expected a name"),
+        ({"a b": {"kind": "json"}}, "expected a name"),
     ],
 )
 def test_a_wrong_table_is_one_sentence_and_shows_no_secret(table: dict[str, object], said: str) -> None:

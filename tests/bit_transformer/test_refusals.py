@@ -30,7 +30,7 @@ for name, arguments in json.loads(sys.argv[1]).items():
 """
 REFUSED = {
     "missing": r"lines/train-000001.tar` cannot be opened",
-    "truncated": r"train-000001.tar` has 1000 bytes, its index was made for",
+    "truncated": r"train-000001.tar` is truncated: it ends at byte 1000",
     "no source": r"holds no built source: manifest.json is missing",
     "batch": "data.batch_size 15 does not divide among 1 ranks × 2 accumulation steps",
     "window": "a window of 999 bytes has 8991 symbols, model.max_bits is 216",

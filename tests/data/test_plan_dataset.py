@@ -105,7 +105,7 @@ def test_skips_and_reshuffles_are_of_the_state_and_nothing_repeats(indexes):
     assert again.ids(0, 5 * BLOCK_SAMPLES).tolist() == after
 
 
-def test_a_sample_that_cannot_be_decoded_stops_or_is_left_out_and_counted(indexes, tmp_path, capfd):
+def test_a_sample_that_cannot_be_decoded_stops_or_is_left_out_and_named(indexes, capfd):
     def decode(sample):
         name = name_of(sample)
         if name.endswith("-7"):
@@ -114,12 +114,11 @@ def test_a_sample_that_cannot_be_decoded_stops_or_is_left_out_and_counted(indexe
 
     with pytest.raises(ValueError, match="broken image"):
         read(dataset(indexes, decode=decode), 8, 1, 30)
-    data = dataset(indexes, decode=decode, on_error="skip", errors=tmp_path / "left_out.jsonl")
+    data = dataset(indexes, decode=decode, on_error="skip")
     names, state = read(data, 8, 1, 30, num_workers=2)
     every = whole(indexes)
     assert names == [name for name in every if not name.endswith("-7")] and state["position"] == LENGTH
-    assert data.skipped == len(every) - len(names) > 0
-    assert "left out: ValueError: broken image" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("left out: ValueError: broken image") == len(every) - len(names) > 0
     with pytest.raises(DataError, match="on_error is `ignore`"):
         dataset(indexes, on_error="ignore")
 
@@ -141,8 +140,6 @@ def test_options_that_would_break_the_order_are_refused(indexes):
         data.loader(4, shuffle=True)
     with pytest.raises(DataError, match="rank 2 of 2"):
         data.loader(4, rank=2, world_size=2)
-    stream = data.stream(3, rank=1, world_size=2)
-    assert [next(stream) for _ in range(4)] == [data[number] for number in (4, 6, 8, 10)]
 
 
 def test_loaders_with_workers_read_the_plans_order(indexes):

@@ -160,16 +160,16 @@ def test_two_ranks_that_read_the_same_samples_are_seen_at_once_and_counted(tmp_p
     assert len(alarms) == 2 and read_accounts(tmp_path / "apart")[0].shared == 0
 
 
-def test_batches_and_nested_keys_are_the_samples_in_them(tmp_path: Path) -> None:
-    """Lists, arrays, tensors, dicts in tuples: the same keys are the same samples, and a source may be one for all."""
+def test_the_keys_of_a_batch_are_the_samples_in_it(tmp_path: Path) -> None:
+    """Lists, arrays, tensors: the same keys are the same samples, and a source may be one for all."""
     torch = pytest.importorskip("torch")
     numbers = torch.arange(64)
     batches = [{"id": numbers[:32], "source": ["a"] * 16 + ["b"] * 16},
-               {"id": (numbers[32:48], {"deep": numbers[48:]}), "source": "b"},
+               {"id": numbers[32:], "source": "b"},
                {"id": numbers[:8].tolist(), "source": ("a",)}, {"id": np.arange(8, 16, dtype=np.int32), "source": "a"}]
     loader = observe(batches, tmp_path, key=lambda b: b["id"], source=lambda b: b["source"], launch=1)
     assert list(loader) == batches and len(loader) == 4
-    texts = [[("x", "y"), ["z"]], [b"x"]]
+    texts = [["x", "y", "z"], ["x"]]
     list(observe(texts, tmp_path, key=lambda b: b, source=lambda b: "c", launch=1))
     account, = read_accounts(tmp_path)
     assert (account.samples, account.repeats, account.by_source) == (84, 17, {"a": 32, "b": 48, "c": 4})

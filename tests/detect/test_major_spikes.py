@@ -1,6 +1,6 @@
 """A rise of a fifth of the level that the threshold let pass: found in planted spikes of public logs."""
 
-import json
+import pickle
 import random
 from collections.abc import Callable
 
@@ -72,7 +72,7 @@ def test_a_saved_state_knows_that_the_last_point_was_high() -> None:
     first = Detector()
     for row, loss in enumerate(losses[:401]):
         first.feed(10 * row, {"loss": loss})
-    second = Detector.from_json(json.loads(json.dumps(first.to_json())))
+    second = pickle.loads(pickle.dumps(first))
     for row, loss in enumerate(losses[401:], 401):
         second.feed(10 * row, {"loss": loss})
     second.finish()

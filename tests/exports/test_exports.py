@@ -1,7 +1,6 @@
 """Exports of the toy run, read back by the tools they are for: the headline after the rollback is 8.2 everywhere."""
 
 import csv
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from chronicle.integrations.importing import read_source
-from chronicle.integrations.trackers import read_tracked
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 
@@ -26,17 +24,8 @@ def test_csv_holds_every_step_of_the_lineage_once(tmp_path: Path, chronicle: Cli
 def test_all_adds_the_abandoned_steps_and_says_so(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     rows = [json.loads(line) for line in chronicle("export", "-f", "jsonl", "--all").out.splitlines()]
-    assert json.loads(chronicle("export", "-f", "json", "--all").out) == rows
     assert len(rows) == 13
     assert [(r["step"], r["loss"]) for r in rows if not r["kept"]] == [(6, 9.4), (7, 9.3), (8, 100.0), (9, 100.0), (10, 100.0)]
-
-
-def test_parquet_reads_back(tmp_path: Path, chronicle: Cli) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    toy_run(tmp_path)
-    assert chronicle("export", "-f", "parquet", "-o", "toy.parquet").code == 0
-    rows = parquet.read_table("toy.parquet").to_pylist()
-    assert [(r["step"], r["launch"], r["loss"]) for r in rows] == CANONICAL
 
 
 def test_tensorboard_itself_shows_the_new_timeline(tmp_path: Path, chronicle: Cli) -> None:
@@ -77,35 +66,4 @@ def test_non_finite_values_and_gaps_survive_a_table(tmp_path: Path, chronicle: C
 
 def test_a_binary_format_does_not_go_to_a_terminal(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
-    assert chronicle("export", "-f", "parquet").code == 2
-
-
-@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_tracker_gets_one_run_a_launch_and_each_step_once(tmp_path: Path, chronicle: Cli, tracker: str) -> None:
-    """Written by the real package, read back: the abandoned steps are there under names of their own."""
-    pytest.importorskip(tracker, reason=f"{tracker} is not installed")
-    toy_run(tmp_path)
-    done = chronicle("export", "-f", tracker, "-o", "out")
-    assert done.code == 0, done.err
-    tracked = read_tracked(tmp_path / "out") or []
-    assert len(tracked) == 2
-    points = [point for one in tracked for launch in one.found.launches for point in launch.points]
-    assert sorted((p.step, p.values["loss"]) for p in points if "loss" in p.values) == [(s, v) for s, _, v in CANONICAL]
-    abandoned = [(p.step, p.values["abandoned/loss"]) for p in points if "abandoned/loss" in p.values]
-    assert abandoned == [(6, 9.4), (7, 9.3), (8, 100.0), (9, 100.0), (10, 100.0)]
-    first = tracked[0].found.launches[0].settings
-    assert first["chronicle.launch"] == 1 and first["chronicle.abandoned_after"] == 5
-    assert chronicle("export", "-f", tracker, "-o", "out").code == 0
-    assert [one.identity for one in read_tracked(tmp_path / "out") or []] == [one.identity for one in tracked]
-
-
-def test_an_export_for_a_tracker_leaves_a_strangers_directory_alone(tmp_path: Path, chronicle: Cli) -> None:
-    """Also where the package is missing: one sentence with the way out, and nothing removed."""
-    toy_run(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("x")
-    done = chronicle("export", "-f", "trackio", "-o", "mine")
-    assert done.code == 1 and "chronicle did not write it" in done.err and (tmp_path / "mine" / "file").exists()
-    if importlib.util.find_spec("wandb") is None:
-        done = chronicle("export", "-f", "wandb", "-o", "new")
-        assert done.code == 1 and "pip install wandb" in done.err and not (tmp_path / "new").exists()
+    assert chronicle("export", "-f", "tensorboard").code == 2

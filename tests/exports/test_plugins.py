@@ -1,4 +1,4 @@
-"""Plugin hooks of other tools, by the tools themselves: Hydra's callbacks, axolotl's plugins. Skipped without them."""
+"""Plugin hooks of other tools, by the tools themselves: Hydra's callbacks. Skipped without them."""
 
 import os
 import subprocess
@@ -18,15 +18,6 @@ def main(config):
 main()
 """
 CALLBACK = "+hydra.callbacks.chronicle._target_=chronicle.integrations.hydra_callback.ChronicleCallback"
-AXOLOTL = """
-from axolotl.integrations.base import PluginManager
-from axolotl.utils.dict import DictDefault
-manager = PluginManager.get_instance()
-manager.register("chronicle.integrations.axolotl_plugin.ChroniclePlugin")
-config = DictDefault({"base_model": "tiny", "learning_rate": 3e-4, "hub_token": "hf_secret", "adapter": None})
-manager.pre_model_load(config)
-print([type(one).__module__ for one in manager.add_callbacks_pre_trainer(config, None)])
-"""
 
 
 def under_chronicle(directory: Path, script: str, *words: str) -> str:
@@ -47,12 +38,3 @@ def test_hydra_tells_its_whole_configuration(tmp_path: Path) -> None:
     settings = chronicle.open(tmp_path / "logs" / "r").settings()
     assert settings["model.width"] == 8 and settings["lr"] == 3e-4
     assert settings["model.path"] == "${oc.env:NOT_SET_ANYWHERE}"
-
-
-@pytest.mark.slow
-def test_axolotl_tells_its_configuration_and_gets_the_guard(tmp_path: Path) -> None:
-    pytest.importorskip("axolotl.integrations.base", exc_type=ImportError)
-    said = under_chronicle(tmp_path, AXOLOTL)
-    assert "chronicle.resume.adapters.transformers" in said
-    settings = chronicle.open(tmp_path / "logs" / "r").settings()
-    assert settings["learning_rate"] == 3e-4 and "adapter" not in settings and "hf_secret" not in str(settings)

@@ -5,8 +5,6 @@ import http.client
 import http.server
 import json
 import re
-import socket
-import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 
 from chronicle.cli.report import _page, _state, _status
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
@@ -268,27 +266,6 @@ def test_behind_a_token_nothing_is_told_without_it(story: StoryRun) -> None:
         assert ask(server, "/", cookie=cookie, host="team.example.org").status == 200
         with opened(server, "/events", cookie=cookie) as stream:
             assert event(stream)[0] == "here"
-
-
-def test_a_unix_socket_is_for_owner_and_group_and_goes_with_its_server(story: StoryRun, tmp_path: Path) -> None:
-    place, makers = tmp_path / "s", Makers(_page, _state, _status)
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(place))  # of a server that was killed
-    with running(LiveServer(story.paths, 0, makers=makers, unix=place)) as server:
-        assert server.url == f"unix:{place}" and stat.S_IMODE(place.stat().st_mode) == 0o660
-        with socket.socket(socket.AF_UNIX) as one:
-            one.connect(str(place))
-            one.sendall(b"GET /status.json HTTP/1.0\r\nHost: team.example.org\r\n\r\n")
-            head, _, body = b"".join(iter(lambda: one.recv(1 << 16), b"")).partition(b"\r\n\r\n")
-        assert b" 200 " in head and json.loads(body)["loss"] == 8.2
-        with pytest.raises(ChronicleError, match="another server answers"):
-            LiveServer(story.paths, 0, makers=makers, unix=place)
-    assert not place.exists()
-    place.write_text("mine")
-    for wrong in (place, tmp_path / ("x" * 120)):
-        with pytest.raises(ChronicleError, match=r"another kind|too long"):
-            LiveServer(story.paths, 0, makers=makers, unix=wrong)
-    assert place.read_text() == "mine"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The promised LR beside the logged one, and the detector's state beside each checkpoint."""
+"""The promised LR beside the logged one, and the steps that a continued launch descends from."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
-from chronicle.watch.restart import LrPromise, parse_promise, read_contract, snapshots_dir
+from chronicle.watch.restart import LrPromise, parse_promise, read_contract
 from rollback.detect import Kind, Tier
 from tests.watch.conftest import Stage
 
@@ -70,36 +70,13 @@ def test_broken_promise_is_proposed_at_the_first_logged_step(stage: Stage) -> No
     assert "give the next launch the LR 0.0015" in proposal.data["by_hand"]
 
 
-def test_state_is_written_beside_each_checkpoint_and_resumed_from(stage: Stage) -> None:
-    """The resumed watch holds the same state as one that folded everything, and reads almost nothing again."""
+def test_the_watch_of_a_continued_launch_folds_the_kept_steps_again(stage: Stage) -> None:
+    """Its detector is where one stands that has seen these steps alone: the log is the state."""
     with stage.start(1, 0) as log:
-        live = watch(stage)
-        for first in range(1, 400, 20):
-            stage.train(log, first, first + 19)
-            live.poll()
-    assert sorted(int(p.stem) for p in snapshots_dir(stage.paths, 1).iterdir()) == list(range(50, 401, 50))
+        stage.train(log, 1, 400)
     stage.writer.append("launch.end", launch=1, data={"last_step": 400})
     with stage.start(2, 350) as log:
         stage.train(log, 351, 351)
     resumed = watch(stage, 2)
     resumed.poll()
-    for path in snapshots_dir(stage.paths, 1).iterdir():
-        path.unlink()
-    refolded = watch(stage, 2)
-    refolded.poll()
-    assert resumed.detector.to_json() == refolded.detector.to_json()
-
-
-def test_damaged_state_is_passed_over(stage: Stage) -> None:
-    with stage.start(1, 0) as log:
-        live = watch(stage)
-        stage.train(log, 1, 100)
-        live.poll()
-    for path in snapshots_dir(stage.paths, 1).iterdir():
-        path.write_text('{"v": 1, "folded_to"')
-    stage.writer.append("launch.end", launch=1, data={"last_step": 100})
-    with stage.start(2, 100) as log:
-        stage.train(log, 101, 101)
-    resumed = watch(stage, 2)
-    resumed.poll()
-    assert resumed.detector.row == 101
+    assert resumed.detector.row == 351 and resumed.detector.events == ()

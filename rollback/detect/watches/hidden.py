@@ -11,14 +11,13 @@ import math
 
 from rollback.detect.constants import NON_FINITE_POINTS, USUAL_POINTS
 from rollback.detect.events import Kind, Status, Tier
-from rollback.detect.fold import Fold
 from rollback.detect.watches import Finding
 
 FAR_FROM_ZERO = 10.0  # noise units: a loss that reaches zero by training comes near it first
 TIE_CHANCE = 1e-7  # of so many repeats in a row by themselves
 
 
-class HiddenWatch(Fold):
+class HiddenWatch:
     """A fold over a point's loss, gradient norm and skipped steps; None is "not in this line"."""
 
     __slots__ = (

@@ -12,7 +12,6 @@ from collections import deque
 
 from rollback.detect.constants import USUAL_POINTS
 from rollback.detect.events import Kind, Status, Tier
-from rollback.detect.fold import Fold
 from rollback.detect.watches import Finding
 
 TOLERANCE = 0.01
@@ -23,7 +22,7 @@ CLIMB_POINTS = 8  # rises in a row that make a warm-up
 ROSE = 1.0 + 1e-9
 
 
-class LrWatch(Fold):
+class LrWatch:
     """A fold over the observed and the expected learning rate."""
 
     __slots__ = ("climb", "fallen_from", "highest", "last", "mismatch", "past", "reference", "settled")

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from rollback.detect.fold import Fold
-
 BLOCK_POINTS, BLOCKS, LOOK_EVERY = 100, 50, 10  # points, blocks, blocks
 IMPROVEMENT = 0.005  # of the level: less than that since the last notice is the same plateau
 SENTENCE = f"no significant fall over the last {BLOCKS * BLOCK_POINTS} points"
 
 
-class PlateauWatch(Fold):
+class PlateauWatch:
     """A fold over the loss; it says once that a plateau is seen, again only after an improvement.
 
     The engine adds up the losses of a block by itself (a call a point costs as much as the sum) and ends the block here.

@@ -11,7 +11,6 @@ from collections import deque
 
 from rollback.detect.constants import EQUIVALENT, HIGH_RISE, USUAL_POINTS
 from rollback.detect.events import Kind, Status, Tier
-from rollback.detect.fold import Fold
 from rollback.detect.watches import Finding
 
 PAST_POINTS = 1024
@@ -20,7 +19,7 @@ MEAN_POINTS = 8
 BUMP_ERRORS = 4.0  # standard errors of that mean
 
 
-class ResumeWatch(Fold):
+class ResumeWatch:
     """A fold over the leading loss; `restart` says that a launch begins with the next point."""
 
     __slots__ = ("count", "error", "expected", "fall", "past", "row", "step", "total")

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from rollback.detect.constants import NON_FINITE_POINTS, USUAL_POINTS
 from rollback.detect.events import Kind, Tier
-from rollback.detect.fold import Fold
 from rollback.detect.watches import Finding
 
 FALLS, FALL_POINTS = 4, 400  # in a row, without a rise between them, within so many points: a sixteenth
 FLOOR, FLOOR_FALL = 1.0, 16.0  # a scale that fell by this factor to its floor
 
 
-class ScaleWatch(Fold):
+class ScaleWatch:
     """A fold over the loss scale."""
 
     __slots__ = ("collapsed", "falls", "first_row", "first_step", "floored", "last", "start", "steady", "top")
