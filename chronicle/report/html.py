@@ -281,12 +281,16 @@ def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
 def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
     if not data["resumes"]:
         return
-    rows = [[x["launch"], x["step"], x["bump"], x["halfLife"]] for x in data["resumes"]]
-    heads = ["launch", "resumed at", "loss bump", "half-life (steps)"]
+    rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
+    heads = ["launch", "resumed at", "loss bump", "half-life (steps)", "largest jumps of channels (σ)"]
     listed = html_table(heads, rows, numeric=(0, 1, 2, 3))
     drawn = plot("plot-resumes", "loss around each resume, aligned at the resume")
     newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
     yield section("resumes", "Restarts", newest, drawn, folded(listed))
+
+
+def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{shift['channel']} {shift['sigmas']:+.1f}" for shift in shifts[:3])
 
 
 def _channels(data: Mapping[str, Any]) -> Iterator[str]:

@@ -108,7 +108,8 @@ function build() { // of what is in <main> now
     const known = [data.loss, data.lr]; // what a rollback itself changes is no news
     const counts = /(^|[/_.])(epochs?|steps?|iterations?|samples|tokens|time)$/; // only ever rise: no news either
     const news = (name) => !known.includes(name) && !counts.test(name);
-    const usual = data.channels.find(news) || data.channels[0];
+    const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => news(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
+    const usual = jumped ? jumped.channel : data.channels.find(news) || data.channels[0];
     chooser.value = data.channels.includes(state.channel) ? state.channel : usual;
     add(byId("plot-channel"), (element) => channel(element, chooser.value));
     chooser.addEventListener("change", () => { state.channel = chooser.value; state.zoom.delete("plot-channel"); redraw(); });

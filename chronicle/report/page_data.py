@@ -305,6 +305,7 @@ def _resume(window: ResumeWindow) -> dict[str, Any]:
         "y": [short(v) for v in window.excess],
         "bump": None if window.bump is None else short(window.bump),
         "halfLife": window.half_life_steps,
+        "shifts": [{"channel": plain(shift.channel), "sigmas": round(shift.sigmas, 1)} for shift in window.shifts[:8]],
     }
 
 

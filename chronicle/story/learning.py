@@ -1,9 +1,9 @@
-"""What each resume did to the loss: the curves aligned at the resume, and how fast the loss came back."""
+"""What each resume did: the loss aligned at it, how fast it came back, and which other channels jumped."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.series import ChannelCurve, LaunchSeries, descent
@@ -17,6 +17,14 @@ LEAST_POINTS = 8  # before a resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """The jump of one channel at a resume, in standard deviations of the points before it."""
+
+    channel: str
+    sigmas: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeWindow:
     """One resume: offsets in steps from it, and the loss relative to the median before it."""
 
@@ -26,6 +34,7 @@ class ResumeWindow:
     excess: tuple[float, ...]
     bump: float | None  # largest smoothed excess among the first points
     half_life_steps: int | None  # until half of the bump is gone; None: not within the window, or no bump
+    shifts: tuple[Shift, ...]  # of the other channels, largest first
 
 
 def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[ResumeWindow, ...]:
@@ -41,8 +50,9 @@ def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[Resume
         name = find_channel(own, Role.LOSS)
         if name is None:
             continue
-        before = _history(story, by_launch, launch.number, name)
-        window = _window(launch.number, launch.span.start_step, own[name], before)
+        before = {channel: _history(story, by_launch, launch.number, channel) for channel in own}
+        shifts = _shifts(launch.span.start_step, own, before, name)
+        window = _window(launch.number, launch.span.start_step, own[name], before[name], shifts)
         if window is not None:
             out.append(window)
     return tuple(reversed(out))
@@ -66,7 +76,21 @@ def _history(
     return out
 
 
-def _window(number: int, start: int, loss: ChannelCurve, before: Sequence[tuple[int, float]]) -> ResumeWindow | None:
+def _shifts(
+    start: int, own: Mapping[str, ChannelCurve], before: Mapping[str, Sequence[tuple[int, float]]], loss: str
+) -> tuple[Shift, ...]:
+    found = []
+    for name, curve in own.items():
+        after = [value for _, value in _finite(curve.between(start + 1, start + WINDOW_STEPS))][:FIRST_POINTS]
+        old = [value for _, value in before[name]]
+        if name != loss and len(after) >= 2 and len(old) >= LEAST_POINTS:
+            found.append(Shift(channel=name, sigmas=(fmean(after) - fmean(old)) / _noise(old)))
+    return tuple(sorted(found, key=lambda shift: -abs(shift.sigmas)))
+
+
+def _window(
+    number: int, start: int, loss: ChannelCurve, before: Sequence[tuple[int, float]], shifts: tuple[Shift, ...]
+) -> ResumeWindow | None:
     after = _finite(loss.between(start + 1, start + WINDOW_STEPS))
     if len(before) < LEAST_POINTS or len(after) < 2:
         return None
@@ -80,6 +104,7 @@ def _window(number: int, start: int, loss: ChannelCurve, before: Sequence[tuple[
         excess=tuple(value - level for _, value in points),
         bump=bump,
         half_life_steps=half_life,
+        shifts=shifts,
     )
 
 

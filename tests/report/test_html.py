@@ -406,10 +406,12 @@ def test_half_a_million_steps_and_thirteen_launches_stay_below_five_megabytes(tm
     assert len(data["channels"]) == 10
 
 
-def test_a_resume_has_its_bump_and_its_half_life(tmp_path: Path) -> None:
+def test_the_covariate_that_jumped_at_the_resume_comes_first(tmp_path: Path) -> None:
+    """The seed's cause was the image-to-text ratio, found by eye."""
     run = rich_run(tmp_path)
     story = read_story(run.paths)
     data = build_page_data(story, read_series(run.paths, [1, 2, 3]), {})
     last = data["resumes"][-1]
     assert last["step"] == 600 and last["bump"] > 0.2
     assert 5 < last["halfLife"] < 30
+    assert "share/code" in [s["channel"] for s in last["shifts"][:3]]
