@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from chronicle.cli.main import ADVANCED, FOLDED, GROUPS, SHOWN, VERBS, VerbGroup, run
-from chronicle.cli.reference import render_reference
+from scripts.commands import render_reference
 
 
 def shown(*words: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 
 import chronicle
 import rollback
-from chronicle.cli.reference import render_exit_codes, render_reference
 from chronicle.journal import compute_lineage, read_journal
 from chronicle.paths import RunPaths
+from scripts.commands import render_exit_codes, render_reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -21,7 +21,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *sorted(DOCS.gl
 
 
 def test_the_reference_of_commands_is_what_the_help_texts_say() -> None:
-    """Make it again with `python -m chronicle.cli.reference > docs/commands.md`."""
+    """Make it again with `python scripts/commands.py > docs/commands.md`."""
     assert (DOCS / "commands.md").read_text(encoding="utf-8") == render_reference()
 
 

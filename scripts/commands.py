@@ -1,4 +1,4 @@
-"""Makes `docs/commands.md` from the help texts: `python -m chronicle.cli.reference > docs/commands.md`."""
+"""Makes `docs/commands.md` from the help texts: `python scripts/commands.py > docs/commands.md`."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from chronicle.cli.options import ExitCode
 
 HEAD = """# Commands
 
-<!-- made by `python -m chronicle.cli.reference > docs/commands.md` from the help texts; a test compares -->
+<!-- made by `python scripts/commands.py > docs/commands.md` from the help texts; a test compares -->
 
 Every command has `--help`. Commands that only read have `--json` and print one object. `--run NAME`, `--logs DIR` and
 `--checkpoints DIR` override `chronicle.toml`; `chronicle config show` prints each setting and its origin. Data goes to
