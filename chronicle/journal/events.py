@@ -371,7 +371,6 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     preflight: Mapping[str, Any] = NOTHING  # check -> verdict of the quick preflight
     skipped: tuple[str, ...] = ()
     accept_change: str | None = None  # why a changed plan is accepted
-    self_test: str | None = None  # of `run --self-test`, until 28 November 2026
     journal_heads: Mapping[str, Any] = NOTHING  # writer -> first digits of the digest of its last line
     token: str | None = None
     containment: str | None = None
