@@ -692,15 +692,15 @@ def _refuse_copied(paths: RunPaths) -> None:
         refuse_copy(place, standing, paths)
 
 
-def _refuse_twice(journal: Journal, number: int, node: Node) -> None:
-    """A node that comes back alone: the ranks of the others wait for those that are gone."""
-    host = host_name()
-    starts = events_of(journal.entries, LaunchStart)
-    if any(entry.launch == number and start.host == host for entry, start in starts):
+def _take_part(paths: RunPaths, number: int, node: Node) -> None:
+    """Raise `LaunchRefused` for a node that comes back alone: the ranks of the others wait for those that are gone."""
+    try:
+        (paths.launch_dir(number) / f".node{node.number}").open("x").close()
+    except FileExistsError:
         raise LaunchRefused(
-            f"node {node.number} (`{host}`) has already taken part in launch {number} of job `{node.key}`",
+            f"node {node.number} has already taken part in launch {number} of job `{node.key}`",
             "start all nodes of the job again, as a JobSet does: its next start has another job",
-        )
+        ) from None
 
 
 def _known_rhythm(journal: Journal) -> Mapping[str, Any]:
@@ -718,8 +718,8 @@ def _admit(request: LaunchRequest, live_watch: Callable[..., LiveDetector] | Non
         number = take_number(paths)
     else:  # other nodes of this launch may be running already
         number = share_number(paths, request.node.key, lambda: take_number(paths))
-        _refuse_twice(journal, number, request.node)
         ensure_startable(paths, journal, now=time.time(), force=request.force, own=number)
+        _take_part(paths, number, request.node)
     request = replace(
         request,
         recorded={**request.recorded, "journal_heads": anchor_heads(journal)},

@@ -290,7 +290,6 @@ PARTS = (
     ("torch", "torch's random generators"),
     ("python", "Python's random generator"),
     ("numpy", "NumPy's random generator"),
-    ("output", "what the model gave"),
     ("gradient", "the gradient"),
     ("weights", "the weights"),
 )
