@@ -34,7 +34,6 @@ def rehearse(directory: Path, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.sample
 def test_the_trainer_resumes_exactly(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path, "-m", "bit_transformer.train")
     assert (code, found["verdict"]) == (0, "resumes exactly"), found
