@@ -82,6 +82,15 @@ def num_cores() -> int:
 
 use_memory_disk()
 
+DATA = Path(os.environ.get("CHRONICLE_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+NEEDS_DATA = "importers/test_data_of_others.py"
+collect_ignore = [] if DATA.is_dir() else [NEEDS_DATA]
+
+
+def pytest_report_header() -> list[str]:
+    """What cannot be tested here at all."""
+    return [f"not collected: tests/{one}, whose data are not beside this checkout" for one in collect_ignore]
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -15,8 +15,6 @@ from chronicle.metrics.mlflow_log import WhichRun
 from chronicle.metrics.readers import UnknownLog, read_log
 from tests.metrics.printed import parse_log_line, read_lines
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-
 LINES = {
     "megatron": (
         "[2025-09-07 23:58:47] iteration      609/  500000 | consumed samples:        19488 | elapsed time per iteration "
@@ -181,13 +179,6 @@ def test_trainer_state_of_a_real_run(tmp_path: Path) -> None:
     assert [(p.step, dict(p.values)) for p in read_log(path)] == [
         (10, {"loss": 2.5, "learning_rate": 0.5, "grad_norm": 1.5, "eval_loss": 2.25}),
     ]  # fmt: skip
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data folder is not beside this checkout")
-def test_trainer_state_in_the_shared_data() -> None:
-    (path,) = (DATA / "checkpoints").rglob("trainer_state.json")
-    points = list(read_log(path))
-    assert points[-1].step == 7000 and len([p for p in points if "loss" in p.values]) >= 10
 
 
 def test_tensorboard_files_of_the_real_writer(tmp_path: Path) -> None:
