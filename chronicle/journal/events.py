@@ -41,7 +41,6 @@ class EntryKind(StrEnum):
     GUARD_ATTACHED = "guard.attached"
     GUARD_VERDICT = "guard.verdict"
     GUARD_SAVED = "guard.saved"
-    GUARD_BATCHES = "guard.batches"
     GUARD_DIGEST = "guard.digest"
     GUARD_LOG = "guard.log"
     GUARD_FAULT = "guard.fault"
@@ -528,14 +527,6 @@ class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     state: str = ""  # digest of the optimizer's state (`rollback.checkpoint.state_digest`)
     run_id: str = ""
     optimizers: Any = None  # their classes
-
-
-class BatchesSeen(JournalEvent, kind=EntryKind.GUARD_BATCHES):
-    """Digests of the first batches of a launch, or of those that followed a save (`after`)."""
-
-    digests: tuple[str, ...]
-    after: str = ""
-    ranks: Mapping[str, Any] = NOTHING
 
 
 class FileDigest(JournalEvent, kind=EntryKind.GUARD_DIGEST):

@@ -227,13 +227,13 @@ def test_the_graph_tells_an_incident_once_and_leaves_bookkeeping_to_the_log(tmp_
     for status in ("open", "diverging", "recovered"):
         run.add("incident", launch=1, step=8, title=f"spike since step 8, {status}", data={"id": 3, "status": status})
     run.add("incident", launch=1, step=9, title="another since step 9", data={"id": 4, "status": "open"})
-    run.add("guard.batches", launch=1, step=9, title="batches seen")
+    run.add("guard.digest", launch=1, step=9, title="batches seen")
     run.end(1, 10)
     shown = chronicle("log", "--graph").out
     assert shown.count("spike since") == 1 and "spike since step 8, recovered" in shown
     assert "another since step 9" in shown and "batches seen" not in shown
     assert "batches seen" not in chronicle("log").out
-    assert "batches seen" in chronicle("log", "--all").out and "batches seen" in chronicle("log", "--kind", "guard.batches").out
+    assert "batches seen" in chronicle("log", "--all").out and "batches seen" in chronicle("log", "--kind", "guard.digest").out
     first = next(e["id"] for e in reversed(chronicle("log", "--kind", "incident", "--json").json))
     assert f"recovered  {first[-8:]}" in shown  # the id by which every view knows it
 

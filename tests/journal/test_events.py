@@ -56,7 +56,7 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.LAUNCH_SETTINGS,
 }
 FIXTURES = Path(__file__).parent / "fixtures"
-GONE = {"evidence.sealed", "lr.mismatch"}  # kinds that nothing writes any more
+GONE = {"guard.batches", "evidence.sealed", "lr.mismatch"}  # kinds that nothing writes any more
 NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels
 
 

@@ -15,7 +15,7 @@ __all__ = ["chronicle"]
 def test_a_preflight_is_told_only_when_it_failed(verdict: str, told: bool, tmp_path: Path, chronicle: Cli) -> None:
     run = toy_run(tmp_path)
     run.add("preflight", launch=2, title="preflight: 3 checks", data={"verdict": verdict, "checks": []})
-    run.add("guard.batches", launch=2, title="batches seen")
+    run.add("guard.digest", launch=2, title="batches seen")
     chronicle("render", "--no-plots")
     for page in (chronicle("log", "--graph").out, run.paths.chronicle_md.read_text()):
         assert ("preflight: 3 checks" in page) is told
