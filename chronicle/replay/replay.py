@@ -160,14 +160,18 @@ def replay(
     if judged.again and not once and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
         two, replays = play_once(plan, sandbox), 2
-        agree = one.agrees_with(two)
-        if case.began_anew_with_other_weights():
-            agree = one.begins_as(two)
-        judged = judge_replay(replace(case, plays_agree=agree))
+        judged = judge_replay(replace(case, plays_agree=plays_agree(case, one, two)))
     judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
     if judged.verdict is ReplayVerdict.DATA:
         judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
+
+
+def plays_agree(case: ReplayCase, one: Played, two: Played) -> bool | None:
+    """Whether two plays are equal; of a launch that made its weights by itself, whether both began with the same ones."""
+    if case.began_anew_with_other_weights():
+        return one.begins_as(two)
+    return one.agrees_with(two)
 
 
 def _beside(origin: Origin, one: Played) -> Iterator[str]:

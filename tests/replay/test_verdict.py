@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import Replayed
 from chronicle.paths import RunPaths
 from chronicle.replay.compared import PrintComparison, compare_prints, prints_agree
+from chronicle.replay.played import Played
+from chronicle.replay.replay import plays_agree
 from chronicle.replay.verdict import (
     ROWS,
     ReplayCase,
@@ -375,3 +378,16 @@ def test_a_verdict_of_an_older_version_is_shown_as_it_was_written(tmp_path: Path
         writer.write(event, launch=1, step=7, title="replay of step 7: hardware or race (step 7, rank 0)")
     text = render_markdown(read_story(paths), picture=False)
     assert "hardware or race: step 7, rank 0" in text
+
+
+def test_a_launch_that_began_with_other_weights_is_played_twice_and_its_beginnings_are_compared() -> None:
+    """The steps of two such plays differ anyway: what tells is whether they begin alike."""
+    case = replace(OTHER_WEIGHTS, has_checkpoint=False, plays_agree=None)
+    assert judge_replay(case).again
+
+    def begun(weights: int) -> Played:
+        begin = SimpleNamespace(weights=weights)
+        return Played(prints={}, begins={0: begin}, start=0, facts=None, end={}, batches={})  # type: ignore[dict-item]
+
+    assert plays_agree(case, begun(1), begun(1)) is True
+    assert plays_agree(case, begun(1), begun(2)) is False
