@@ -20,6 +20,7 @@ from typing import Any
 from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
 from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
 from chronicle.resume.faults import shield
+from chronicle.resume.patches import change
 
 SAMPLES = 64  # elements per tensor
 NUM_LOOKS = 3
@@ -326,10 +327,7 @@ def _keep(batch: Any) -> None:
 
 
 def yielded_lately() -> list[list[Any]]:
-    """Tensors of the last batches that loaders of this process yielded, oldest first; a prepared loader reads one ahead.
-
-    Those that a prepared loader of Accelerate handed over on its device are here as long as all of it is still there.
-    """
+    """Tensors of the last batches that loaders of this process yielded, oldest first; a prepared loader reads one ahead."""
     found = []
     for batch in _Read.yielded or ():
         tensors = [one() if isinstance(one, weakref.ref) else one for one in batch]
@@ -339,19 +337,9 @@ def yielded_lately() -> list[list[Any]]:
 
 
 def watch_loaders() -> None:
-    """Note the pass of every loader when it yields a batch. Wraps one method of a class of loaders, once per process."""
-    for module, name, method, wrap in (
-        ("accelerate.data_loader", "DataLoaderShard", "__iter__", _handing),
-        ("accelerate.data_loader", "DataLoaderDispatcher", "__iter__", _handing),
-        ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__", _noting),
-        ("torchdata.stateful_dataloader.stateful_dataloader", "_StatefulBaseDataLoaderIter", "__next__", _noting),
-    ):
-        kind = getattr(sys.modules.get(module), name, None)
-        original = None if kind is None else kind.__dict__.get(method)
-        if original is not None and not hasattr(original, "_chronicle"):
-            wrapped: Any = functools.wraps(original)(wrap(original))
-            wrapped._chronicle = True
-            setattr(kind, method, wrapped)
+    """Note the pass of every loader when it yields a batch (`patches.py`)."""
+    change("loaders", _noting)
+    change("prepared loaders", _handing)
 
 
 def _handing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:

@@ -19,11 +19,11 @@ from importlib import import_module
 from typing import Any
 
 from chronicle.resume.faults import shield
+from chronicle.resume.patches import around, change, change_object, is_changed, marked
 
 See = Callable[[Any, Any, Any], None]  # called as a hook on a module is
 _SEES: "weakref.WeakKeyDictionary[Any, See]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
-_patched: list[Any] = []
 
 
 def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
@@ -75,8 +75,7 @@ def see_compiled_calls(model: Any, see: See) -> None:
     It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
     """
     _SEES[model] = see
-    if not _patched:
-        _patch()
+    _patch()
     _known.clear()
     see_own_compilation(model)
 
@@ -84,7 +83,7 @@ def see_compiled_calls(model: Any, see: See) -> None:
 def see_own_compilation(module: Any) -> None:
     """After `module.compile()`: look at its calls, if it is or contains a model that is watched."""
     compiled = module.__dict__.get("_compiled_call_impl")
-    if compiled is None or getattr(compiled, "_chronicle", False) or _watched_in(module) is None:
+    if compiled is None or is_changed(compiled) or _watched_in(module) is None:
         return
     owner = weakref.ref(module)
 
@@ -93,8 +92,7 @@ def see_own_compilation(module: Any) -> None:
         return compiled(*args, **kwargs)
 
     before = outside_graphs(_before_call)
-    call._chronicle = True  # type: ignore[attr-defined]
-    module._compiled_call_impl = skip_in_graphs(call)
+    change_object(module, "_compiled_call_impl", marked(skip_in_graphs(call)))
 
 
 def compiled_part(model: Any) -> Any:
@@ -123,26 +121,24 @@ def _watched_in(module: Any) -> Any:
 
 
 def _patch() -> None:
-    """Wrap two methods of torch, once per process. Instances are not touched: a model can still be copied and pickled."""
-    import torch
+    """Wrap two methods of torch (`patches.py`). Instances are not touched: a model can still be copied and pickled."""
+    import_module("torch._dynamo")
+    change("compiled models", _looking)
+    change("compilation", functools.partial(around, after=_compiled))
 
-    optimized = import_module("torch._dynamo").OptimizedModule
-    original, compile_ = optimized.__call__, torch.nn.Module.compile
+
+def _compiled(result: None, given: None, module: Any, *_: Any, **__: Any) -> None:
+    see_own_compilation(module)
+
+
+def _looking(original: Any) -> Any:
     before = outside_graphs(_before_call)
 
-    @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self, args, kwargs)
         return original(self, *args, **kwargs)
 
-    @functools.wraps(compile_)
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        compile_(self, *args, **kwargs)
-        see_own_compilation(self)
-
-    optimized.__call__ = skip_in_graphs(__call__)
-    torch.nn.Module.compile = compile  # type: ignore[method-assign]
-    _patched.append(optimized)
+    return skip_in_graphs(__call__)
 
 
 def skip_in_graphs(function: Any) -> Any:

@@ -23,6 +23,7 @@ from chronicle.resume.contract import Contract, Expectation
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.learning_rate import WarmUp, can_warm_up
 from chronicle.resume.memory import Carried, Memory
+from chronicle.resume.patches import change_object
 from rollback.plan.request import HONOURED, RESHUFFLE, SKIP, WARMUP
 
 BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
@@ -293,7 +294,7 @@ def move_batches(loader: Any, *, skip: int, seed: str, step: int, accumulation: 
     base = _base(loader)
     epoch, begin = position_in_epoch(loader, step, accumulation)
     moved = MovedBatches(base.batch_sampler, skip=skip, seed=seed, epoch=epoch, begin=begin)
-    object.__setattr__(base, "batch_sampler", moved)  # torch forbids it to scripts; the loader reads it at every pass
+    change_object(base, "batch_sampler", moved)
     return moved
 
 
@@ -302,7 +303,7 @@ def take_out(loader: Any, moved: Any) -> None:
     if keeps_place(loader):
         loader.forget_change(moved)
         return
-    object.__setattr__(_base(loader), "batch_sampler", moved.inner)
+    change_object(_base(loader), "batch_sampler", moved.inner)
 
 
 def reads_from(loader: Any, other: Any) -> bool:

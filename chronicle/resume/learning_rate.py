@@ -9,19 +9,20 @@ import copy
 import functools
 import inspect
 import math
-import os
 import random
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from chronicle.resume.patches import change_object
+
 NUM_FORECAST = 20  # steps
 NUM_FUNCTIONS = 4  # functions recorded per scheduler; a fifth was never the only one to differ
-OPTIMIZER_FILE = os.path.join("torch", "optim", "optimizer.py")  # whose `profile_hook_step` calls the hooks
 SHARED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
@@ -296,25 +297,39 @@ def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
     return value
 
 
-def is_within_its_step(optimizer: Any) -> bool:
-    """Whether torch calls a hook for a step that this optimizer takes within its own: a subclass that calls `super().step()`.
+_within: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()  # optimizer -> its steps that have begun
+_hears_ends: list[Any] = []  # the hook, once there is such an optimizer
 
-    torch hooks the `step` of every class of which an optimizer was made, so a subclass whose base class was used, too, is
-    heard twice a step.
+
+def begins_within_its_step(optimizer: Any) -> bool:
+    """Note that a step begins; whether it is one within a step of the same optimizer: a subclass calls `super().step()`.
+
+    torch hooks the `step` of every class of which an optimizer was made, so a subclass whose base class was used, too, is heard
+    twice a step.
     """
-    hooked = 0
-    for kind in type(optimizer).__mro__:
-        hooked += "step" in kind.__dict__ and getattr(kind.__dict__["step"], "hooked", False)
-    if hooked < 2:
+    if sum(bool(getattr(base.__dict__.get("step"), "hooked", False)) for base in type(optimizer).__mro__) < 2:
         return False
-    frame: types.FrameType | None = sys._getframe(1)
-    steps = 0
-    while frame is not None and steps < 2:
-        code = frame.f_code
-        is_step = code.co_name == "wrapper" and code.co_filename.endswith(OPTIMIZER_FILE)
-        steps += is_step and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return steps > 1
+    if not _hears_ends:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        _hears_ends.append(register_optimizer_step_post_hook(_step_ended))
+    _within[optimizer] = _within.get(optimizer, 0) + 1
+    return is_within_its_step(optimizer)
+
+
+def _step_ended(optimizer: Any, *_: Any) -> None:
+    if optimizer in _within:
+        _within[optimizer] = max(0, _within[optimizer] - 1)
+
+
+def a_batch_entered() -> None:
+    """No step of the batch before is going on: one that raised has no end."""
+    _within.clear()
+
+
+def is_within_its_step(optimizer: Any) -> bool:
+    """Whether the step that goes on is one within a step of the same optimizer."""
+    return bool(_within) and _within.get(optimizer, 0) > 1
 
 
 def can_warm_up(optimizers: Sequence[Any]) -> bool:
@@ -340,7 +355,7 @@ class WarmUp:
             optimizer.register_step_pre_hook(lambda *_: None if is_within_its_step(optimizer) else self._lower())
             optimizer.register_step_post_hook(lambda *_: None if is_within_its_step(optimizer) else self._finish())
         else:
-            optimizer.step = self._around(optimizer.step)  # ZeRO's steps its inner optimizer group by group
+            change_object(optimizer, "step", self._around(optimizer.step))  # ZeRO's steps its inner optimizer group by group
 
     def restore(self) -> None:
         """Restore the LRs that a step left lowered because it raised."""

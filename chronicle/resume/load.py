@@ -21,7 +21,6 @@ from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.resume.allowed import OF_WEIGHTS, Allowance, Facts, Kind, allow
-from chronicle.resume.buffers import Calibration, LoadedBuffers, OwnBuffers, digest_of, running_shares, sample_buffers
 from chronicle.resume.checks.check import Check, not_compared, noted
 from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
@@ -56,6 +55,7 @@ from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
 from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory, GuardJournal
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
+from chronicle.resume.moving import Calibration, LoadedBuffers, Moving, facts_of_buffers
 from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import read_memory
@@ -90,19 +90,18 @@ class Loads:
         data: DataWatch,
         honours: Honours,
         reference: Reference,
-        own_buffers: OwnBuffers,
+        moving: Moving,
         records: Records,
     ) -> None:
         self._options, self._journal, self._ranks = options, journal, ranks
         self.start, self.data, self.honours = start, data, honours
-        self._reference, self._own_buffers, self._records = reference, own_buffers, records
+        self._reference, self._moving, self._records = reference, moving, records
         self.state: LoadedState | None = None
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
         self.weights_loaded = False  # into a guarded model, by its own `load_state_dict`
         self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
-        self._objects_loaded: dict[str, str] = {}  # the script's own objects right after their own load
         self._calibration = Calibration()
         self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
         self._at_batch: tuple[list[Any], Snapshot] | None = None  # the trained weights when the first batch came
@@ -243,7 +242,7 @@ class Loads:
             objects=found.objects,
             objects_before=self._objects_before,
         )
-        self._calibration.before.add(found.ranks[0].buffers)
+        self._calibration = Calibration(first=facts_of_buffers(live.models))
         self.data.loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         expected = self.start.expectation or Expectation(basis="none")
@@ -289,7 +288,7 @@ class Loads:
             found = self._record_of_weights(live)
             if found is not None and found.step:
                 self.start.no_basis, memory = "", found
-        self.pending, self._calibration.looked = [], False
+        self.pending, self._calibration = [], Calibration()
         if self.start.again and memory is not None and not memory.step:
             self.start.no_basis, memory = BEGINS_ANEW, None
         self.start.state_loaded = True
@@ -323,18 +322,16 @@ class Loads:
         if self.state is not None or self.start.state_loaded:
             live = observe()
             self.look_again(live)
-            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=self._objects_now(live))
-            now = sample_buffers(live.models)
-            self._calibration.evaluated(now)
+            objects = object_digests(live)
+            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=objects)
             memory = self.start.memory
             saved = memory.of_rank(live.rank) if memory else None
-            state_id = memory.state_id if memory else ""
-            own, fixed = ((), "") if saved is None else self._own_buffers.of(state_id, saved)
+            then = self._moving.after(memory.state_id) if memory else {}
             buffers = LoadedBuffers(
                 now=buffers_digest(live),
-                own=own,
-                fixed_saved=fixed,
-                fixed_now=digest_of(now, own) if own else "",
+                each=facts_of_buffers(live.models),
+                then=then,
+                keys=(*saved.moving, *then) if saved else (),
                 calibration=self._calibration,
             )
             self.state = replace(state, buffers=buffers)
@@ -343,32 +340,9 @@ class Loads:
             self._at_batch = trained, Snapshot(trained)
             self._calibration = Calibration()
 
-    def own_object_loaded(self, name: str, thing: Any) -> None:
-        """One of the script's own objects has loaded its state."""
-        self._objects_loaded |= object_digests(LiveState(objects={name: thing}))
-
-    def _objects_now(self, live: LiveState) -> dict[str, str]:
-        """The script's own objects when the first batch comes: as their own load left them, where they had one."""
-        loaded, self._objects_loaded = self._objects_loaded, {}
-        return {**object_digests(live), **loaded}
-
-    def calibrates(self, observe: Callable[[], LiveState], training: bool) -> None:
-        """A forward pass without gradients begins before the first batch: in training mode it moves running statistics."""
-        calibration = self._calibration
-        calibration.evaluations += not training
-        if calibration.looked and not training:
-            return
-        live = observe()
-        shares = running_shares(live.models) if training else []
-        if training and not shares:
-            return
-        if not calibration.looked:
-            calibration.before.add(buffers_digest(live))
-            calibration.at_evaluation = None if training else sample_buffers(live.models)
-        calibration.looked = True
-        if training:
-            calibration.left *= max(shares)
-            calibration.passes += 1
+    def calibrates(self, live: LiveState, training: bool) -> None:
+        """A forward pass without gradients begins before the first batch."""
+        self._calibration = self._calibration.after_pass(live, training)
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.

@@ -72,8 +72,8 @@ class RankDigest:
     each: str = field(default="", metadata=SPARSE)  # 16 bits of every weight, in hex; of rank 0
     moments: str = ""
     buffers: str = ""  # running statistics and other saved buffers
-    own_buffers: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what this training changes itself (`buffers.py`)
-    fixed_buffers: str = field(default="", metadata=SPARSE)  # and all others, where there are such
+    each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # the same by name (`moving.py`)
+    moving: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what this training moves without a step
     data: str = ""
     batches: str = ""  # position in this rank's record of batches (`batch_record.py`)
 

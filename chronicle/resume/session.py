@@ -20,7 +20,6 @@ from chronicle.resume.allowed import AS_FIRST_PASS, SPLIT, leave_open
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.batches import is_call
-from chronicle.resume.buffers import OwnBuffers
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
@@ -44,9 +43,10 @@ from chronicle.resume.first_step import check_first_step
 from chronicle.resume.honours import Honours, has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import forecast_lrs, number
+from chronicle.resume.learning_rate import a_batch_entered, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
+from chronicle.resume.moving import Moving, facts_of_buffers
 from chronicle.resume.prints import Gradient, StepPrints, is_captured
 from chronicle.resume.records import Records
 from chronicle.resume.reference import LR, Reference
@@ -123,9 +123,9 @@ class GuardSession:
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
         self.reference = Reference(None if paths is None else paths.sequels_dir, rank, record)
-        self.own_buffers = OwnBuffers(None if paths is None else paths.sequels_dir, rank)
+        self.moving = Moving(None if paths is None else paths.sequels_dir, rank)
         self.records = Records(None if paths is None else paths.states_dir, rank)
-        kept = (self.reference, self.own_buffers, self.records)
+        kept = (self.reference, self.moving, self.records)
         parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.loads = Loads(*parts, *kept)
         self.envelope = Envelope(
@@ -202,10 +202,11 @@ class GuardSession:
 
     def _enters(self, batch: Any) -> None:
         """A micro-batch is about to enter the model."""
+        a_batch_entered()
         self.first_gradient.enters()
-        if self.own_buffers.awaits_batch and not is_captured():
+        if self.moving.awaits_batch and not is_captured():
             with self.contained("buffers"):
-                self.own_buffers.enters(self._observe().models)
+                self.moving.enters(self._observe())
         with self._printing:
             self.prints.enters(batch)
 
@@ -265,7 +266,7 @@ class GuardSession:
             self.first_gradient.saved(self.identity, saved.ranks[0].rng)
             self.reference.saved(saved)
             with self.contained("buffers"):
-                self.own_buffers.saved(self.identity, self._observe().models)
+                self.moving.saved(self.identity, self._observe())
 
     def describe(self, seen: str | None = None) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone.
@@ -289,8 +290,7 @@ class GuardSession:
             self._saved_steps = [*self._saved_steps[-63:], step]
         own = replace(memory.ranks[0], batches=self.data.position if seen is None else seen)
         with self.contained("buffers"):
-            if names := self.own_buffers.names:
-                own = replace(own, own_buffers=names, fixed_buffers=self.own_buffers.fixed(live.models))
+            own = replace(own, each_buffer=facts_of_buffers(live.models), moving=self.moving.keys)
         with self.contained("options of the parameter groups"):
             self.reference.options.see(live.optimizers)
         found = replace(
@@ -421,7 +421,7 @@ class GuardSession:
             self.begins()
             self.first_gradient.loaded()
             self.reference.loaded()
-            self.own_buffers.loaded()
+            self.moving.loaded()
             with self._printing:
                 self.prints.loaded()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
@@ -492,7 +492,7 @@ class GuardSession:
         self._described = None
         self.first_gradient.loaded()
         self.reference.loaded()
-        self.own_buffers.loaded()
+        self.moving.loaded()
         with self._printing:
             self.prints.loaded()
         self._lr_watch.begins()
@@ -517,7 +517,7 @@ class GuardSession:
     def _calibrates(self, training: bool) -> None:
         if not self.off and (training or self.start.resumed) and not self.faults.gave_up("running statistics"):
             with self.contained("running statistics"):
-                self.loads.calibrates(self._observe, training)
+                self.loads.calibrates(self._observe(), training)
 
     def _look_at(self, batch: Any) -> None:
         """Inputs of the model, in the first micro-batches of a launch and after a save."""
@@ -592,9 +592,9 @@ class GuardSession:
 
     def _look_at_buffers(self) -> None:
         """All forward passes of the step are done."""
-        if self.own_buffers.looks_at_steps:
+        if self.moving.looks_at_steps:
             with self.contained("buffers"):
-                self.own_buffers.stepping(self._models)
+                self.moving.stepping(self._observe())
 
     def _lrs(self) -> LrRow:
         return tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
@@ -759,7 +759,7 @@ class GuardSession:
         with self.contained("first step"):
             settled = self.loads.settle(checks, live, found)
             self.reference.resumes(expected)
-            self.own_buffers.resumes(self._own_buffers(expected))
+            self.moving.resumes(self._known_to_move(expected))
             self.reference.frozen_now(found.frozen)
         yield from settled
         if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
@@ -780,10 +780,10 @@ class GuardSession:
             longer = changed or any(check.error for check in settled)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
-    def _own_buffers(self, expected: Memory | None) -> Sequence[str]:
-        """Buffers that the training which is resumed changes itself."""
+    def _known_to_move(self, expected: Memory | None) -> Sequence[str]:
+        """What the training that is resumed moves itself: as the checkpoint knew it, and as it was seen after it."""
         saved = expected.of_rank(self.ranks.rank) if expected else None
-        return self.own_buffers.of(expected.state_id, saved)[0] if expected and saved else ()
+        return (*saved.moving, *self.moving.after(expected.state_id)) if expected and saved else ()
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:
         assert self.start.expectation is not None

@@ -7,7 +7,6 @@ import pytest
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.buffers import LoadedBuffers
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.checks.memory import LoadedState, check_loaded, check_mode, further_checks
 from chronicle.resume.checks.run import check_newest
@@ -15,6 +14,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.journal import fold_history
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, RankDigest, Scheduler
+from chronicle.resume.moving import LoadedBuffers
 
 SAVED = Memory(
     step=12,

@@ -38,16 +38,3 @@ def test_a_save_is_of_the_step_that_is_counted(tmp_path: Path) -> None:
     entries = read_journal(RunPaths(tmp_path / "logs" / "gan"))
     assert [entry.step for entry in entries.of_kind("guard.saved")] == [2, 5]
     assert [entry.step for entry in entries.of_kind("guard.verdict")] == [0, 2]
-
-
-def test_a_state_that_an_older_chronicle_counted_by_the_critic_is_not_refused() -> None:
-    """Its step was that of the optimizer with most steps."""
-    found = Memory(step=2, optimizer_steps=(2, 6), optimizers=("Adam", "Adam"))
-
-    def wrong(memory: Memory) -> list[str]:
-        expected = Expectation(basis="manifest", memory=memory)
-        return [check.name for check in check_memory(expected, found, rank=0) if not check.ok]
-
-    assert wrong(replace(found, step=6)) == wrong(found) == []
-    assert wrong(replace(found, step=5)) == ["step"]
-    assert "step" in wrong(replace(found, step=6, optimizer_steps=(3, 6)))

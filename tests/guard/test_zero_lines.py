@@ -82,11 +82,12 @@ def test_killed_and_resumed_is_verified_and_a_planted_fault_is_refused(tmp_path:
 
 
 class Handler:
-    """As much of the Trainer's callback handler as `enter` uses."""
+    """As much of a Trainer and its callback handler as `enter` uses."""
 
     def __init__(self, *callbacks: Any) -> None:
         self.callbacks = list(callbacks)
         self.add_callback = self.callbacks.append
+        self.callback_handler = self
 
 
 def test_script_with_a_callback_of_its_own_gets_no_second_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

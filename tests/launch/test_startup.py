@@ -82,13 +82,11 @@ def test_python_without_chronicle_says_so_once_and_trains(tmp_path: Path) -> Non
     package = tmp_path / "transformers"
     package.mkdir()
     (package / "__init__.py").write_text("", encoding="utf-8")
-    (package / "trainer_callback.py").write_text(
-        "class CallbackHandler:\n    def on_train_begin(self, *a):\n        return a\n", encoding="utf-8"
-    )
+    (package / "trainer.py").write_text("class Trainer:\n    def train(self, *a):\n        return a\n", encoding="utf-8")
     code = (
         "import sys; sys.modules['chronicle'] = None\n"
-        "from transformers.trainer_callback import CallbackHandler\n"
-        "print([CallbackHandler().on_train_begin(n) for n in (1, 2)])"
+        "from transformers.trainer import Trainer\n"
+        "print([Trainer().train(n) for n in (1, 2)])"
     )
     variables = environment(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)

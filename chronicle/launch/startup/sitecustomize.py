@@ -1,8 +1,8 @@
 """Runs at the start of every Python process under `chronicle run`, so that an unedited HF Trainer script is guarded.
 
 `chronicle run` puts this directory in front of PYTHONPATH; torchrun, accelerate and deepspeed hand it to their ranks. Python
-imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer_callback` is imported, gives way
-to the user's own `sitecustomize`, and is done. When a Trainer begins to train, its callback handler gets the guard's callback.
+imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer` is imported, gives way to the
+user's own `sitecustomize`, and is done. When a Trainer begins to train, it gets the guard's callback.
 
 It notes when the process began and what lay in the working directory then, so that a replay hides what came later.
 
@@ -21,15 +21,15 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-AWAITED = "transformers.trainer_callback"
+AWAITED = "transformers.trainer"
 said = []
 
 
 class TrainerAwaited:
-    """A finder that finds one module, once: the one in which the Trainer's callback handler is."""
+    """A finder that finds one module, once: the one in which the Trainer is."""
 
     def find_spec(self, name, path=None, target=None):
-        """The awaited module's spec, whose loader wraps the handler once the module is there; None for all others."""
+        """The awaited module's spec, whose loader wraps the Trainer once the module is there; None for all others."""
         if name != AWAITED or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -42,7 +42,7 @@ class TrainerAwaited:
 
 
 def then_enter(load):
-    """What fills the module in, and wraps its handler afterwards."""
+    """What fills the module in, and wraps its Trainer afterwards."""
 
     def exec_module(module):
         load(module)
@@ -52,13 +52,13 @@ def then_enter(load):
 
 
 def enter_trainers(module):
-    """From now on the handler of every Trainer that begins to train has the guard's callback."""
-    handler = getattr(module, "CallbackHandler", None)
-    original = getattr(handler, "on_train_begin", None)
+    """From now on every Trainer that begins to train has the guard's callback."""
+    kind = getattr(module, "Trainer", None)
+    original = getattr(kind, "train", None)
     if original is None:
-        return say("this version of transformers has no `CallbackHandler.on_train_begin`")
+        return say("this version of transformers has no `Trainer.train`")
 
-    def on_train_begin(self, *args, **kwargs):
+    def train(self, *args, **kwargs):
         try:
             from chronicle.resume.adapters.transformers import enter
 
@@ -67,7 +67,7 @@ def enter_trainers(module):
             say(type(problem).__name__ + ": " + str(problem))
         return original(self, *args, **kwargs)
 
-    handler.on_train_begin = on_train_begin
+    kind.train = train
 
 
 def say(why):

@@ -18,13 +18,14 @@ from typing import Any
 from accelerate import tracking
 
 from chronicle.recording import start
-from chronicle.resume.adapters.hooks import StepLog, around, hook_engine_steps, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.patches import around, change_object
 from chronicle.resume.save import checkpoint_root, files_in
 from chronicle.resume.session import GuardSession
 
@@ -37,13 +38,13 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     if isinstance(present, GuardSession):
         return present
     session = GuardSession(lambda: observe_accelerator(accelerator), options)
-    accelerator.chronicle = session
-    accelerator.save_state = _saving(accelerator.save_state, session)
-    accelerator.load_state = _loading(accelerator, accelerator.load_state, session)
     prepared = session.faults.shield("preparation", functools.partial(_prepared, accelerator, session))
-    accelerator.prepare = around(accelerator.prepare, after=prepared)
     configured = session.faults.shield("settings", _configured)
-    accelerator.init_trackers = around(accelerator.init_trackers, before=configured)
+    change_object(accelerator, "chronicle", session)
+    change_object(accelerator, "save_state", _saving(accelerator.save_state, session))
+    change_object(accelerator, "load_state", _loading(accelerator, accelerator.load_state, session))
+    change_object(accelerator, "prepare", around(accelerator.prepare, after=prepared))
+    change_object(accelerator, "init_trackers", around(accelerator.init_trackers, before=configured))
     session.watch_step = EpochWatch(accelerator).look
     hook_optimizer_steps(session)
     return session

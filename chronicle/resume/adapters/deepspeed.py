@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.adapters.hooks import around, dtype_of, hook_engine_steps
+from chronicle.resume.adapters.hooks import dtype_of, hook_engine_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.patches import around, change_object
 from chronicle.resume.session import GuardSession
 
 
@@ -23,9 +24,9 @@ def guard_engine(engine: Any, options: Options) -> GuardSession:
     if isinstance(present, GuardSession):
         return present
     session = GuardSession(lambda: observe_engine(engine, session.ranks.world_size), options)
-    engine.chronicle = session
-    engine.save_checkpoint = _saving(engine, engine.save_checkpoint, session)
-    engine.load_checkpoint = _loading(engine.load_checkpoint, session)
+    change_object(engine, "chronicle", session)
+    change_object(engine, "save_checkpoint", _saving(engine, engine.save_checkpoint, session))
+    change_object(engine, "load_checkpoint", _loading(engine.load_checkpoint, session))
     hook_engine_steps(session, engine)
     session.batches.watch(engine.module)
     return session

@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning.fabric import Fabric
+import lightning.fabric  # noqa: F401 whose class is changed
 
-from chronicle.resume.adapters.hooks import around, is_wrapped
 from chronicle.resume.adapters.torch import AttachedRun
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import or_else, reason_of, record_without_session, shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler
+from chronicle.resume.patches import around, change, change_object
 
 _every = [False]  # whether a Fabric is guarded that the script has not named
 
@@ -88,7 +88,7 @@ def guard_fabric(fabric: Any, options: Options) -> None:
     """Put one Fabric under guard, before its first `setup`; a second call on the same object changes nothing."""
     _wrap_class()
     if not hasattr(fabric, "chronicle"):
-        fabric.chronicle = FabricRun(options)
+        change_object(fabric, "chronicle", FabricRun(options))
 
 
 @or_else(lambda problem: _unguarded(problem))
@@ -111,13 +111,11 @@ def _unguarded(problem: Exception) -> list[Any]:
 
 def _run_of(fabric: Any) -> FabricRun | None:
     if _every[0] and not hasattr(fabric, "chronicle"):
-        fabric.chronicle = FabricRun(Options())
+        change_object(fabric, "chronicle", FabricRun(Options()))
     return getattr(fabric, "chronicle", None)
 
 
 def _wrap_class() -> None:
-    if is_wrapped(Fabric.setup):
-        return
     for name in ("setup", "setup_module", "setup_optimizers"):
         _wrap(name, after=_set_up)
     _wrap("save", before=_see_state, after=_saved)
@@ -133,7 +131,7 @@ def _wrap(name: str, *, before: Callable[..., None] | None = None, after: Callab
     def end(made: Any, given: None, fabric: Any, *args: Any, **kwargs: Any) -> None:
         shield(_with_run, functools.partial(_lost, fabric))(after, fabric, args, kwargs, made)
 
-    setattr(Fabric, name, around(getattr(Fabric, name), before=begin, after=end))
+    change("Fabric", functools.partial(around, before=begin, after=end), f".{name}")
 
 
 def _with_run(work: Callable[..., None] | None, fabric: Any, *rest: Any) -> None:

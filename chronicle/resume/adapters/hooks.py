@@ -16,7 +16,8 @@ from chronicle.metrics.log import MetricsWriter, number_of
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import last_resort, raised_by_script, record_without_session, shield
-from chronicle.resume.learning_rate import is_within_its_step
+from chronicle.resume.learning_rate import begins_within_its_step, number
+from chronicle.resume.patches import around, change, change_object, is_changed
 from chronicle.resume.session import GuardSession
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
@@ -42,7 +43,7 @@ def hook_optimizer_steps(session: GuardSession, takes_over: Sequence[Any] = ()) 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Every session for itself: an error in one is no reason to give up another."""
-    if is_within_its_step(optimizer):
+    if begins_within_its_step(optimizer):
         return
     for session in tuple(_sessions):
         try:
@@ -53,37 +54,6 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if raised_by_script(problem):
                 raise
             last_resort(functools.partial(session.lost, "step"), problem)
-
-
-# ---- functions of frameworks, with work of the guard around them ----------------------------------------------------------
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def around(
-    original: Callable[..., Any], *, before: Callable[..., Any] = _nothing, after: Callable[..., Any] = _nothing
-) -> Callable[..., Any]:
-    """`original` between `before(*args, **kwargs)` and `after(result, given, *args, **kwargs)`, which must raise nothing.
-
-    `given` is what `before` returned.
-    """
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = before(*args, **kwargs)
-        result = original(*args, **kwargs)
-        after(result, given, *args, **kwargs)
-        return result
-
-    call._chronicle = True  # type: ignore[attr-defined]
-    return call
-
-
-def is_wrapped(call: Any) -> bool:
-    """Whether work of the guard is around it already."""
-    return bool(getattr(call, "_chronicle", False))
 
 
 def dtype_of(models: Sequence[Any]) -> str:
@@ -101,12 +71,6 @@ def split_of(batch_size: Any, accumulation: int, world_size: int) -> dict[str, i
 
 # ---- saves of torch ---------------------------------------------------------------------------------------------------------
 
-_EXECUTORS = (
-    ("torch.distributed.checkpoint._async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor"),
-    ("torch.distributed.checkpoint._async_process_executor", "_ProcessBasedAsyncCheckpointExecutor"),
-)
-_SAVER, _EVERY_SAVE = "torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"
-_FILE_SAVERS = ("torch", "torch.serialization")
 _hears_saves: "weakref.WeakSet[Any]" = weakref.WeakSet()  # with the three methods below
 
 
@@ -115,30 +79,20 @@ def hear_saves(run: Any) -> None:
 
     `run.writes(object)` is called by every `torch.save` and distributed save. `run.async_save_begins(directory)` is called when
     `async_save` is: what will be in the directory is the state of now. `run.save_begins(directory)` is called by every
-    distributed save in the thread that writes. Torch keeps no hook for it: what every kind of it calls is wrapped, so that a
-    name that the script imported counts as well; of `torch.save` only what is looked up from here on.
+    distributed save in the thread that writes. Of `torch.save` only what is looked up from here on is heard.
     """
     _hears_saves.add(run)
-    for name, kind in _EXECUTORS:
-        _wrap(getattr(sys.modules.get(name), kind, None), "execute_save", _tell_of_async_save)
-    _wrap(sys.modules.get(_SAVER), _EVERY_SAVE, _tell_of_save)
-    for name in _FILE_SAVERS:
-        _wrap(sys.modules.get(name), "save", _tell_of_file)
+    tellers = {"files": _tell_of_file, "distributed saves": _tell_of_save, "asynchronous saves": _tell_of_async_save}
+    for row, tell in tellers.items():
+        change(row, functools.partial(around, before=functools.partial(_tell_all, tell)))
 
 
-def _wrap(holder: Any, name: str, tell: Callable[[Any, Any, Any], None]) -> None:
-    """Call `tell` for every run before what `holder` has under `name`; once, and where it has it."""
-
-    def tell_all(*args: Any, **kwargs: Any) -> None:
-        for run in tuple(_hears_saves):
-            try:
-                tell(run, args, kwargs)
-            except Exception as problem:  # noqa: BLE001 nothing may reach the save of the script
-                last_resort(functools.partial(run.lost, "save"), problem)
-
-    call = getattr(holder, name, None)
-    if call is not None and not is_wrapped(call):
-        setattr(holder, name, around(call, before=tell_all))
+def _tell_all(tell: Callable[[Any, Any, Any], None], *args: Any, **kwargs: Any) -> None:
+    for run in tuple(_hears_saves):
+        try:
+            tell(run, args, kwargs)
+        except Exception as problem:  # noqa: BLE001 nothing may reach the save of the script
+            last_resort(functools.partial(run.lost, "save"), problem)
 
 
 def _tell_of_async_save(run: Any, args: Any, kwargs: Any) -> None:
@@ -176,25 +130,19 @@ def _is_allocation_step(optimizer: Any, session: GuardSession) -> bool:
     """Whether a step only allocates the state that a load will fill: no batch before it, no state, and gradients of zero.
 
     torch's distributed checkpoint takes such a step with LR 0, torchtnt's with the LR of the schedule. After a batch, gradients
-    of zero are a finding: all labels are masked.
+    of zero with an LR are a finding: all labels are masked.
     """
-    if not session.has_begun and not getattr(optimizer, "state", True):
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if gradients and not any(bool(gradient.any()) for gradient in gradients):
-            return True
-    frame = sys._getframe(3)
-    for _ in range(20):
-        if frame.f_code.co_name == "_init_optim_state":
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
+    if getattr(optimizer, "state", True):
+        return False
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not gradients or any(bool(gradient.any()) for gradient in gradients):
+        return False
+    return not session.has_begun or all(number(group.get("lr")) == 0 for group in optimizer.param_groups)
 
 
 def hook_engine_steps(session: GuardSession, engine: Any) -> None:
     """Wrap `engine.step` once. The hook sees steps of its inner optimizer: groups one by one, or flat copies of them."""
-    if is_wrapped(engine.step):
+    if is_changed(engine.step):
         return
     session.engine_steps = session.first_gradient.by_hooks = True
     hook_optimizer_steps(session)
@@ -204,7 +152,7 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
             session.before_step(None)
             session.envelope.before_step(None, engine)
 
-    engine.step = around(engine.step, before=shield(look, functools.partial(session.lost, "step")))
+    change_object(engine, "step", around(engine.step, before=shield(look, functools.partial(session.lost, "step"))))
 
 
 class GuardedCallback:

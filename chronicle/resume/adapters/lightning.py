@@ -16,10 +16,8 @@ from chronicle.recording import start
 from chronicle.resume.adapters.hooks import (
     GuardedCallback,
     StepLog,
-    around,
     dtype_of,
     hook_optimizer_steps,
-    is_wrapped,
     split_of,
 )
 from chronicle.resume.batches import watch_loaders
@@ -29,6 +27,7 @@ from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers
 from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import WHOLE, Memory
+from chronicle.resume.patches import around, change_object, is_changed
 from chronicle.resume.session import GuardSession
 
 TRAINER_SETTINGS = ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "precision", "world_size")
@@ -69,8 +68,8 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._session.numbered = lambda: int(trainer.global_step) + 1  # of several optimizers all steps count
         self._session.begins()
         watch_loaders()
-        if not is_wrapped(trainer.save_checkpoint):
-            trainer.save_checkpoint = around(trainer.save_checkpoint, after=self._record_save)
+        if not is_changed(trainer.save_checkpoint):
+            change_object(trainer, "save_checkpoint", around(trainer.save_checkpoint, after=self._record_save))
 
     @or_else(lambda problem, self: self._undescribed(problem))
     def state_dict(self) -> dict[str, Any]:

@@ -33,13 +33,11 @@ from chronicle.resume.faults import (
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
 from chronicle.resume.learning_rate import BoundScheduler, number
 from chronicle.resume.memory import WHOLE, Memory
-from chronicle.resume.own_objects import see_own_loads
 from chronicle.resume.records import NOT_RECORDED, optimizer_states, state_digest
 from chronicle.resume.session import GuardSession
 
 MOST_BEGUN = 8  # asynchronous saves, and states that are known by their digest
 MOST_UNSEEN, STEPS_BETWEEN = 16, 50  # states that are described though nobody was seen writing them; later one in so many steps
-KEY = "chronicle"  # in an optimizer's `state_dict`, where chronicle 0.1.0 put the description before 2026-11-28
 
 
 @dataclass(slots=True)
@@ -154,7 +152,6 @@ class AttachedRun:
         for optimizer in self._live.optimizers:
             optimizer.register_load_state_dict_pre_hook(shield(self._before_load, self._load_failed), prepend=True)
             optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
-        see_own_loads(options.objects, self.session.loads.own_object_loaded, lambda problem: self.session.lost("load", problem))
         hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
         hear_saves(self)
         self.session.before_change = self._memory_changes
@@ -317,17 +314,13 @@ class AttachedRun:
         if memory.step is not None:
             self.session.state_written()
 
-    def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _on_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self._taken = None  # what was taken before is overwritten
-        given = {key: value for key, value in state.items() if key != KEY}
         if self.session.retired:
-            return given  # the session that took over reads the record
-        inside = state.get(KEY)
-        known = self.session.records.of_state(state_digest(state))
-        memory = Memory.from_json(inside) if isinstance(inside, Mapping) else known
+            return  # the session that took over reads the record
+        memory = self.session.records.of_state(state_digest(state))
         why = memory.unknown.get(WHOLE, "") if memory else NOT_RECORDED
         self.session.state_loaded(None if why else memory, why)
-        return given
 
     def _before_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self.session.reference.options.before_load((optimizer,))

@@ -5,8 +5,9 @@ The Trainer loads model, optimizer and scheduler before `on_train_begin` and sil
 not get the path; the guard takes the checkpoint of the step at which the Trainer says it resumes.
 """
 
+import functools
 import re
-import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.honours import keeps_place
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.patches import around, change, change_object, release
 from chronicle.resume.rehearsal import asked_of
 from chronicle.resume.session import GuardSession
 from rollback.channels import Role, canonical_name, canonical_of
@@ -47,7 +49,13 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self._waits_for_generators = False
         self._epochs = 0  # begun since `train`
         self._kind: Mapping[str, Any] = {}  # class and loss function of the Trainer
+        self._owner: Any = lambda: None  # the Trainer, as far as it is known
         self._trainer: Any = None  # whose `training_step` is wrapped
+        change("Trainer", functools.partial(around, before=shield(begins, lambda problem: self.lost("setup", problem))))
+
+    def belongs_to(self, trainer: Any) -> None:
+        """This Trainer has it among its callbacks, and begins to train."""
+        self._owner = weakref.ref(trainer)
 
     @property
     def session(self) -> GuardSession:
@@ -67,7 +75,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         session.batches.watch(parts["model"])
         if not session.off:
             with session.contained("first batch in words"):
-                self._prepare_words(_trainer_of(self))
+                self._prepare_words(self._owner())
         with session.contained("settings"):
             start().add_settings("TrainingArguments", args.to_sanitized_dict())
             configured = getattr(getattr(parts["model"], "config", None), "to_dict", None)
@@ -130,7 +138,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Complete the manifests before `train()` returns."""
         if self._trainer is not None:
-            vars(self._trainer).pop("training_step", None)
+            release(self._trainer, "training_step")
             self._trainer = None
         self.session.sealer.finish()
 
@@ -150,7 +158,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
         if trainer is not None and "training_step" not in vars(trainer):
             self._trainer = trainer
-            trainer.training_step = self._step_seen(trainer.training_step, says)
+            change_object(trainer, "training_step", self._step_seen(trainer.training_step, says))
 
     def _step_seen(self, original: Any, says: TrainerSays) -> Any:
         record = self.session.faults.record
@@ -252,29 +260,23 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         )
 
 
-def enter(handler: Any) -> None:
+def enter(trainer: Any) -> None:
     """Under `chronicle run`: give a Trainer that begins to train the callback, unless the script has given it one.
 
-    Called by `chronicle/launch/startup/sitecustomize.py`. A second Trainer of one process (folds, a reward model before the
-    policy) has not forgotten to resume: it may start from scratch.
+    A second Trainer of one process (folds, a reward model before the policy) has not forgotten to resume.
     """
+    handler = trainer.callback_handler
     if not any(isinstance(callback, ChronicleCallback) for callback in handler.callbacks):
         handler.add_callback(ChronicleCallback(fresh_start=_began[0] > 0))
     _began[0] += 1
+    begins(trainer)
 
 
-def _trainer_of(callback: ChronicleCallback) -> Any:
-    """The Trainer that is calling this callback; None when none is found. Callbacks are not told whose they are."""
-    frame = sys._getframe(2)
-    for _ in range(12):
-        owner = frame.f_locals.get("self")
-        handler = getattr(owner, "callback_handler", None)
-        if hasattr(owner, "training_step") and callback in getattr(handler, "callbacks", ()):
-            return owner
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return None
+def begins(trainer: Any, *_: Any, **__: Any) -> None:
+    """This Trainer begins to train: its callback is told whose it is."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ChronicleCallback):
+            callback.belongs_to(trainer)
 
 
 # Arguments that shape what is learned, or its order. All others are compared elsewhere, or shape logs, files and speed.

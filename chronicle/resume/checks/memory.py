@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chronicle.resume.buffers import LoadedBuffers, check_buffers
 from chronicle.resume.checks.check import Check, attempt, compared, not_compared, noted
 from chronicle.resume.contract import COMPUTED, SMALL_JUMP, Expectation, close_rows
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
+from chronicle.resume.moving import MOVES, OBJECT, LoadedBuffers, check_buffers
 from chronicle.resume.rules import RULES, SAME, judge, show_row
 
 PARTS = {  # of a description, as a person knows them
@@ -115,18 +115,12 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
 
 
 def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    if memory.step is not None and found.step is not None and not _is_of_another_optimizer(memory, found):
+    if memory.step is not None and found.step is not None:
         cause = "" if found.step else "the step counter was not restored: training would start from zero"
         yield judge(expected, "step", memory.step, found.step, cause=cause)
     if memory.optimizer_steps is not None:
         cause = "the optimizer state was not restored" if found.optimizer_steps is None else ""
         yield judge(expected, "optimizer step", memory.optimizer_steps, found.optimizer_steps, cause=cause)
-
-
-def _is_of_another_optimizer(memory: Memory, found: Memory) -> bool:
-    """Whether the saved step is that of the optimizer with most steps, as it was until November 2026, and not of the first."""
-    taken, now = memory.optimizer_steps, found.optimizer_steps
-    return len(memory.optimizers) > 1 and taken is not None and taken == now and memory.step == taken[1]
 
 
 def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
@@ -393,7 +387,6 @@ class LoadedState:
     """
 
     buffers: LoadedBuffers = field(default_factory=LoadedBuffers)
-    weights: tuple[str, str] = ("", "")  # when the first batch came: all, and those that are trained
     frozen: str = ""
     objects: Mapping[str, str] = field(default_factory=dict)
     objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
@@ -410,7 +403,7 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
         return
     saved = memory.of_rank(rank)
     if saved is not None and saved.buffers:
-        yield check_buffers(saved.buffers, loaded.buffers, f"saved buffers, rank {rank}")
+        yield check_buffers(saved.buffers, saved.each_buffer, loaded.buffers, f"saved buffers, rank {rank}")
     if memory.frozen and found.frozen:
         own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
         yield judge(expected, "frozen parameters", memory.frozen, own)
@@ -418,7 +411,12 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
         name = f"state of `{key}`"
         if name in found.unknown:
             continue
-        own = loaded.objects.get(key, "")
+        own, moves = loaded.objects.get(key, ""), OBJECT.format(key)
+        if own == loaded.buffers.then.get(moves):
+            own = digest  # it has read on, as in the first pass
+        elif own != digest and moves in loaded.buffers.keys:
+            yield not_compared(name, "M1", MOVES.format(f"`{key}`"), where=RULES["registered object"].where)
+            continue
         if own == digest and found.objects.get(key) == loaded.objects_before.get(key) is not None:
             own = found.objects[key]
         yield judge(expected, name, digest, own, rule="registered object")

@@ -148,7 +148,6 @@ class LrTripwire:
             for values, lr in zip(known, lrs, strict=True)
         )
 
-
     def _hold(self, row: LrRow, lrs: LrRow, index: int) -> Check | None:
         assert self.held is not None
         if _near(row, lrs, self.held):
@@ -232,7 +231,6 @@ def _cause(expected: LrRow, found: LrRow) -> str:
 
 
 # ---- from the per-step log alone: step, LR and loss of a restart -----------------------------------------------------
-
 def logged_row(step: int, values: Mapping[str, float]) -> LoggedRow | None:
     """LR and loss of one logged step; None when it has neither."""
     row = {}

@@ -4,9 +4,7 @@ For a few steps after the start and after every save, hooks on one parameter per
 whether the first of them began from no gradient; calls of `clip_grad_norm_` are noted. Outside these windows nothing is hooked.
 """
 
-import functools
 import math
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,6 +13,7 @@ from chronicle.resume.compiled import outside_graphs, skip_in_graphs
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
+from chronicle.resume.patches import change, undo
 
 WINDOW = 3  # intervals between optimizer steps
 REPEATED = 2  # clippings that are wrong, until it is told
@@ -169,28 +168,24 @@ class Promises:
 # ---- listening to torch --------------------------------------------------------------------------------------------------
 
 _listeners: "weakref.WeakSet[Promises]" = weakref.WeakSet()
-_CLIP = "_clip_grads_with_norm_"
-_originals: list[tuple[Any, Any]] = []  # owner, and what was there
 
 
 def _listen(listener: Promises) -> None:
-    """Hear of every clipping, as long as a window is open: it is wrapped where all ways of calling it end."""
+    """Hear of every clipping, as long as a window is open: it is changed where all ways of calling it end (`patches.py`)."""
     _listeners.add(listener)
-    owner = sys.modules.get("torch.nn.utils.clip_grad")
-    inner = getattr(owner, _CLIP, None)
-    if _originals or inner is None:
-        return
-    _originals.append((owner, inner))
+    change("clipping", _listening)
+
+
+def _listening(inner: Any) -> Any:
     report = outside_graphs(shield(_clipped, _lose))
 
-    @functools.wraps(inner)
     def listening(first: Any, *args: Any, **kwargs: Any) -> Any:
         if _listeners:  # else the last one was collected with its session
             first = list(first) if isinstance(first, Iterator) else first  # a generator can be read once
             report(first, *args, **kwargs)
         return inner(first, *args, **kwargs)
 
-    setattr(owner, _CLIP, skip_in_graphs(listening))
+    return skip_in_graphs(listening)
 
 
 def _clipped(parameters: Any, max_norm: Any, *_: Any, **__: Any) -> None:
@@ -212,6 +207,5 @@ def _lose(problem: Exception) -> None:
 
 def _leave(listener: Promises) -> None:
     _listeners.discard(listener)
-    while not _listeners and _originals:
-        owner, inner = _originals.pop()
-        setattr(owner, _CLIP, inner)
+    if not _listeners:
+        undo("clipping")
