@@ -1,6 +1,5 @@
 """A critic that takes three steps for each of its generator's: one count of steps, that of the optimizer named first."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,9 +7,6 @@ import torch
 import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.checks.memory import check_memory
-from chronicle.resume.contract import Expectation
-from chronicle.resume.memory import Memory
 
 
 def launch(top: Path, turns: int) -> int:
