@@ -32,11 +32,11 @@ from chronicle.journal.lineage import Lineage
 from chronicle.journal.place import read_place
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state_digests
+from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, open_checkpoint, read_state_digests
 from rollback.checks.verify import verify_checkpoint
 from rollback.disk import RemoteView
 from rollback.disk.content import read_pointer
-from rollback.errors import Finding, RollbackError, Severity
+from rollback.errors import Finding, RollbackError, Severity, one_line
 from rollback.plan.request import PointerEdit
 from rollback.records import record_of
 from rollback.transaction.apply import POINTER_NAMES
@@ -68,11 +68,20 @@ class PassedOver(NamedTuple):
 
 
 class Latest(NamedTuple):
-    """The newest whole checkpoint, or None; whether every byte of it was read; and what was passed over, newest first."""
+    """The newest whole checkpoint, or None; whether every byte was read; what was passed over, newest first, or is unknown."""
 
     checkpoint: Checkpoint | None
     verified: bool
     passed_over: tuple[PassedOver, ...]
+    unrecognised: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """That something lies there which is not recognised, to be said before a start; "" for nothing."""
+        if not self.unrecognised:
+            return ""
+        names = ", ".join(f"`{one_line(name)}`" for name in self.unrecognised[:4])
+        more = f" and {len(self.unrecognised) - 4} more" if len(self.unrecognised) > 4 else ""
+        return f"not recognised as checkpoints: {names}{more}; if these are saves, nothing here resumes from them"
 
 
 def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: Settings | None = None) -> Latest:
@@ -83,6 +92,7 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
     """
     lineage, own, states = compute_lineage(entries), _own_ids(entries, settings), known_states(entries)
     listed = with_launches(list_checkpoints(root, include_abandoned=False), entries)
+    beside = list_unrecognised(root, listed) if RemoteView.opened is None else ()
     left, made = rolled_back_in_store(root, entries)
     listed += [one for one in made if one.path not in {known.path for known in listed}]
     candidates = [one for one in listed if one.step is not None and one.abandoned is None]
@@ -101,9 +111,9 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
         verdict = find_verdict(one.path, entries)
         reason, was_read, why = _judge(one, verdict, full=full, settings=settings)
         if not reason:
-            return Latest(one, was_read, tuple(passed_over))
+            return Latest(one, was_read, tuple(passed_over), beside)
         passed_over.append(PassedOver(one, reason, why))
-    return Latest(None, False, tuple(passed_over))
+    return Latest(None, False, tuple(passed_over), beside)
 
 
 def _own_ids(entries: Sequence[Entry], settings: Settings | None) -> frozenset[str] | None:

@@ -21,6 +21,7 @@ from rollback.checkpoint.listing import (
     list_checkpoints,
     open_checkpoint,
     read_state,
+    refuse_link,
     refuse_strays,
     select_checkpoint,
 )
@@ -73,8 +74,9 @@ def plan_rollback(
         step=step, launch=launch, lr_scale=lr_scale, lr=lr, sets=dict(sets or {}), keep_later=keep_later,
         accept_unproved=accept_unproved,
     )
-    listed = [c for c in list_checkpoints(directory) if not c.path.is_symlink()]
+    listed = list_checkpoints(directory)
     chosen = select_checkpoint(listed, step, launch, directory)
+    refuse_link(chosen)
     refuse_strays(chosen)
     refuse_unusable(chosen, check_names(chosen))
     refuse_unusable(chosen, verify_checkpoint(chosen, full=full))

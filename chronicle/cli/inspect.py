@@ -53,8 +53,22 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
     yield from _mapping_lines("config", summary["config"])
     yield from _listed("strays", summary["strays"])
     yield from _listed("notes", summary["notes"])
+    yield from _listed("read", list(_account(summary["account"])))
     if all_files:
         yield from _listed("files", [f"{f['path']}  {f['role']}  {format_size(f['size_bytes'])}" for f in summary["files"]])
+
+
+def _account(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How far the files were read: counts and bytes of each kind, and every name of what was not."""
+    whole = [row for row in rows if not row["keys"]]
+    for reading in ("read as state", "no state"):
+        held = [row for row in whole if row["reading"] == reading]
+        if held:
+            yield f"{reading}: {len(held)} files, {format_size(sum(row['size_bytes'] for row in held))}"
+    for row in rows:
+        if row["reading"] == "not read":
+            place = ":".join([row["path"], ".".join(row["keys"])]).rstrip(":")
+            yield f"not read: {place}  {format_size(row['size_bytes'])}, {row['why']}"
 
 
 def _headline(summary: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ def latest(verified: bool = False, print_path: bool = False, at: AtCheckpoints =
     root = settings.need_checkpoints()
     found = find_latest(root, read_journal(settings.paths).entries, full=verified, settings=settings)
     said = tuple(f"passed over: {_name(one.checkpoint)}: {one_line(one.reason)}" for one in found.passed_over)
+    said += (found.words(),) if found.unrecognised else ()
     if found.checkpoint is None:
         what = "every byte of which can be verified" if verified else "that is whole"
         first = f"; {said[0]}" if said else ""

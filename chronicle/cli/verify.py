@@ -18,9 +18,14 @@ from chronicle.goback.applying import uninterrupted
 from chronicle.journal.events import Quarantined
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import directories_with_checkpoints, list_checkpoints, list_root_strays
+from rollback.checkpoint.listing import (
+    directories_with_checkpoints,
+    list_checkpoints,
+    list_root_strays,
+    list_unrecognised,
+)
 from rollback.checks.remnants import remnant_findings
-from rollback.checks.verify import passes, root_stray_findings, verify_checkpoint
+from rollback.checks.verify import passes, root_stray_findings, unrecognised_findings, verify_checkpoint
 from rollback.disk import remote
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
@@ -72,6 +77,8 @@ def verify_checkpoints(
     talk = (*_remember(found, stamps, full, at), *name_twins(*chosen))
     if root is not None:
         beside_them = remnant_findings(root, chosen) + root_stray_findings(list_root_strays(root)) + _retention(found)
+        told = {finding.path for finding in beside_them}
+        beside_them += unrecognised_findings([name for name in list_unrecognised(root, chosen) if name not in told])
         if beside_them:
             found.append((str(root), None, beside_them))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE

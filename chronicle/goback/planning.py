@@ -27,7 +27,7 @@ from chronicle.journal.events import read as read_event
 from chronicle.metrics.log import logged_pace
 from chronicle.settings import Settings, is_url
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, read_state, refuse_strays, select_checkpoint
+from rollback.checkpoint.listing import list_checkpoints, read_state, refuse_link, refuse_strays, select_checkpoint
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, Verification, check_names, refuse_unusable, verify_and_read
@@ -84,15 +84,14 @@ def plan(
     file has changed since. Raises `CheckpointNotFound`, `AmbiguousStep`, `StrayFiles`, `Incomplete` or `PlanRefused`.
     """
     entries = opened.journal.entries
-    listed = with_launches(list_checkpoints(opened.root), entries)
-    found = [one for one in listed if not one.path.is_symlink()]  # a link to a checkpoint is a pointer
-    _refuse_link(listed, found, request.step)
+    found = with_launches(list_checkpoints(opened.root), entries)
     chosen = _select(found, request, target or Target(), opened)
     if chosen.path == Path(os.path.abspath(opened.root)):
         raise PlanRefused(
             f"`{opened.root}` is a checkpoint itself: a rollback exchanges checkpoints inside a directory",
             remedy=f"name the directory that holds it, and nothing of another run: --checkpoints {chosen.path.parent}",
         )
+    refuse_link(chosen)
     if chosen.step is not None:
         request = replace(request, step=chosen.step)
     refuse_strays(chosen)
@@ -142,17 +141,6 @@ def has_guard(plan: Plan, journal: Journal) -> bool:
 # --- the checkpoint
 
 
-def _refuse_link(listed: Sequence[Checkpoint], found: Sequence[Checkpoint], step: int | None) -> None:
-    """Raise `CheckpointNotFound` for a step that exists only as a symbolic link."""
-    links = [one.path for one in listed if one.step == step and one not in found]
-    if links and all(one.step != step for one in found):
-        raise CheckpointNotFound(
-            f"step {step} exists only as `{links[0]}`, a symbolic link to `{os.readlink(links[0])}`: expected the checkpoint "
-            "itself in this directory, because a rollback moves it",
-            remedy="move the checkpoint to the place of the link, or name its own directory with --checkpoints",
-        )
-
-
 def _select(found: Sequence[Checkpoint], request: RollbackRequest, target: Target, opened: OpenedRun) -> Checkpoint:
     if target.path is not None:
         return _at(found, target.path, opened)
@@ -176,7 +164,7 @@ def _at(found: Sequence[Checkpoint], path: Path, opened: OpenedRun) -> Checkpoin
 
         path = local_path(path)
     wanted = Path(os.path.abspath(path))
-    hits = [one for one in found if one.path == wanted or one.path.resolve() == wanted.resolve()]
+    hits = [one for one in found if wanted in _places(one) or one.path.resolve() == wanted.resolve()]
     if not hits:
         names = ", ".join(one.path.name for one in found[:8]) or "none"
         raise CheckpointNotFound(f"`{path}` is not a checkpoint of this run: expected one of {names}")
@@ -186,6 +174,11 @@ def _at(found: Sequence[Checkpoint], path: Path, opened: OpenedRun) -> Checkpoin
             remedy="`chronicle inspect` shows what it holds",
         )
     return hits[0]
+
+
+def _places(one: Checkpoint) -> tuple[Path, ...]:
+    """Where it lies: its path, and of files side by side that of each part."""
+    return (one.path, *(one.folder / name for name in one.names[1:]))
 
 
 def _refuse_found_unsound(checkpoint: Checkpoint, verdict: CheckpointVerdict | None) -> None:

@@ -345,6 +345,8 @@ def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
         for root in find_present_roots(settings, entries):
             try:
                 found = find_latest(root, entries, full=True, settings=settings)
+                if found.unrecognised:
+                    say(f"in `{root}`: {found.words()}")
                 handed = _clear_the_way(settings, root, found, entries, say)
             except (RollbackError, OSError) as problem:
                 raise NotResumable(f"checkpoints in `{root}` cannot be looked at: {problem}", LOOK) from problem

@@ -152,7 +152,7 @@ def _strays(host: Host) -> CheckAnswer:
     """PF30: no file of an odd name in the newest checkpoint or beside it holds state; no save that was cut lies there."""
     if host.checkpoints_dir is None or not host.checkpoints_dir.is_dir():
         return unknown("no checkpoints directory")
-    from rollback.checkpoint.listing import list_checkpoints, list_root_strays
+    from rollback.checkpoint.listing import list_checkpoints, list_root_strays, list_unrecognised
     from rollback.checks.files import holds_state
     from rollback.checks.remnants import find_remnants
 
@@ -169,11 +169,15 @@ def _strays(host: Host) -> CheckAnswer:
             hint = "move it out of there, or let `chronicle verify --quarantine` do it"
             return fails(f"{_some(state)} could be loaded as state", "their content", hint)
         remnants = () if newest is None else sorted(find_remnants(root, listed, newest))
+        unknowns = [name for name in list_unrecognised(root, listed) if name not in strays]
     except (RollbackError, OSError) as problem:
         return unknown(f"strays and what a cut save may have left cannot be looked for: {problem}")
     if remnants:
         text = f"{_some(remnants)}: a save that was cut; a loader that takes the newest name takes it"
         return warns(text, "names and what is cut", "move it elsewhere; `chronicle verify --all` names all of it")
+    if unknowns:
+        text = f"{_some(unknowns)}: not recognised as a checkpoint; if it is a save, no restart resumes from it"
+        return warns(text, "names and content", "move it elsewhere; `chronicle verify --all` names all of it")
     known = f"no state in {_some(list(strays))}" if strays else "no stray state"
     if newest is None:
         return passes(known, "names and content")

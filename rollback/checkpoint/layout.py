@@ -88,10 +88,12 @@ class Checkpoint:
     """One checkpoint as its names tell it.
 
     `step` counts completed optimizer steps, None when it is not known yet; `step_source` says where it comes from
-    ("name", "manifest", "counters", "unknown"). `strays` are paths relative to `path` ("../x" for a sibling that the
-    loader would consider). `abandoned` is the id of the rollback that moved it away; `launch` the launch that saved
-    it, where a manifest says so. `written` are the files that its own save wrote, by the manifest of that save; None where
-    no save has told. `twins` are the abandoned checkpoints of the same step, in words, where the step alone chose this one.
+    ("name", "manifest", "counters", "guard", "number in the name", "unknown"). `strays` are paths relative to `path`
+    ("../x" for a sibling that the loader would consider). `abandoned` is the id of the rollback that moved it away; `launch`
+    the launch that saved it, where a manifest says so. `written` are the files that its own save wrote, by the manifest of
+    that save; None where no save has told. `twins` are the abandoned checkpoints of the same step, in words, where the step
+    alone chose this one.
+    `trains`: an optimizer or a scheduler was found in it; None where that was not looked at.
     """
 
     path: Path
@@ -105,6 +107,7 @@ class Checkpoint:
     single_file: bool = False
     written: frozenset[str] | None = None
     twins: tuple[str, ...] = ()
+    trains: bool | None = None
 
     def with_role(self, role: Role) -> tuple[StateFile, ...]:
         """The files of one role, in the order of their paths."""
@@ -210,6 +213,22 @@ def saved_number(name: str) -> int | None:
     """The last number in the name of a saved file, ranks and shards left out: 20 of `model_20.pt`; None without one."""
     found = _letters_and_number(name)
     return int(found[1]) if found else None
+
+
+_COUNTED = re.compile(r"(?i)(?:steps?|iter|iters|iterations?|updates?)[-_=.]?(\d{1,15})(?!\d)")
+
+
+def number_in_name(name: str) -> int | None:
+    """The step that a name may mean: the number after a word for steps, else the last one; ranks and shards left out."""
+    counted = _COUNTED.findall(name)
+    numbers = counted or [number for number in saved_numbers(name) if len(number) <= 15]
+    return int(numbers[-1]) if numbers else None
+
+
+def saved_numbers(name: str) -> tuple[str, ...]:
+    """The numbers in a name, ranks, shards and the ending left out."""
+    stem = _SAVED.fullmatch(name)
+    return tuple(re.findall(r"\d+", RANKED.sub("", stem[1] if stem else name)))
 
 
 def _letters_and_number(name: str) -> tuple[str, str] | None:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rollback.checkpoint.account import may_be_state, with_account
 from rollback.checkpoint.formats import FORMATS
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import (
@@ -28,8 +29,10 @@ from rollback.checkpoint.layout import (
     Role,
     StateFile,
     is_leftover,
+    number_in_name,
     parts_beside,
     saved_number,
+    saved_numbers,
     scan_entries,
 )
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
@@ -76,40 +79,87 @@ def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint
 
 
 def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> list[Checkpoint]:
-    """Every checkpoint directly below `root`, ordered by step then name; abandoned ones after the others.
+    """Which checkpoints are in `root`: the one answer for every command, ordered by step then name, abandoned ones last.
 
-    A missing root has none; a root that is a checkpoint itself is the only one. Files without training state (weights
-    alone) are left out. `list_root_strays` lists strays beside the checkpoints.
+    A missing root has none; a root that is a checkpoint itself is the only one. Files of one save side by side are one
+    checkpoint. A link is what it points to: it is left out where that is listed under its own name. So is the newest state
+    under a name without a number (`list_rolling`), where its step is there as well. A checkpoint whose step nothing tells is
+    listed with none. Files without training state (weights alone) are left out; `list_unrecognised` has the rest.
     """
     root = Path(os.path.abspath(root))
-    if root.is_dir() and find_format(root.name, scan_entries(root, levels=2)) is not None:
+    if root.is_dir() and _is_one_itself(root):
         return [open_checkpoint(root)]
-    found = _checkpoints_in(root, None)
+    found = _listed_in(root, None)
     if include_abandoned:
         for folder in _directories(root.parent / _ABANDONED_DIR):
-            found += _checkpoints_in(folder, folder.name)
-    found = [_with_counted_step(checkpoint) for checkpoint in found]
-    own = {c.path for c in found if c.step is not None or c.strays or not format_of(c).by_content}
-    stateless: dict[Path, dict[str, int]] = {}
-    for one in found:
-        if one.single_file and one.path not in own:
-            stateless.setdefault(one.path.parent, {})[one.path.name] = one.size_bytes
-    found = [_with_parts(c, stateless.get(c.path.parent, {})) for c in found if c.path in own]
-    named = [c for c in found if not is_copy_of_newest(c.path.name)]
-    present, known = {c.step for c in named if c.abandoned is None}, {c.step for c in named}
-    copies = [c for c in found if is_copy_of_newest(c.path.name)]
-    found = [*named, *(c for c in copies if c.step not in (known if c.abandoned else present))]
+            found += _listed_in(folder, folder.name)
+    numbered = [one for one in found if not is_rolling(one)]
+    present, known = {c.step for c in numbered if c.abandoned is None}, {c.step for c in numbered}
+    rolling = [one for one in found if is_rolling(one)]
+    found = [*numbered, *(c for c in rolling if c.step not in (known if c.abandoned else present))]
     return sorted(found, key=lambda c: (c.abandoned is not None, c.step is None, c.step or 0, c.path.name))
 
 
-def list_newest_copies(root: Path | str) -> list[Checkpoint]:
-    """Lightning's `last.ckpt` and `last-v1.ckpt` in `root`, links excepted: copies that `list_checkpoints` leaves out."""
+def list_rolling(root: Path | str) -> list[Checkpoint]:
+    """The newest state under names without a number (`last.ckpt`, `ckpt.pt`, `latest/`), links excepted.
+
+    A trainer writes them again and again and resumes from them, so a rollback puts its target there.
+    """
+    found = _listed_in(Path(os.path.abspath(root)), None)
+    return [one for one in found if is_rolling(one) and not one.path.is_symlink()]
+
+
+def _listed_in(folder: Path, abandoned: str | None) -> list[Checkpoint]:
+    """The checkpoints directly in `folder`, files of one save together, links to one of them left out."""
+    counted = [_with_counted_step(checkpoint) for checkpoint in _checkpoints_in(folder, abandoned)]
+    own = [one for one in counted if one.step is not None or one.strays or one.trains or not format_of(one).by_content]
+    known = {one.path for one in own}
+    stateless = {one.path.name: one.size_bytes for one in counted if one.single_file and one.path not in known}
+    return _without_links(_side_by_side(own, stateless))
+
+
+def _side_by_side(own: Sequence[Checkpoint], stateless: Mapping[str, int]) -> list[Checkpoint]:
+    """Files of one step under names of the same number are one checkpoint, called by the one that holds an optimizer."""
+    found: list[Checkpoint] = []
+    taken: set[Path] = set()
+    for one in sorted(own, key=lambda one: (not one.trains, one.path.name)):
+        if one.path in taken:
+            continue
+        same = [other for other in own if _is_part(other, one) and other.path not in taken]
+        parts = parts_beside(one.path.name, [other.path.name for other in same])
+        same = [other for other in same if other.path.name in parts]
+        taken |= {one.path, *(other.path for other in same)}
+        found.append(_with_parts(one, {**stateless, **{other.path.name: other.size_bytes for other in same}}))
+    return found
+
+
+def _is_part(other: Checkpoint, one: Checkpoint) -> bool:
+    files = one.single_file and other.single_file and other.path != one.path
+    return files and one.step == other.step and one.step is not None and not other.path.is_symlink()
+
+
+def _is_one_itself(root: Path) -> bool:
+    known = find_format(root.name, scan_entries(root, levels=2))
+    return known is not None and (not known.by_content or known.is_checkpoint_name(root.name))
+
+
+def list_unrecognised(root: Path | str, listed: Iterable[Checkpoint]) -> tuple[str, ...]:
+    """What lies in `root` and is none of the `listed` checkpoints, though it is no text either: it may be state.
+
+    A trainer may take it, or it is a save under a name or in a form that is not read here; so it is said before a start.
+    """
     root = Path(os.path.abspath(root))
-    names = [
-        entry.name for entry in _entries_of(root) if entry.kind is FileType.FILE and is_copy_of_newest(entry.name)
-    ]
-    described = [_describe(root / name, abandoned=None) for name in names]
-    return [_with_counted_step(checkpoint) for checkpoint in described if checkpoint is not None]
+    known = {name for one in listed if one.abandoned is None for name in one.names}
+    known |= {one.path.name for one in _checkpoints_in(root, None)}  # weights alone, or what `verify` finds damaged
+    rest = [entry for entry in _entries_of(root) if entry.name not in known and not entry.name.startswith(".")]
+    return tuple(entry.name for entry in rest if entry.kind is not FileType.LINK and _may_be_state(root, entry))
+
+
+def _may_be_state(root: Path, entry: DirectoryEntry) -> bool:
+    if entry.kind is FileType.FILE:
+        return may_be_state(root / entry.name)
+    inner = scan_entries(root / entry.name, levels=2) if entry.kind is FileType.DIRECTORY else ()
+    return any(may_be_state(root / entry.name / one.path) for one in inner if one.kind is FileType.FILE)
 
 
 def select_checkpoint(
@@ -150,8 +200,8 @@ def select_checkpoint(
 
 def _without_links(found: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints without links to another one of them."""
-    present = {c.path for c in found if not c.path.is_symlink()}
-    return [c for c in found if c.path in present or Path(os.path.realpath(c.path)) not in present]
+    present = {Path(os.path.realpath(c.path)) for c in found if not c.path.is_symlink()}
+    return [c for c in found if not c.path.is_symlink() or Path(os.path.realpath(c.path)) not in present]
 
 
 def list_elsewhere(root: Path | str, later: Sequence[str]) -> Mapping[Path, tuple[str, ...]]:
@@ -197,6 +247,17 @@ def list_root_strays(root: Path | str) -> tuple[str, ...]:
 def is_checkpoint_copy(name: str) -> bool:
     """Whether a name has a step with something after it: `30500.orig`, `step-500_keep`."""
     return _COPY.fullmatch(name) is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
+
+
+_OTHER_STATE = re.compile(r"(?i)best|final|average|ema|swa")  # written for another purpose than to go on from
+
+
+def is_rolling(one: Checkpoint) -> bool:
+    """Whether it is the newest state under a name of its own, without a number: `last.ckpt`, `ckpt.pt`, `latest/`."""
+    return is_copy_of_newest(one.path.name) or (
+        one.trains is True and format_of(one).by_content and saved_numbers(one.path.name) == () and not
+        _OTHER_STATE.search(one.path.name)
+    )
 
 
 def is_copy_of_newest(name: str) -> bool:
@@ -300,33 +361,42 @@ def _step_of(known: CheckpointFormat, name: str, manifest: Manifest | None) -> t
 
 
 def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
-    """Read the step from the counters if name and manifest do not give it; not with strays, which are refused first."""
+    """The step by the counters, else by the guard's record, else by a number in the name; not with strays, refused first."""
     if checkpoint.step is not None or checkpoint.strays:
         return checkpoint
     try:
         state = format_of(checkpoint).read_state(checkpoint)
     except RollbackError:
         return checkpoint  # no step: reading or verifying it reports why
+    trains = bool(state.optimizers or state.schedulers)
+    checkpoint = replace(checkpoint, trains=trains)
     step = state.optimizer_step if state.writer_step is None else state.writer_step
-    return replace(checkpoint, step=step, step_source="counters") if is_count(step) else checkpoint
+    if is_count(step):
+        return replace(checkpoint, step=step, step_source="counters")
+    if trains and checkpoint.single_file:
+        step = _identity_in_file(checkpoint.path).get("step")
+        if is_count(step):
+            return replace(checkpoint, step=step, step_source="guard")
+    number = number_in_name(checkpoint.path.name) if trains else None
+    return checkpoint if number is None else replace(checkpoint, step=number, step_source="number in the name")
 
 
-def _with_parts(checkpoint: Checkpoint, stateless: Mapping[str, int] | None = None) -> Checkpoint:
-    """A one-file checkpoint with the files of the same save beside it: weights or a schedule that count no step of their own.
+def _with_parts(checkpoint: Checkpoint, beside: Mapping[str, int] | None = None) -> Checkpoint:
+    """A one-file checkpoint with the files of the same save beside it: weights, a schedule, another optimizer.
 
-    `stateless` are names and sizes of the files beside it that were found to be no checkpoints; without it the files are asked.
+    `beside` are names and sizes of the files of its folder that may be such; without it the files are asked.
     """
     if not checkpoint.single_file or is_copy_of_newest(checkpoint.path.name):
         return checkpoint
     folder = checkpoint.path.parent
-    if stateless is None:
+    if beside is None:
         names = [entry.name for entry in _entries_of(folder) if entry.kind is FileType.FILE]
-        beside = [_describe(folder / name, abandoned=None) for name in parts_beside(checkpoint.path.name, names)]
-        counted = [_with_counted_step(c) for c in beside if c is not None and c.single_file]
-        stateless = {c.path.name: c.size_bytes for c in counted if c.step is None}
-    parts = parts_beside(checkpoint.path.name, stateless)
+        found = [_describe(folder / name, abandoned=None) for name in parts_beside(checkpoint.path.name, names)]
+        counted = [_with_counted_step(c) for c in found if c is not None and c.single_file]
+        beside = {c.path.name: c.size_bytes for c in counted if c.step in (None, checkpoint.step)}
+    parts = parts_beside(checkpoint.path.name, beside)
     roles = {name: Role.MODEL if name.endswith(".safetensors") else Role.CUSTOM for name in parts}
-    files = [StateFile(path=name, role=role, rank=None, size_bytes=stateless[name]) for name, role in roles.items()]
+    files = [StateFile(path=name, role=role, rank=None, size_bytes=beside[name]) for name, role in roles.items()]
     return replace(checkpoint, files=(*checkpoint.files, *files)) if files else checkpoint
 
 
@@ -408,6 +478,16 @@ def _what_is_there(path: Path) -> tuple[str, str]:
     return f"`{path}` is not a checkpoint of a known writer: it holds {names}", remedy
 
 
+def refuse_link(chosen: Checkpoint) -> None:
+    """Raise `CheckpointNotFound` for a checkpoint that is here only as a symbolic link."""
+    if chosen.path.is_symlink():
+        raise CheckpointNotFound(
+            f"step {chosen.step} exists only as `{chosen.path}`, a symbolic link to `{os.readlink(chosen.path)}`: expected the "
+            "checkpoint itself in this directory, because a rollback moves it",
+            "move the checkpoint to the place of the link, or name its own directory with --checkpoints",
+        )
+
+
 # --- The state of a checkpoint
 
 
@@ -420,7 +500,7 @@ def read_state(checkpoint: Checkpoint | Path | str, *, allow_strays: bool = Fals
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     if not allow_strays:
         refuse_strays(checkpoint)
-    return format_of(checkpoint).read_state(checkpoint)
+    return with_account(checkpoint, format_of(checkpoint).read_state(checkpoint))
 
 
 def refuse_strays(checkpoint: Checkpoint) -> None:

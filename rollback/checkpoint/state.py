@@ -15,11 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import Finding, UnreadableFile
 from rollback.files.pickle_values import Opaque, TensorRef
 from rollback.files.torch_tree import plain_number
+
+if TYPE_CHECKING:
+    from rollback.checkpoint.account import Accounted
 
 Prefix = tuple[str | int, ...]
 
@@ -112,6 +116,9 @@ class CheckpointState:
     located: Mapping[tuple[str, Prefix], str] = field(default_factory=dict)
     lr_hints: tuple[LrHint, ...] = ()
     unread: str = ""  # what of a format that is only named was not read, in words
+    doubtful: tuple[str, ...] = ()  # what concerns the LR, or may, and was not read: where and why
+    account: tuple[Accounted, ...] = ()  # every file, and how far it was read
+    assumed: tuple[str, ...] = ()  # what of the next launch may set an LR and is not in the checkpoint
 
     def file_holding(self, file: str, keys: Prefix) -> str:
         """The file on disk that holds a field: `file` itself, or the part that it lies in when `file` is an index."""
@@ -166,7 +173,6 @@ _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"
                    {"hyperparam_value", "metric_values"})  # timm, mmengine, Megatron, SpeechBrain  # fmt: skip
 _MAX_COUNTERS = 64
 _MAX_SEARCHED = 200_000
-_STATE_LEVELS, _HINT_LEVELS = 5, 6  # so deep they are looked for
 MAX_LEVELS = 12  # nested schedulers: each takes two levels
 _MAX_VALUES = 1_000_000  # of one state dict; a container counts as _CONTAINER of them
 _CONTAINER = 10
@@ -196,24 +202,81 @@ def is_optimizer(value: object) -> bool:
     return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
 
 
-def find_states(tree: object) -> list[tuple[Prefix, object, str]]:
-    """(key path, value, "optimizer" or "scheduler") of every state dict in a tree, outermost first, in its order."""
-    found: list[tuple[Prefix, object, str]] = []
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One thing in a tree: its key path, and whether it is an "optimizer", a "scheduler", "moments" or "bytes".
+
+    Moments are the tensors of an optimizer that were saved without its groups.
+    """
+
+    keys: Prefix
+    value: object
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """All that was found in a tree, outermost first, in its order; `is_cut`: it has more values than are looked at."""
+
+    found: tuple[Found, ...]
+    is_cut: bool
+
+
+def walk_states(tree: object) -> Walk:
+    """Look through a whole tree, at every depth and under keys of every type, also inside objects of unknown classes."""
+    found: list[Found] = []
     todo: deque[tuple[Prefix, object]] = deque([((), tree)])
     seen: set[int] = set()
-    while todo:
+    while todo and len(seen) <= _MAX_SEARCHED:
         prefix, value = todo.popleft()
-        if id(value) in seen or len(seen) > _MAX_SEARCHED:
-            continue
-        seen.add(id(value))
-        if is_optimizer(value):
-            found.append((prefix, value, "optimizer"))
-        elif is_scheduler(value):
-            found.append((prefix, value, "scheduler"))
-        elif len(prefix) < _STATE_LEVELS:
-            children = as_mapping(value) or (dict(enumerate(value)) if isinstance(value, (list, tuple)) else {})
-            todo += [((*prefix, key), part) for key, part in children.items() if isinstance(key, (str, int))]
-    return found
+        kind = _kind_of(value)
+        if kind is not None:
+            found.append(Found(prefix, value, kind))
+        elif id(value) not in seen and isinstance(value, (dict, list, tuple, Opaque)):
+            seen.add(id(value))
+            todo += [((*prefix, key), part) for key, part in _parts_of(value)]
+    return Walk(tuple(found), bool(todo))
+
+
+def _parts_of(value: object) -> Iterator[tuple[Any, object]]:
+    if isinstance(value, Opaque):
+        yield from value.children().items()
+        named = value.state if isinstance(value.state, tuple) else ()
+        yield from enumerate((*value.elements, *value.args, *named))
+    elif isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+
+
+def _kind_of(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return "bytes"
+    if not isinstance(value, (dict, Opaque)):
+        return None
+    if is_optimizer(value):
+        return "optimizer"
+    if is_scheduler(value):
+        return "scheduler"
+    return "moments" if _is_moments(value) else None
+
+
+_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "exp_avg_sq_row", "state1"})
+
+
+def _is_moments(value: object) -> bool:
+    """Whether it maps each parameter to the tensors that an optimizer keeps for it."""
+    entries = list((as_mapping(value) or {}).values())
+    first = as_mapping(entries[0]) if entries else None
+    if first is None or not _MOMENTS & {key for key in first if isinstance(key, str)}:
+        return False
+    return any(isinstance(part, TensorRef) for part in first.values())
+
+
+def find_states(tree: object) -> list[tuple[Prefix, object, str]]:
+    """(key path, value, "optimizer" or "scheduler") of every state dict in a tree that an edit can name by its keys."""
+    named = [one for one in walk_states(tree).found if one.kind in ("optimizer", "scheduler")]
+    return [(one.keys, one.value, one.kind) for one in named if all(isinstance(key, (str, int)) for key in one.keys)]
 
 
 _SCHEDULER_NAME = re.compile(r"sched|warm_?up", re.IGNORECASE)
@@ -242,7 +305,7 @@ def hints_in(file: str, tree: object, found: Sequence[Prefix]) -> tuple[LrHint, 
         seen.add(id(value))
         parts = as_mapping(value)
         if parts is None:
-            if isinstance(value, (list, tuple)) and len(prefix) < _HINT_LEVELS and len(value) <= _MAX_HINT_VALUES:
+            if isinstance(value, (list, tuple)) and len(value) <= _MAX_HINT_VALUES:
                 todo += [((*prefix, index), part, named) for index, part in enumerate(value)]
             continue
         kind = _hint_kind(parts, named)
@@ -252,10 +315,10 @@ def hints_in(file: str, tree: object, found: Sequence[Prefix]) -> tuple[LrHint, 
             hints.append(LrHint(file=file, keys=prefix, kind=kind, values=values))
             if kind is HintKind.SCHEDULER and not holds:
                 continue
-        if len(prefix) < _HINT_LEVELS:
-            for key, part in parts.items():
-                if isinstance(key, (str, int)) and not isinstance(part, TensorRef):
-                    todo.append(((*prefix, key), part, named or _SCHEDULER_NAME.search(str(key)) is not None))
+        for key, part in parts.items():
+            if not isinstance(part, TensorRef):
+                name = key if isinstance(key, (str, int)) else str(key)
+                todo.append(((*prefix, name), part, named or _SCHEDULER_NAME.search(str(key)) is not None))
     return tuple(hints)
 
 

@@ -54,6 +54,7 @@ def summarise(state: CheckpointState) -> dict[str, object]:
         "config": {key: json_form(value) for key, value in state.config.items()},
         "strays": list(checkpoint.strays),
         "notes": list(state.notes),
+        "account": [one.to_json() for one in state.account],
         "files": [
             {"path": f.path, "role": f.role.value, "rank": f.rank, "size_bytes": f.size_bytes}
             for f in checkpoint.files

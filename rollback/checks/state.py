@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from rollback.checkpoint.account import Reading
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.errors import GO_BACK, WRONG_FILE, Finding, Severity
 from rollback.lr.rules import FOREIGN, infer_scheduler_class
@@ -26,6 +27,7 @@ def check_state(state: CheckpointState) -> list[Finding]:
         *check_optimizers(state),
         *check_random_states(state),
         *check_data(state),
+        *check_account(state),
     ]
 
 
@@ -248,6 +250,14 @@ def check_data(state: CheckpointState) -> Iterator[Finding]:
             ".",
             "no data position is stored: the resumed run reads its data from the start unless the script skips batches",
         )
+
+
+def check_account(state: CheckpointState) -> Iterator[Finding]:
+    """F6: what was not read, each by name; state among it is a warning."""
+    for one in state.account:
+        if one.reading is Reading.UNREAD and not state.unread:
+            severity = Severity.WARN if one.doubtful else Severity.INFO
+            yield Finding("F6", severity, one.path, f"{one.sentence()} ({one.size_bytes} bytes)")
 
 
 def _differ(one: object, other: object) -> bool:

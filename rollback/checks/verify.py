@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import Checkpoint, Role, StateFile
-from rollback.checkpoint.listing import format_of
+from rollback.checkpoint.listing import format_of, read_state
 from rollback.checkpoint.manifest import (
     Manifest,
     ManifestFile,
@@ -175,6 +175,12 @@ def root_stray_findings(names: Sequence[str]) -> list[Finding]:
     ]
 
 
+def unrecognised_findings(names: Sequence[str]) -> list[Finding]:
+    """F1 for what lies among the checkpoints, is no text, and is not recognised: it may be a save."""
+    message = "not recognised as a checkpoint, and no text: if it is a save, nothing here reads it"
+    return [Finding("F1", Severity.WARN, name, message, "move it elsewhere, or name it by its path") for name in names]
+
+
 def spoilt_words(memory: Mapping[str, object] | None) -> str:
     """Why the guard marked this state as spoilt when it was saved; "" when it did not."""
     words = (memory or {}).get("spoilt")
@@ -234,7 +240,7 @@ def _check_contents(
     checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool
 ) -> tuple[CheckpointState | None, list[Finding]]:
     try:
-        state = format_of(checkpoint).read_state(checkpoint)
+        state = read_state(checkpoint)
         moments = check_moments(checkpoint, state.optimizers, max_files=len(state.optimizers) if full else MOMENT_FILES)
         if full:
             moments = [one for one in moments if one.check != "F11"] + check_values(checkpoint, state.optimizers)

@@ -12,7 +12,7 @@ Each writer below is cited by the line of its loader that decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -23,10 +23,12 @@ from rollback.files.config_text import ConfigFile
 from rollback.lr.effect import of_first_rank
 from rollback.lr.launch_command import changed_command, number_words
 from rollback.lr.launch_config import LaunchConfig
+from rollback.lr.optimizers import assumption_of, why_not_by_lr
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 
 _SAME = 1e-6
+_HANDS_OFF = "save it where it is read, as a state dict in a file of torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,12 @@ def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = 
     """Every reason for which multiplying the LRs of this checkpoint by `scale` may not do the same to the next launch."""
     evidence = evidence or Evidence()
     logs = _SPEECHBRAIN_LOGS if state.checkpoint.format == "speechbrain" else frozenset()
-    found = [doubt for optimizer in of_first_rank(state.optimizers) for doubt in _of_optimizer(optimizer, logs)]
+    found = [Doubt(seen=seen, change=_HANDS_OFF) for seen in state.doubtful]
+    found += [
+        Doubt(seen=seen, change="set the LR in the training script")
+        for optimizer in of_first_rank(state.optimizers)
+        for seen in why_not_by_lr(optimizer, logs)
+    ]
     found += [doubt for scheduler in state.schedulers for doubt in _of_scheduler(scheduler, state, scale, evidence)]
     hints = [hint for hint in state.lr_hints if hint.kind is HintKind.SCHEDULER]
     found += [_of_hint(hint, scale, evidence) for hint in hints]
@@ -127,54 +134,38 @@ def _contradicted(evidence: Evidence) -> Iterator[Doubt]:
         )
 
 
-# --- Optimizers that step by something else than `lr`
-
-# (fields of a group, what they mean): all of the fields of one row must be there
-_OTHER_STEPS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"etas", "step_sizes"}), "Rprop uses `lr` for its first step only: its step sizes are in `state.*.step_size`"),
-    (frozenset({"lambd", "alpha", "t0"}), "ASGD takes its next step with `state.*.eta`, which is not proportional to `lr`"),
-    (
-        frozenset({"weight_sum", "lr_max"}),
-        "a schedule-free optimizer weighs each step by the largest LR so far (`lr_max`): the first update is not scaled alike",
-    ),
-    (frozenset({"train_mode", "weight_sum"}), "a schedule-free optimizer weighs its steps by their LRs (`weight_sum`)"),
-    (frozenset({"d", "d0"}), "Prodigy or D-Adaptation finds its own step size `d` beside `lr`, and grows it again"),
-    (frozenset({"d", "k"}), "D-Adaptation finds its own step size `d` beside `lr`, and grows it again"),
-    (frozenset({"d_coef"}), "Prodigy finds its own step size `d` beside `lr`, and grows it again"),
-)
-_KNOWN_LR_FIELDS = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "lr_mult", "lr_decay", "lr_decay_rate"})
-
-
 _SPEECHBRAIN_LOGS = frozenset({"prev_lr"})  # nnet/schedulers.py `update_learning_rate`: "to keep track of it", never read
 
 
-def _of_optimizer(optimizer: OptimizerState, logs: Set[str]) -> Iterator[Doubt]:
-    told: set[str] = set()
-    for index, group in enumerate(optimizer.groups):
-        for what in _odd_fields({name: value for name, value in group.items() if name not in logs}):
-            if what not in told:
-                told.add(what)
-                yield Doubt(seen=f"{what} (`{optimizer.file}`, group {index})", change="set the LR in the training script")
-    if "step_size" in optimizer.moments and not told:
-        yield Doubt(seen=f"the optimizer in `{optimizer.file}` keeps a step size for each parameter (`state.*.step_size`)")
+def lr_assumptions(state: CheckpointState, evidence: Evidence) -> tuple[str, ...]:
+    """What is assumed where no doubt is left: () is the only answer that counts as proved.
+
+    A state dict names no class and no caller. What a guard saw at the save, and compares before the first step of the next
+    launch, is no assumption.
+    """
+    found = [assumption_of(optimizer) for optimizer in of_first_rank(state.optimizers)]
+    if (evidence.memory or {}).get("lr_source") != "scheduler":
+        found += [_assumed_of(name) for name in dict.fromkeys(_names_in(s.state) for s in state.schedulers)]
+    found += list(state.assumed)
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _odd_fields(group: Mapping[str, object]) -> Iterator[str]:
-    lr = group.get("lr")
-    if group.get("relative_step") is True:
-        yield "Adafactor computes its step from the step counter (`relative_step`)"
-    elif lr is None:
-        yield "the group's `lr` is None: the optimizer computes its step in another way"
-    elif isinstance(lr, bool) or not isinstance(lr, int | float):
-        yield f"the group's `lr` is stored as {type(lr).__name__}, not as a number"
-    for fields, what in _OTHER_STEPS:
-        if fields <= group.keys():
-            yield what
-            break
-    else:
-        for name, value in group.items():
-            if name not in _KNOWN_LR_FIELDS and names_lr(name) and isinstance(value, int | float) and value:
-                yield f"the group holds `{name}` {value!r}, an LR of its own that is not scaled"
+def _names_in(state: Mapping[str, object]) -> SchedulerClass | None:
+    """The class that decides what is assumed: a function that is not saved, else the first one."""
+    names = [infer_scheduler_class(state), *(_names_in(child) for child in _children(state) if isinstance(child, Mapping))]
+    told = [name for name in names if name in _ASSUMED]
+    return told[0] if told else names[0]
+
+
+_ASSUMED: Mapping[SchedulerClass | None, str] = {
+    SchedulerClass.LAMBDA: "the function of the LambdaLR is not saved: it may hold an absolute LR",
+    SchedulerClass.ONE_CYCLE: "OneCycleLR is built before the optimizer is loaded: built after it, it sets its own LRs again",
+    SchedulerClass.CYCLIC: "CyclicLR is built before the optimizer is loaded: built after it, it sets its own LRs again",
+}
+
+
+def _assumed_of(name: SchedulerClass | None) -> str:
+    return _ASSUMED.get(name, f"{name} is its library's own class; a subclass may hold an LR in its code")
 
 
 # --- Saved schedulers

@@ -15,7 +15,7 @@ from rollback.checkpoint.state import CheckpointState, OptimizerState, Scheduler
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile
 from rollback.files.json_file import Keys
-from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_doubts, seen_by_guard
+from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_assumptions, lr_doubts, seen_by_guard
 from rollback.lr.deepspeed import ConfigPlan, config_notes, plan_config
 from rollback.lr.effect import (
     Disproof,
@@ -65,6 +65,7 @@ def plan_lr_edits(
     moved = any(name != BETA2 for name in request.sets)
     ratio: float | None = None if moved else 1.0
     unproved: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     if scale is not None:
         if sets_lr(request):
             raise PlanRefused(
@@ -78,6 +79,7 @@ def plan_lr_edits(
         in_configs, unproved = _settled(request, state, scale, known, filled)
         configured = replace(configured, edits=(*configured.edits, *in_configs))
         _prove(state, scaled, scale, accepted=bool(unproved))
+        assumed = () if unproved else lr_assumptions(state, known)
     edited = edited_state(state, edits)
     table, source, reason = forecast(edited, state, memory, ratio, moved=moved)
     groups = [group for optimizer in of_first_rank(edited.optimizers) for group in optimizer.groups]
@@ -96,6 +98,7 @@ def plan_lr_edits(
             source=source,
             reason=reason,
             unproved=unproved,
+            assumed=assumed,
         ),
         schedulers=tuple(_counters(s) for s in edited.schedulers if s.authoritative),
         notes=(*_notes(state, scale, request), *configured.notes),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -55,7 +56,8 @@ class Plan:
     `root` is the directory that loaders list, `entry` the checkpoint's name in it, `source` its present path (an
     abandoned one is outside `root`). `displaces`: another checkpoint has the entry's name now.
     `config_edits` change files outside the checkpoint, named by their absolute paths. `copies` are further names in
-    `root` under which a loader finds the newest checkpoint (Lightning's `last.ckpt`): they become copies of this one.
+    `root` under which a trainer finds the newest state (`last.ckpt`, `ckpt.pt`, `latest/`): they become copies of this one.
+    `parts` are files of the same save beside it that are edited, too.
     """
 
     request: RollbackRequest
@@ -81,6 +83,7 @@ class Plan:
     has_manifest: bool
     config_edits: tuple[FieldEdit, ...] = ()
     copies: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cost: Cost = field(default_factory=Cost)
 
@@ -167,6 +170,7 @@ def compose_plan(
     lr = plan_lr_edits(request, state, memory, config, evidence)
     entry = checkpoint.path.name
     copies = _copies(request, checkpoint, newest_copies, edited=bool(lr.edits))
+    parts = tuple(name for name in checkpoint.names[1:] if any(edit.file == name for edit in lr.edits))
     others = [c for c in checkpoints if c.path.name not in copies]
     later = [] if request.keep_later else _later(checkpoint, others)
     if not request.keep_later:
@@ -195,22 +199,33 @@ def compose_plan(
         has_manifest=has_manifest,
         config_edits=lr.config_edits,
         copies=copies,
+        parts=parts,
         notes=(*state.notes, *lr.notes, *_notes(request, checkpoint, checkpoints, remnants or {}), *remarks),
         cost=cost or Cost(),
     )
 
 
+def copied_from(copy: str, names: Sequence[str]) -> str:
+    """Which file of a save a name without a number stands for: `optim.pt` for `optim_20.pt`; else the first of them."""
+    letters = _letters(copy)
+    return next((name for name in names if _letters(name) == letters), names[0])
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_.]*\d+", "", name)
+
+
 def _copies(
     request: RollbackRequest, target: Checkpoint, newest: Sequence[Checkpoint], *, edited: bool
 ) -> tuple[str, ...]:
-    """Names of the copies (Lightning's `last.ckpt`) from which a trainer would resume another step than the target."""
-    names = []
+    """Names without a number from which a trainer would resume another step than the target, with their parts."""
+    names: list[str] = []
     for copy in newest:
         if copy.abandoned is not None or copy.path == target.path or copy.step is None or target.step is None:
             continue
         same = copy.step == target.step
         if (same and (edited or target.abandoned is not None)) or (copy.step > target.step and not request.keep_later):
-            names.append(copy.path.name)
+            names += copy.names
     return tuple(sorted(names))
 
 
@@ -294,7 +309,8 @@ def _lines(plan: Plan, guarded: bool) -> Iterator[str]:
             yield _row("", f"the current {plan.entry} is moved to abandoned/")
     yield from _edits(plan)
     for name in plan.copies:
-        yield _row("copy", f"{name} becomes a copy of {plan.entry}; the current one is moved to abandoned/")
+        of = copied_from(name, (plan.entry, *plan.parts))
+        yield _row("copy", f"{name} becomes a copy of {of}; the current one is moved to abandoned/")
     if plan.has_manifest and plan.edits:
         yield _row("manifest", "updated: digests of the edited files, expected LRs")
     for pointer in plan.pointers:
@@ -307,6 +323,7 @@ def _lines(plan: Plan, guarded: bool) -> Iterator[str]:
         yield _row("abandon", f"{count}, moved to abandoned/, not deleted:")
         yield from (_row("", line) for line in _wrapped([later.name for later in plan.abandon]))
     yield _row("LR", _lr_sentence(plan, guarded))
+    yield from (_row("assumed", assumed) for assumed in plan.expected.assumed)
     yield from (_row("", line) for line in _forecast(plan, guarded))
     yield from (_row("data", line) for line in _data(plan))
     cost = _cost(plan)
@@ -358,12 +375,13 @@ def _lr_sentence(plan: Plan, guarded: bool) -> str:
         return "unchanged"
     if plan.expected.unproved:
         return f"× {ratio:.10g} in the checkpoint; not proved for the next launch: {'; '.join(plan.expected.unproved)}"
+    if plan.expected.assumed:
+        settles = "the guard settles" if guarded else "the first logged LRs settle"
+        return f"× {ratio:.10g} from the first step on, not proved: {settles} what is assumed"
     classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values()))
     if not plan.classes and plan.config_edits:
         classes = "the LRs in " + ", ".join(dict.fromkeys(f"`{PurePath(e.file).name}`" for e in plan.config_edits))
-    known = guarded or not plan.classes  # a guard checks it before the first step
-    loaded = "" if known else ", if the launch loads it and the optimizer (no guard saw it)"
-    return f"× {ratio:.10g} from the first step on, proved for {classes}{loaded}"
+    return f"× {ratio:.10g} from the first step on, proved for {classes}"
 
 
 def _forecast(plan: Plan, guarded: bool) -> Iterator[str]:

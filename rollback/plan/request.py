@@ -147,7 +147,8 @@ class ExpectedLrs:
 
     `next_lrs` has one row per step, the first for the step right after the resume; None with a `reason` when unknown.
     `ratio` is the factor on every LR of the checkpoint; None when single fields were set to absolute values. `unproved`:
-    what else may decide the LR of the next launch; its guard then holds the LR for the first steps.
+    what else may decide the LR of the next launch; its guard then holds the LR for the first steps. `assumed`: what the
+    effect rests on and nothing has shown; the first LRs that the next launch logs, or its guard, settle it.
     """
 
     lrs: tuple[float, ...]
@@ -157,6 +158,7 @@ class ExpectedLrs:
     source: Source
     reason: str = ""
     unproved: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_of, list_checkpoints, list_elsewhere, list_newest_copies
+from rollback.checkpoint.listing import format_of, list_checkpoints, list_elsewhere, list_rolling
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.remnants import find_remnants, unreadable_beside
@@ -31,9 +31,9 @@ from rollback.files.state_file import plan_patch, read_state_file, write_edited_
 from rollback.files.torch_tree import Leaf, LeafKind, TorchFile
 from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit, edits_by_file
-from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan
+from rollback.plan.plan import LAST, TRACKER, Plan, compose_plan, copied_from
 from rollback.plan.request import Cost, InputFile, RollbackRequest
-from rollback.transaction.change import Change, Receipt, Record
+from rollback.transaction.change import Change, Copy, Receipt, Record
 from rollback.transaction.protocol import apply_change
 from rollback.transaction.staging import StagedFile, Writer
 
@@ -84,7 +84,7 @@ def plan_from_disk(
             "move or edit them",
             remedy="start the launch from it by the trainer's own option, and change the LR there",
         )
-    _refuse_parts(request, chosen, state)
+    _refuse_parts(request, chosen)
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
     is_here = RemoteView.opened is None  # in a store nothing is moved
@@ -105,7 +105,7 @@ def plan_from_disk(
         honours=honours,
         config=config,
         evidence=evidence,
-        newest_copies=list_newest_copies(root) if chosen.single_file else (),
+        newest_copies=[one for one in list_rolling(root) if one.single_file == chosen.single_file] if is_here else (),
         remnants=remnants,
         cost=cost,
         remarks=remarks,
@@ -136,8 +136,8 @@ def _left_unreadable(root: Path, listed: Sequence[Checkpoint], plan: Plan) -> It
         yield f"cannot be read, and stays, as its step is unknown: {', '.join(names)}; if the script loads it, move it away"
 
 
-def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: CheckpointState) -> None:
-    """A step that is several files side by side is moved as a whole; it is edited, and brought back, in one file alone."""
+def _refuse_parts(request: RollbackRequest, chosen: Checkpoint) -> None:
+    """A step that is several files side by side is moved and edited as a whole; not brought back, nor edited in a store."""
     parts = chosen.names[1:]
     if not parts:
         return
@@ -155,14 +155,6 @@ def _refuse_parts(request: RollbackRequest, chosen: Checkpoint, state: Checkpoin
             f"`{chosen.path.name}` is one of {len(parts) + 1} files of its step: in a store the edited copy would lie "
             f"under a new name without {', '.join(parts)}",
             whole,
-        )
-    held = {s.file: "a scheduler" for s in state.schedulers} | {o.file: "an optimizer" for o in state.optimizers}
-    name = next((name for name in parts if name in held), None)
-    if name is not None:
-        raise PlanRefused(
-            f"the LR of step {chosen.step} lies in several files: `{chosen.path.name}`, and `{name}` beside it holds "
-            f"{held[name]}; a rollback edits one file in an exchange, or one directory",
-            f"{whole}; without an edit the step is gone back to as it is, and the script's own option sets the LR",
         )
 
 
@@ -210,8 +202,9 @@ def apply_plan(
     refuse_stale(plan, folder)
     by_file = edits_by_file(plan.edits)
     root = Path(plan.root)
-    patches = plan_patches(folder, by_file, reflinks=lambda: disk.can_reflink(root.parent))
-    copied = {name: edits for name, edits in by_file.items() if name not in patches}
+    whole = {name: edits for name, edits in by_file.items() if name not in plan.parts}
+    patches = plan_patches(folder, whole, reflinks=lambda: disk.can_reflink(root.parent))
+    copied = {name: edits for name, edits in by_file.items() if name not in patches and name not in plan.parts}
     writers: dict[str, Writer] = {
         "" if plan.single_file else name: _editor(edits) for name, edits in copied.items()
     }
@@ -225,7 +218,7 @@ def apply_plan(
         patches={"" if plan.single_file else name: pieces for name, pieces in patches.items()},
         abandon=tuple(later.name for later in plan.abandon),
         pointers={pointer.path: pointer.after.encode() for pointer in plan.pointers if not pointer.is_link},
-        copies={name: _editor(plan.edits) for name in plan.copies},
+        copies=_copies(plan, source, by_file),
         configs=dict(_edited_configs(plan)),
         links={pointer.path: pointer.after for pointer in plan.pointers if pointer.is_link},
         contract=None
@@ -234,6 +227,21 @@ def apply_plan(
         facts=facts_of(plan),
     )
     return apply_change(change, objects_dir=objects_dir, record=record, disk=disk)
+
+
+def _copies(plan: Plan, source: Path, by_file: Mapping[str, Sequence[FieldEdit]]) -> dict[str, Copy]:
+    """Other names in the root and their new content: parts of the save, edited, and copies of the save, edited or not."""
+    made = {name: Copy(source.with_name(name), {"": _editor(by_file[name])}) for name in plan.parts}
+    for name in plan.copies:
+        if plan.single_file:
+            file = copied_from(name, (source.name, *plan.parts))
+            made[name] = Copy(source.with_name(file), {"": _editor(by_file.get(file, ()))})
+        else:
+            writers = {file: _editor(edits) for file, edits in by_file.items()}
+            if plan.has_manifest and writers:
+                writers[MANIFEST_NAME] = _manifest_writer(plan, {})
+            made[name] = Copy(source, writers)
+    return made
 
 
 def edited_copies(plan: Plan, source: Path, target: Path) -> tuple[StagedFile, ...]:

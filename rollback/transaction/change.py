@@ -75,6 +75,14 @@ class PatchedFile:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The new content of a name in the root: a copy of `source`, a file or a directory, with what `writers` write in it."""
+
+    source: Path
+    writers: Mapping[str, Writer]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What a transaction changes. Names are relative to `root`, the directory that loaders list."""
@@ -87,7 +95,7 @@ class Change:
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
     links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> its new target
-    copies: Mapping[str, Writer] = field(default_factory=dict)  # further name of the checkpoint in `root` -> its content
+    copies: Mapping[str, Copy] = field(default_factory=dict)  # further name in `root` -> its content
     configs: Mapping[Path, bytes] = field(default_factory=dict)  # file outside `root` that changes too -> new content
     contract: tuple[Path, Callable[[str], bytes]] | None = None  # its path, and its content for a rollback id
     facts: Mapping[str, Any] = field(default_factory=dict)  # copied into intent and receipt

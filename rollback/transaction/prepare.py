@@ -22,7 +22,7 @@ from typing import Any
 from rollback.disk.content import ObjectStore, sha256_unchanged
 from rollback.disk.durable import Attributes, Disk, is_there
 from rollback.errors import Refused
-from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, Verb, config_part, contract_part
+from rollback.transaction.change import ABANDONED, Change, Copy, PatchedFile, Prepared, Verb, config_part, contract_part
 from rollback.transaction.moves import Move, MoveKind, inode_of
 from rollback.transaction.staging import StagedFile, Writer, build_twin, inside
 
@@ -67,8 +67,8 @@ def prepare_rollback(
         )
         moves.append(relinking_move(disk, workspace / f"link-{number}", path, points_to))
     copies = []
-    for number, (name, writer) in enumerate(change.copies.items()):
-        made = _copy(disk, writer, change, workspace / f"copy-{number}", change.root / name)
+    for number, (name, copy) in enumerate(change.copies.items()):
+        made = _copy(disk, copy, workspace / f"copy-{number}" / name, change.root / name)
         moves += swap_moves(made, change.root / name, workspace, disk, leftover=abandoned_dir / name)
         copies.append({"name": name, "stamp": size_and_mtime(made)})
     moves += [move_of(change.root / name, abandoned_dir / name) for name in change.abandon]
@@ -154,16 +154,14 @@ def _patched_files(change: Change, store: ObjectStore) -> tuple[PatchedFile, ...
     return tuple(files)
 
 
-def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path) -> Path:
-    """A further copy of the checkpoint, with the mode and owner of the file that it replaces."""
-    disk.point("open", made)
-    writer(change.source, made, ())
+def _copy(disk: Disk, copy: Copy, made: Path, present: Path) -> Path:
+    """A copy that shares no bytes with its source, with the mode and owner of what it replaces."""
+    disk.make_directory(made.parent)
+    build_twin(disk, copy.source, made, copy.writers, linked=False)
     attributes = Attributes.of(made)
     disk.set_attributes(
         made, replace(Attributes.of(present), atime_ns=attributes.atime_ns, mtime_ns=attributes.mtime_ns)
     )
-    disk.sync_file(made)
-    disk.sync_directory(made.parent)
     return made
 
 

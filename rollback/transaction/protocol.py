@@ -374,8 +374,8 @@ def check_change(change: Change) -> None:
                 remedy="run as the user who owns it, or make the directory writable",
             )
     for name in change.copies:
-        if not (change.root / name).is_file() or (change.root / name).is_symlink():
-            raise Refused(f"`{change.root / name}` is not a regular file: expected a copy of a checkpoint")
+        if not is_there(change.root / name) or (change.root / name).is_symlink():
+            raise Refused(f"`{change.root / name}` is a link, or gone: expected a copy of a checkpoint")
     for name in change.pointers:
         if (change.root / name).is_symlink():
             raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")

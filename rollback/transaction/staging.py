@@ -56,13 +56,16 @@ def inside(checkpoint: Path, path: str) -> Path:
 Writer = Callable[[Path, Path, Sequence[StagedFile]], None]
 
 
-def build_twin(disk: Disk, source: Path, twin: Path, writers: Mapping[str, Writer]) -> tuple[StagedFile, ...]:
+def build_twin(
+    disk: Disk, source: Path, twin: Path, writers: Mapping[str, Writer], *, linked: bool = True
+) -> tuple[StagedFile, ...]:
     """Build `twin` from the directory or file `source`; all of it is durable when this returns.
 
-    `writers` maps a path relative to `source` (empty when `source` is a file) to the function that writes it.
+    `writers` maps a path relative to `source` (empty when `source` is a file) to the function that writes it. Other files
+    are hard links, or copies where `linked` is False.
     """
     changed: list[StagedFile] = []
-    _copy(disk, source, twin, "", writers, changed)
+    _copy(disk, source, twin, "", writers, changed, linked)
     disk.sync_directory(twin.parent)
     missing = set(writers) - {file.path for file in changed}
     assert not missing, f"writers for files that are not there: {missing}"
@@ -89,7 +92,8 @@ def refuse_odd_entries(source: Path, edited: Mapping[str, object]) -> None:
 
 
 def _copy(
-    disk: Disk, source: Path, twin: Path, relative: str, writers: Mapping[str, Writer], changed: list[StagedFile]
+    disk: Disk, source: Path, twin: Path, relative: str, writers: Mapping[str, Writer], changed: list[StagedFile],
+    linked: bool,
 ) -> None:
     if relative in writers and not source.is_dir():
         changed.append(_write(disk, source, twin, relative, writers[relative], changed))
@@ -97,11 +101,11 @@ def _copy(
         attributes = Attributes.of(source)
         disk.make_directory(twin)
         for entry in sorted(os.listdir(source), key=lambda name: (name == LAST, name)):
-            _copy(disk, source / entry, twin / entry, f"{relative}/{entry}".lstrip("/"), writers, changed)
+            _copy(disk, source / entry, twin / entry, f"{relative}/{entry}".lstrip("/"), writers, changed, linked)
         disk.sync_directory(twin)
         disk.set_attributes(twin, attributes)
     else:
-        _link(disk, source, twin)
+        _link(disk, source, twin, linked)
 
 
 def _write(
@@ -116,8 +120,10 @@ def _write(
     return StagedFile(path=relative, before=sha256_unchanged(source), after=sha256_of(twin), attributes=attributes)
 
 
-def _link(disk: Disk, source: Path, twin: Path) -> None:
+def _link(disk: Disk, source: Path, twin: Path, linked: bool) -> None:
     try:
+        if not linked:
+            raise OSError(errno.EMLINK, "copied")
         disk.link(source, twin)
     except OSError as problem:
         if problem.errno not in _NO_HARD_LINKS:

@@ -306,12 +306,17 @@ def test_the_step_of_a_scripts_directory_is_not_its_number(tmp_path: Path) -> No
     assert [c.step for c in list_checkpoints(tmp_path)] == [30]
 
 
+@pytest.mark.parametrize("name", ["run-30", "global-20", "save_20", "model-20", "run20", "last", "a trial"])
+def test_a_directory_of_torch_files_is_a_checkpoint_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    script(tmp_path / name, 30)
+    assert [(c.path.name, c.step, c.step_source) for c in list_checkpoints(tmp_path)] == [(name, 30, "counters")]
+
+
 @pytest.mark.parametrize(
     ("name", "files", "more"),
     [
         ("3", "one", None),  # of the third run, overwritten: it counts 30
         ("step-30", "weights", None),  # nothing in it counts
-        ("run-30", "one", None),  # no word for a step
         ("step-30", "one", "latest.pt"),  # a run's folder of files
         ("step-30", "one", "saved/latest.pt"),
         ("run_step-30", "one", "step_10/state.pt"),  # a run's folder of steps
@@ -332,7 +337,7 @@ def test_a_runs_folder_with_a_number_lists_its_files(tmp_path: Path) -> None:
     root.mkdir()
     for name in ("model_30.pth", "checkpoint.pth"):
         (root / name).write_bytes(state.read_bytes())
-    assert sorted(c.path.name for c in list_checkpoints(root)) == ["checkpoint.pth", "model_30.pth"]
+    assert sorted(c.path.name for c in list_checkpoints(root)) == ["model_30.pth"]  # the other is its copy
 
 
 @pytest.mark.parametrize("files", ["one", "parts", "own", "nested"])

@@ -110,7 +110,7 @@ def test_a_promise_that_a_launch_has_not_kept_is_a_doubt_until_it_is_closed(
     assert f"`chronicle close {incident.id} --outcome worked`" in said
     assert run(["close", incident.id, "--outcome", "worked", "it loads its scheduler now", *words]) == 0
     assert run(half) == 0
-    assert "proved for CosineAnnealingLR, if the launch loads it and the optimizer (no guard saw it)" in capsys.readouterr().out
+    assert "assumed     CosineAnnealingLR is its library's own class" in capsys.readouterr().out
 
 
 def test_a_proposal_knows_what_the_checkpoint_cannot_carry(tmp_path: Path) -> None:

@@ -293,7 +293,9 @@ rollback of run tr to step 500
   pointer     latest: opt_step-1000 → opt_step-500
   abandon     2 later checkpoints, moved to abandoned/, not deleted:
                 opt_step-750  opt_step-1000
-  LR          × 0.5 from the first step on, proved for ExponentialLR, if the launch loads it and the optimizer (no guard saw it)
+  LR          × 0.5 from the first step on, not proved: the first logged LRs settle what is assumed
+  assumed     its update may not scale with the LR: the optimizer in `optimizer.bin` is of no known family (no fields)
+  assumed     ExponentialLR is its library's own class; a subclass may hold an LR in its code
               next steps (computed from the checkpoint):
                 +1   0.45  0.225
                 +2   0.405  0.2025

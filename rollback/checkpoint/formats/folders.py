@@ -27,9 +27,8 @@ from typing import ClassVar
 from rollback.checkpoint.formats.dcp import missing_in_dcp, read_dcp_state, role_in_dcp
 from rollback.checkpoint.formats.format import RoleAndRank, missing_file
 from rollback.checkpoint.formats.named import NamedFormat
-from rollback.checkpoint.formats.torch_checkpoint import STEP_KEYS, read_script_state, with_counted_step
+from rollback.checkpoint.formats.torch_checkpoint import STEP_KEYS, holds_states, read_script_state, with_counted_step
 from rollback.checkpoint.layout import (
-    RANKED,
     TORCH_ENDINGS,
     Checkpoint,
     DirectoryEntry,
@@ -37,6 +36,7 @@ from rollback.checkpoint.layout import (
     Role,
     StateFile,
     is_leftover,
+    saved_numbers,
 )
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, scheduler_state, scheduler_unit
 from rollback.disk.content import read_bounded
@@ -46,6 +46,7 @@ from rollback.files.dcp_file import METADATA_NAME
 from rollback.files.state_file import read_state_file
 
 _MAX_TEXT = 1 << 20
+_RUN = re.compile(r"(?i)(?:last|latest|newest|best|current|final)\b.*")
 
 
 class FolderFormat(NamedFormat):
@@ -60,8 +61,8 @@ class FolderFormat(NamedFormat):
         folders = {f.folder for f in checkpoint.files if f.name == METADATA_NAME}
         parts = [read_dcp_state(checkpoint, folder, owner="app") for folder in sorted(folders)]
         for file in checkpoint.files:
-            read = re.fullmatch(self.torch_files, file.path) and not re.fullmatch(self.texts, file.path)
-            if read and file.role is not Role.MODEL:
+            is_text = re.fullmatch(self.texts, file.path) is not None
+            if not is_text and file.role is not Role.MODEL and self.holds_state(checkpoint, file):
                 parts.append(_read_part(checkpoint, file))
         schedulers = tuple(s for part in parts for s in part.schedulers)
         return CheckpointState(
@@ -77,6 +78,10 @@ class FolderFormat(NamedFormat):
             located={key: name for part in parts for key, name in part.located.items()},
             lr_hints=tuple(hint for part in parts for hint in part.lr_hints),
         )
+
+    def holds_state(self, checkpoint: Checkpoint, file: StateFile) -> bool:
+        """Whether a file is read as state."""
+        return re.fullmatch(self.torch_files, file.path) is not None
 
     def text_of(self, checkpoint: Checkpoint, name: str) -> str:
         """A small text file of the checkpoint; "" where it is not there."""
@@ -220,24 +225,29 @@ class TorchtuneFormat(FolderFormat):
 
 
 class ScriptFolder(FolderFormat):
-    """A directory that a script made for one step, with torch files of its own names; the last format that is asked."""
+    """A directory that a script made for one save, with torch files of its own names; the last format that is asked."""
 
     name = "folder"
     by_content = True
     steps = r"(?i)(?:.*[-_.])?(?:global_?step|step|iter|iteration|it|update|checkpoint|ckpt|epoch|ep)[-_=]?\d+|\d+"
     stems = r"."
     torch_files = rf"(?:[^/]+/)?[^/]+\.(?:{TORCH_ENDINGS})"
-    _RUN = re.compile(r"(?i)(?:last|latest|newest|best|current|final)\b.*")
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """A step's name over torch files; where a file has a step of its own, or is the newest of several, it is a run's."""
+        """Torch files of one save, whatever the directory is called; several numbers in their names make it a run's."""
         files = [e.path for e in entries if e.kind is not FileType.DIRECTORY and re.fullmatch(self.torch_files, e.path)]
-        stems = [RANKED.sub("", path.rpartition(".")[0]) for path in files]
-        return (
-            self.is_checkpoint_name(name)
-            and any(not is_leftover(path) for path in files)
-            and not any(re.search(r"\d", stem) or self._RUN.fullmatch(stem.rpartition("/")[2]) for stem in stems)
-        )
+        files = [path for path in files if not is_leftover(path)]
+        numbers = {saved_numbers(part)[-1:] for path in files for part in path.split("/")} - {()}
+        mine = saved_numbers(name)
+        is_one_save = not numbers or (len(numbers) == 1 and mine[-1:] in numbers)
+        newest = any(_RUN.fullmatch(path.rpartition("/")[2]) for path in files) and len(files) > 1
+        return bool(files) and is_one_save and not newest
+
+    def holds_state(self, checkpoint: Checkpoint, file: StateFile) -> bool:
+        """Any file that is read as state, whatever it is called."""
+        if re.fullmatch(self.torch_files, file.path):
+            return True
+        return file.role is not Role.MANIFEST and holds_states(checkpoint.folder / file.path)
 
     def role_of(self, path: str) -> RoleAndRank | None:
         """A torch file by its ending; weights by theirs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rollback.checkpoint.formats.format import FileFormat, RoleAndRank, rng_digest
 from rollback.checkpoint.layout import TORCH_ENDINGS, Checkpoint, Role
@@ -19,6 +20,7 @@ from rollback.checkpoint.state import (
     SchedulerState,
     as_mapping,
     counters_in,
+    find_states,
     hints_in,
     is_optimizer,
     is_scheduler,
@@ -29,6 +31,7 @@ from rollback.checkpoint.state import (
     scheduler_unit,
     states_in,
 )
+from rollback.errors import RollbackError
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
 
@@ -116,6 +119,14 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
         rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
         state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
     return replace(with_counted_step(state, name), lr_hints=hints_in(name, file.tree, found.prefixes))
+
+
+def holds_states(path: Path) -> bool:
+    """Whether a file of any name is read as a tree with an optimizer or a scheduler in it."""
+    try:
+        return bool(find_states(read_state_file(path).tree))
+    except (RollbackError, OSError):
+        return False
 
 
 def with_counted_step(state: CheckpointState, name: str) -> CheckpointState:
