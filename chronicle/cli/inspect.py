@@ -61,10 +61,8 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
 def _account(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """How far the files were read: counts and bytes of each kind, and every name of what was not."""
     whole = [row for row in rows if not row["keys"]]
-    for reading in ("read as state", "no state"):
-        held = [row for row in whole if row["reading"] == reading]
-        if held:
-            yield f"{reading}: {len(held)} files, {format_size(sum(row['size_bytes'] for row in held))}"
+    sizes = {kind: [row["size_bytes"] for row in whole if row["reading"] == kind] for kind in ("read as state", "no state")}
+    yield ", ".join(f"{len(held)} {kind} ({format_size(sum(held))})" for kind, held in sizes.items() if held)
     for row in rows:
         if row["reading"] == "not read":
             place = ":".join([row["path"], ".".join(row["keys"])]).rstrip(":")

@@ -15,6 +15,7 @@ import pytest
 
 from rollback.disk.durable import BytePatch, Disk
 from rollback.errors import RollbackError, StoppedPartWay
+from rollback.transaction.change import Copy
 from rollback.transaction.protocol import Receipt, recover_change, remove_leftovers
 from tests.rollback.disks import DyingDisk, FailingDisk, Journal, Killed, picture
 from tests.rollback.test_transaction import (
@@ -109,7 +110,7 @@ def with_companions(top: Path, journal: Journal, disk: Disk) -> Receipt:
     change = change_to(
         root,
         500,
-        copies={"last.ckpt": write_bytes(b"all of 500, halved")},
+        copies={"last.ckpt": Copy(root / "last.ckpt", {"": write_bytes(b"all of 500, halved")})},
         configs={root.parent / "config" / "ds.json": b'{"lr": 0.5}'},
     )
     return apply(root, change, journal, disk)

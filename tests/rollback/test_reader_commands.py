@@ -52,6 +52,7 @@ counters    accelerator_state/custom_checkpoint_1.pkl:samples  30
 rng         rank 0
 data        no position saved
 topology    world_size  1
+read        2 read as state (6.5 kB), 3 no state (16.3 kB)
 """
 
 

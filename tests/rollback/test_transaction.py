@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rollback.disk.durable import Attributes, BytePatch, Disk
 from rollback.errors import Refused, RollbackError, StoppedPartWay
+from rollback.transaction.change import Copy
 from rollback.transaction.protocol import Change, Receipt, apply_change, recover_change, undo_change
 from rollback.transaction.staging import StagedFile
 from tests.rollback.disks import Journal, picture
@@ -449,7 +450,7 @@ def with_companions(top: Path) -> tuple[Path, Path]:
 
 
 def change_companions(root: Path, config: Path) -> Change:
-    copies = {"last.ckpt": write_bytes(b"all of 500")}
+    copies = {"last.ckpt": Copy(root / "last.ckpt", {"": write_bytes(b"all of 500")})}
     return change_to(root, 500, copies=copies, configs={config: b'{"lr": 0.5}'}, contract=None)
 
 
