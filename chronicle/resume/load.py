@@ -59,6 +59,7 @@ from chronicle.resume.moving import Calibration, LoadedBuffers, Moving, facts_of
 from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import read_memory
+from chronicle.resume.unregistered import facts_of
 from chronicle.resume.verdict import Ranks, StartingPoint
 from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
@@ -334,7 +335,8 @@ class Loads:
                 keys=(*saved.moving, *then) if saved else (),
                 calibration=self._calibration,
             )
-            self.state = replace(state, buffers=buffers)
+            unregistered = facts_of(live) if memory and memory.unregistered else {}
+            self.state = replace(state, buffers=buffers, unregistered=unregistered)
             self._held = {AT_BATCH: weights_and_each(live), **self._held}
             trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
             self._at_batch = trained, Snapshot(trained)

@@ -115,6 +115,7 @@ class Memory:
     carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first
     loader: int | None = None  # which of its loaders the training reads from
     trained: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)  # configuration, data … (`trained.py`)
+    unregistered: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # facts of what nobody registered
     spoilt: str = field(default="", metadata=SPARSE)  # why no rollback goes here: NaN in the weights, replicas that differ
     revisions: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # of tokenizer, chat template, model
     identity: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)  # id, run_id, run, launch, step

@@ -5,6 +5,7 @@ how failed checks become a refusal in `verdict.py`. Only a refusal is ever raise
 recorded and said once (`contained`), and the run is unverified from then on.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from chronicle.resume.contract import (
 from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE, BreachKind
-from chronicle.resume.faults import Containment, Faults, last_resort, reason_of
+from chronicle.resume.faults import Containment, Faults, last_resort, reason_of, shield
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
@@ -54,6 +55,7 @@ from chronicle.resume.rehearsal import asked_of, hold_after_save
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.trained import TrainedWatch
+from chronicle.resume.unregistered import Unregistered
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
 NUM_RANKS_COMPARED = 64  # between saves
@@ -124,6 +126,8 @@ class GuardSession:
         self.honours = Honours(self.options.honours)
         self.reference = Reference(None if paths is None else paths.sequels_dir, rank, record)
         self.moving = Moving(None if paths is None else paths.sequels_dir, rank)
+        self.unregistered = Unregistered(self.journal)
+        atexit.register(shield(self.unregistered.settle, partial(record, "exit")))
         self.records = Records(None if paths is None else paths.states_dir, rank)
         kept = (self.reference, self.moving, self.records)
         parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
@@ -234,6 +238,7 @@ class GuardSession:
             return
         with self.contained("save"):
             root = checkpoint_root(directory)
+            self.unregistered.written(root)
             try:
                 self.sealer.seal(root, self.describe() if begun is None else begun, save_seconds, before)
                 if begun is None:
@@ -291,6 +296,9 @@ class GuardSession:
         own = replace(memory.ranks[0], batches=self.data.position if seen is None else seen)
         with self.contained("buffers"):
             own = replace(own, each_buffer=facts_of_buffers(live.models), moving=self.moving.keys)
+        unregistered: Mapping[str, str] = {}
+        with self.contained("unregistered state"):
+            unregistered = self.unregistered.at_save(live, step)
         with self.contained("options of the parameter groups"):
             self.reference.options.see(live.optimizers)
         found = replace(
@@ -301,6 +309,7 @@ class GuardSession:
             used=self.reference.options.record(),
             spoilt=spoilt,
             ranks=(own,),
+            unregistered=unregistered,
             revisions=dict(self.first_batch.says.revisions),
             lr_moved=witness.moved,
             habits=self.reference.habits,
@@ -422,6 +431,7 @@ class GuardSession:
             self.first_gradient.loaded()
             self.reference.loaded()
             self.moving.loaded()
+            self.unregistered.began()
             with self._printing:
                 self.prints.loaded()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
@@ -493,6 +503,7 @@ class GuardSession:
         self.first_gradient.loaded()
         self.reference.loaded()
         self.moving.loaded()
+        self.unregistered.began()
         with self._printing:
             self.prints.loaded()
         self._lr_watch.begins()
@@ -568,6 +579,9 @@ class GuardSession:
             return
         with self.contained("what is trained"):
             self.trained.stepping(self._models)
+        if self.unregistered.is_awake:
+            with self.contained("unregistered state"):
+                self.unregistered.stepping(self._observe())
         if self.reference.is_awaited:
             with self.contained("what follows a save"):
                 self.reference.stepping(self._before_next_step)

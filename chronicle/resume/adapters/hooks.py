@@ -38,6 +38,7 @@ def hook_optimizer_steps(session: GuardSession, takes_over: Sequence[Any] = ()) 
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         _registered.append(register_optimizer_step_pre_hook(outside_graphs(shield(_before_step, _lost))))
+    _hear("files", _tell_of_file)
     _sessions.add(session)
 
 
@@ -84,7 +85,11 @@ def hear_saves(run: Any) -> None:
     _hears_saves.add(run)
     tellers = {"files": _tell_of_file, "distributed saves": _tell_of_save, "asynchronous saves": _tell_of_async_save}
     for row, tell in tellers.items():
-        change(row, functools.partial(around, before=functools.partial(_tell_all, tell)))
+        _hear(row, tell)
+
+
+def _hear(row: str, tell: Callable[[Any, Any, Any], None]) -> None:
+    change(row, functools.partial(around, before=functools.partial(_tell_all, tell)))
 
 
 def _tell_all(tell: Callable[[Any, Any, Any], None], *args: Any, **kwargs: Any) -> None:
@@ -93,6 +98,8 @@ def _tell_all(tell: Callable[[Any, Any, Any], None], *args: Any, **kwargs: Any) 
             tell(run, args, kwargs)
         except Exception as problem:  # noqa: BLE001 nothing may reach the save of the script
             last_resort(functools.partial(run.lost, "save"), problem)
+    for session in tuple(_sessions):
+        session.unregistered.written(_directory_of(args, kwargs) or kwargs.get("f") or next(iter(args[1:2]), None))
 
 
 def _tell_of_async_save(run: Any, args: Any, kwargs: Any) -> None:

@@ -29,6 +29,7 @@ from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.patches import around, change_object, is_changed
 from chronicle.resume.session import GuardSession
+from chronicle.resume.unregistered import hold
 
 TRAINER_SETTINGS = ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "precision", "world_size")
 
@@ -67,6 +68,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._session.gradients_later = True
             self._session.numbered = lambda: int(trainer.global_step) + 1  # of several optimizers all steps count
         self._session.begins()
+        hold(trainer.callbacks)
         watch_loaders()
         if not is_changed(trainer.save_checkpoint):
             change_object(trainer, "save_checkpoint", around(trainer.save_checkpoint, after=self._record_save))
@@ -143,6 +145,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         if session is not None and not session.off:
             step = int(self._trainer.global_step)
             identity, target = session.identity, Path(filepath).absolute()
+            session.unregistered.written(target)
             session.sealer.seal_file(
                 target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
             )

@@ -176,6 +176,7 @@ class AttachedRun:
         if self.session is None:
             return
         target = Path(path).absolute()
+        self.session.unregistered.written(target)
         if target.is_dir():
             begun, _ = self._begun.pop(target, (None, 0))
             self.session.after_save(target, begun=begun)

@@ -30,6 +30,7 @@ from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.patches import around, change, change_object, release
 from chronicle.resume.rehearsal import asked_of
 from chronicle.resume.session import GuardSession
+from chronicle.resume.unregistered import hold
 from rollback.channels import Role, canonical_name, canonical_of
 
 SUMMARY = "train_runtime"  # is in the Trainer's last record
@@ -56,6 +57,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     def belongs_to(self, trainer: Any) -> None:
         """This Trainer has it among its callbacks, and begins to train."""
         self._owner = weakref.ref(trainer)
+        hold(trainer.callback_handler.callbacks)
 
     @property
     def session(self) -> GuardSession:

@@ -390,6 +390,7 @@ class LoadedState:
     frozen: str = ""
     objects: Mapping[str, str] = field(default_factory=dict)
     objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
+    unregistered: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
@@ -420,6 +421,21 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
         if own == digest and found.objects.get(key) == loaded.objects_before.get(key) is not None:
             own = found.objects[key]
         yield judge(expected, name, digest, own, rule="registered object")
+    yield from _unregistered_checks(memory, loaded)
+
+
+def _unregistered_checks(memory: Memory, loaded: LoadedState) -> Iterator[Check]:
+    """What moves and nobody registered: it may be meant to begin anew, so it is only said, and the resume is not verified."""
+    saved, now = memory.unregistered, loaded.unregistered
+    for name in dict.fromkeys(key.partition(".")[0] for key in saved):
+        wrong = [key for key in saved if key.partition(".")[0] == name and now.get(key) != saved[key]]
+        if wrong:
+            key, what = wrong[0], wrong[0].partition(".")[2] or "its content"
+            values = f" {saved[key][1:]} → {now[key][1:]}" if key in now and saved[key][0] == "n" else ""
+            why = f"nobody registered it, and it is not as at the save: {what}{values}"
+            yield not_compared(f"state of `{name}`", "M1", why)
+        else:
+            yield compared(f"state of `{name}`", "M1", True, expected="as at the save", found="equal")
 
 
 def check_mode(expected: Expectation, found: Memory) -> Iterator[Check]:

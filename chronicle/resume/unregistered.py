@@ -1,0 +1,342 @@
+"""State that moves while a launch trains, and that nobody registered: averages, patience, normalisers, curricula, buffers.
+
+Looked at are objects that the script names at its top level, or that the trainer holds (callbacks, samplers), by their
+attributes, without calling any of their methods. One counts where it holds tensors or arrays that move, or numbers that move
+now and then. What moves at every step and is only a number may be a meter: nothing but its name tells (`BY_NAME`). A class that
+can be `reset` holds nothing that is meant to last.
+
+At the first save at which such an object has moved, the files of the save are searched for its values and names, right before
+the next step. What is in none of them is said once. Files that cannot be searched (compressed, or too large) end the search.
+Objects in the local variables of a function are not reached: `objects={"name": thing}` names them.
+"""
+
+import functools
+import random
+import re
+import struct
+import sys
+import weakref
+import zipfile
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.journal.events import Incident
+from chronicle.resume.configuration import is_of_the_script
+from chronicle.resume.fingerprint import LiveState, Parts, digest, plain_bytes
+from chronicle.resume.journal import GuardJournal
+from chronicle.resume.moving import Facts, moved
+
+NUM_LOOKS = 3  # steps of a launch between which is looked
+NUM_OBJECTS, NUM_ATTRIBUTES, NUM_KEYS, DEPTH = 64, 64, 64, 3
+MOST_BYTES, HEAD = 16 << 20, 512  # of a file that is read whole; of each record of an archive
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
+BY_NAME = re.compile(r"norm|(^|[._])ema|baseline|curric|difficult|temperature|patience", re.IGNORECASE)
+POSITION = re.compile(r"_?(global_)?(step|epoch|iter|iteration|pos|position|cursor)s?(_count)?", re.IGNORECASE)
+LIBRARIES = ("chronicle", "rollback", "torch.optim.lr_scheduler", "torch.utils.data", "torchdata", "accelerate")
+NUMBER, VALUES = "n", "v"  # kinds of facts: a number, or tensors and whole collections
+
+
+class Unregistered:
+    """What one process finds of it."""
+
+    def __init__(self, journal: GuardJournal) -> None:
+        self._journal = journal
+        self._first: Facts = {}
+        self._last: Facts = {}
+        self._looks = 0
+        self._often: set[str] = set()  # numbers that moved from one step to the next
+        self._ids: dict[str, set[int]] = {}  # of collections: one that is made anew in every step is no state
+        self._saved: dict[str, list[bytes]] = {}  # of a save whose files are not searched yet: key -> what shows it in a file
+        self._step: int | None = None
+        self._paths: list[Path] = []  # that were written since the step before
+        self._said: set[str] = set()
+
+    def began(self) -> None:
+        """Another state is in memory: what differs from now on was moved by the training."""
+        self._first, self._last, self._looks, self._saved, self._paths = {}, {}, 0, {}, []
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether `stepping` is to be told of the next step."""
+        return self._looks < NUM_LOOKS or bool(self._saved)
+
+    def written(self, path: Any) -> None:
+        """Something was written there: by the guard's adapter, or by the script beside it."""
+        if isinstance(path, str | Path):
+            self._paths = [*self._paths[-NUM_OBJECTS:], Path(path)]
+
+    def stepping(self, live: LiveState) -> None:
+        """A step is about to be taken."""
+        now = facts_of(live)
+        for name, thing in _things().items():
+            self._ids.setdefault(name, set()).add(id(thing))
+        if self._looks < NUM_LOOKS:
+            self._looks += 1
+            self._often |= set(moved(self._last, now))
+            self._first = {**now, **self._first}
+            self._last = now
+        self.settle()
+        self._paths = []
+
+    def at_save(self, live: LiveState, step: int | None) -> Facts:
+        """What moved so far and counts, as it is now, for the checkpoint."""
+        now = facts_of(live)
+        found = [key for key in moved(self._first, now) if self._counts(key, now[key])][:NUM_KEYS]
+        things = _things()
+        self._step, self._saved = step, {key: list(_traces(key, now[key], things)) for key in found}
+        return {key: now[key] for key in found}
+
+    def _counts(self, key: str, fact: str) -> bool:
+        name = key.rpartition(".")[2]
+        if POSITION.fullmatch(name) or len(self._ids.get(key, ())) > 1:
+            return False
+        return fact[0] == VALUES or key not in self._often or bool(BY_NAME.search(key))
+
+    def settle(self) -> None:
+        """The save and what the script wrote after it are over: say what is in none of the files."""
+        saved, self._saved = self._saved, {}
+        saved = {key: traces for key, traces in saved.items() if key.partition(".")[0] not in self._said}
+        if not saved or not self._paths:
+            return
+        evidence = Evidence(self._paths)
+        things = _things()
+        for name in dict.fromkeys(key.partition(".")[0] for key in saved):
+            own = [key for key in saved if key.partition(".")[0] == name]
+            if evidence.is_whole and name in things and not any(evidence.holds(saved[key]) for key in own):
+                self._said.add(name)
+                self._tell(name, type(things[name]).__name__, own)
+
+    def _tell(self, name: str, kind: str, keys: Sequence[str]) -> None:
+        listed = ", ".join(key.partition(".")[2] or "its content" for key in keys[:3])
+        more = " and more" if len(keys) > 3 else ""
+        text = f"`{name}` ({kind}) moves and is in no file of this checkpoint: {listed}{more}"
+        self._journal.say(f"not saved {name}", f"not saved: {text}; a resume begins with another one")
+        event = Incident(kind="state-not-saved", tier="notice", text=text, onset_step=self._step)
+        self._journal.write(event, step=self._step, title=f"notice: state-not-saved: {text}")
+
+
+# ---- objects, and their values as facts --------------------------------------------------------------------------------
+
+_holders: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()  # what trainers hold, by name
+
+
+def hold(things: Iterable[Any]) -> None:
+    """Objects that a trainer holds and calls: its callbacks, its sampler."""
+    for thing in things:
+        if hasattr(thing, "__weakref__"):
+            _holders[type(thing).__name__] = thing
+
+
+def _things() -> dict[str, Any]:
+    main = vars(sys.modules["__main__"])
+    named = {name: thing for name, thing in list(main.items()) if not name.startswith("_") and _may_count(thing)}
+    ids = set(map(id, named.values()))
+    return named | {name: thing for name, thing in _holders.items() if id(thing) not in ids and _may_count(thing)}
+
+
+def _may_count(thing: Any) -> bool:
+    kind: Any = type(thing)
+    if isinstance(thing, deque | dict | list):
+        return bool(thing)
+    if kind.__module__ == "builtins" or isinstance(thing, type) or not hasattr(thing, "__dict__"):
+        return False
+    if callable(getattr(kind, "reset", None)):
+        return False
+    if f"{kind.__module__}.".startswith(tuple(f"{one}." for one in LIBRARIES)) or hasattr(thing, "param_groups"):
+        return False
+    declares = callable(getattr(kind, "load_state_dict", None))
+    is_data = hasattr(kind, "__getitem__") or hasattr(thing, "dataset") or hasattr(thing, "callback_handler")
+    return declares or (not is_data and (is_of_the_script(kind) or callable(getattr(kind, "state", None))))
+
+
+def facts_of(live: LiveState) -> dict[str, str]:
+    """Facts of every object that may count: `name.attribute` -> kind and value."""
+    hold(getattr(live.feed, name, None) for name in ("sampler", "batch_sampler"))
+    models = [*live.models, *(getattr(model, "module", None) for model in live.models)]
+    known = {id(one) for one in (*models, *live.averages.values(), *live.objects.values(), live.scaler)}
+    known |= {id(bound.scheduler) for bound in live.schedulers}
+    known |= {id(part) for model in live.models for part in model.modules()}
+    shapes = {tuple(p.shape) for model in live.models for p in model.parameters()}
+    found: dict[str, str] = {}
+    parts = Parts()  # what cannot be read is left out
+    for name, thing in list(_things().items())[:NUM_OBJECTS]:
+        if id(thing) in known:
+            continue
+        if isinstance(thing, deque | dict | list):
+            fact = parts.take(name, functools.partial(_collection, thing, shapes), "")
+            found |= {name: fact} if fact else {}
+        else:
+            found |= parts.take(name, functools.partial(_facts, name, thing, known), dict[str, str]())
+    return found
+
+
+def _facts(name: str, thing: Any, known: set[int]) -> dict[str, str]:
+    return dict(_attributes(name, thing, known))
+
+
+def _collection(thing: Any, shapes: set[tuple[int, ...]]) -> str:
+    """A collection that the script names: one of tensors shaped as weights, or a queue of more than numbers."""
+    values = list(thing.values() if isinstance(thing, dict) else thing)[:NUM_ATTRIBUTES]
+    if isinstance(thing, deque):
+        return "" if _is_plain(values) else VALUES + _digest(thing)
+    tensors = [one for one in values if hasattr(one, "untyped_storage")]
+    alike = [one for one in tensors if tuple(one.shape) in shapes and not one.requires_grad]
+    return VALUES + _digest(thing) if tensors and 2 * len(alike) >= len(values) else ""
+
+
+def _attributes(prefix: str, thing: Any, known: set[int], depth: int = 0) -> Iterator[tuple[str, str]]:
+    known = known | {id(thing)}
+    if hasattr(thing, "_parameters") and hasattr(thing, "named_parameters"):
+        for part in (thing._parameters, thing._buffers, thing._modules):
+            yield from _values(prefix, part, known, depth)
+    own = {key: one for key, one in vars(thing).items() if key not in ("_parameters", "_buffers", "_modules")}
+    yield from _values(prefix, own, known, depth)
+
+
+def _values(prefix: str, values: Mapping[str, Any], known: set[int], depth: int) -> Iterator[tuple[str, str]]:
+    for key, one in list(values.items())[:NUM_ATTRIBUTES]:
+        name = f"{prefix}.{key}"
+        if id(one) in known or str(key).startswith("__"):
+            continue
+        if isinstance(one, bool | int | float | str | None):
+            yield name, NUMBER + repr(one)
+        elif _is_array(one) or isinstance(one, random.Random) or type(one).__name__ == "Generator":
+            yield name, VALUES + _digest(one)
+        elif isinstance(one, deque | dict | list | tuple):
+            if not _is_plain(one):
+                yield name, VALUES + _digest(one)
+        elif depth < DEPTH and _is_looked_into(one):
+            yield from _attributes(name, one, known, depth + 1)
+
+
+def _is_plain(thing: Any, depth: int = 0) -> bool:
+    """Whether it is numbers and texts alone: a history, and no state."""
+    if isinstance(thing, deque | dict | list | tuple):
+        return depth >= DEPTH or all(_is_plain(one, depth + 1) for one in _items(thing))
+    return isinstance(thing, bool | int | float | str | None)
+
+
+def _is_looked_into(thing: Any) -> bool:
+    kind: Any = type(thing)
+    return hasattr(thing, "__dict__") and (hasattr(thing, "named_parameters") or is_of_the_script(kind))
+
+
+def _is_array(thing: Any) -> bool:
+    return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, type)
+
+
+def _items(things: Any) -> Sequence[Any]:
+    """The first and the last of a collection."""
+    values = list(things.values() if isinstance(things, dict) else things)
+    return values if len(values) <= NUM_ATTRIBUTES else [*values[: NUM_ATTRIBUTES // 2], *values[-NUM_ATTRIBUTES // 2 :]]
+
+
+def _digest(thing: Any) -> str:
+    if isinstance(thing, random.Random):
+        return digest(repr(thing.getstate()).encode())
+    if type(thing).__name__ == "Generator":
+        return digest(_raw(thing.get_state()) if hasattr(thing, "get_state") else repr(thing.bit_generator.state).encode())
+    if isinstance(thing, deque | dict | list | tuple):
+        return f"{len(thing)} " + digest(b"".join(map(_part, _items(thing))))
+    return digest(_part(thing))
+
+
+def _part(thing: Any) -> bytes:
+    return thing.ravel()[: 1 << 12].tobytes() if _is_array(thing) and not hasattr(thing, "detach") else plain_bytes(thing)
+
+
+# ---- what a save wrote ---------------------------------------------------------------------------------------------------
+
+
+class Evidence:
+    """The beginnings of all that is in some files, and of the files beside them. Not `is_whole`: some could not be read."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.is_whole = True
+        parts = []
+        for path in dict.fromkeys(_files(paths)):
+            try:
+                parts += list(self._read(path))
+            except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+                self.is_whole = False
+        self._bytes = b"\0".join(parts)
+
+    def _read(self, path: Path) -> Iterator[bytes]:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+            if head[:2] == b"PK":
+                with zipfile.ZipFile(file) as archive:
+                    for record in archive.infolist():
+                        self.is_whole = self.is_whole and record.compress_type == zipfile.ZIP_STORED
+                        with archive.open(record) as content:
+                            yield content.read(MOST_BYTES if record.filename.endswith(".pkl") else HEAD)
+                return
+            self.is_whole = self.is_whole and not head.startswith(COMPRESSED) and size <= MOST_BYTES
+            yield head + file.read(MOST_BYTES)
+
+    def holds(self, traces: Iterable[bytes]) -> bool:
+        """Whether one of these is there."""
+        return any(trace in self._bytes for trace in traces)
+
+
+def _traces(key: str, fact: str, things: Mapping[str, Any]) -> Iterator[bytes]:
+    """What shows in a file that this was saved: the first elements of its tensors; of a number its name, or its exact value."""
+    name, *path = key.split(".")
+    value = functools.reduce(_get, path, things.get(name))
+    if fact[0] == VALUES:
+        for tensor in _arrays(value):
+            yield from _needles(tensor)
+        return
+    if isinstance(value, float) and value:
+        yield struct.pack(">d", value)
+        yield repr(value).encode()
+    if path and len(path[-1]) > 3:
+        yield path[-1].lstrip("_").encode()
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from (one for one in sorted(path.rglob("*")) if one.is_file())
+        elif path.is_file():
+            begun = path.stat().st_mtime - 60
+            beside = (one for one in sorted(path.parent.iterdir()) if one.is_file() and one.stat().st_mtime >= begun)
+            yield from (path, *(one for one in beside if one.suffix not in (".py", ".log", ".txt")))
+
+
+def _get(thing: Any, name: str) -> Any:
+    for part in ("_parameters", "_buffers", "_modules"):
+        held = vars(thing).get(part) if hasattr(thing, "__dict__") else None
+        if isinstance(held, dict) and name in held:
+            return held[name]
+    return getattr(thing, name, None) if hasattr(thing, "__dict__") else None
+
+
+def _arrays(thing: Any, depth: int = 0) -> Iterator[Any]:
+    if _is_array(thing):
+        yield thing
+    elif isinstance(thing, deque | dict | list | tuple) and depth < DEPTH:
+        for one in _items(thing):
+            yield from _arrays(one, depth + 1)
+
+
+def _needles(thing: Any) -> Iterator[bytes]:
+    """The first elements as bytes, as they are and in half precision; none for what has too few to be known by."""
+    if not hasattr(thing, "detach"):
+        thing = sys.modules["torch"].as_tensor(thing) if thing.dtype.kind in "fiu" else None
+    if thing is None or thing.is_sparse or thing.is_meta:
+        return
+    first = thing.detach().reshape(-1)[:16].cpu()
+    if first.numel() and bool((first != 0).any()):
+        torch, kinds = sys.modules["torch"], {first.dtype}
+        if first.is_floating_point():
+            kinds |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+        raw = [_raw(first.to(kind)) for kind in kinds if first.numel() * kind.itemsize >= 4]
+        yield from (*raw, *(one.decode("latin-1").encode() for one in raw))  # an array in an old pickle is text
+
+
+def _raw(tensor: Any) -> bytes:
+    return bytes(tensor.contiguous().view(sys.modules["torch"].uint8).numpy().tobytes())
