@@ -18,7 +18,7 @@ from chronicle.errors import ChronicleError
 from chronicle.journal.events import Incident, JournalEvent, LaunchSettings, Note
 from chronicle.journal.writer import JournalWriter
 from chronicle.launch.ranks import rank_of
-from chronicle.metrics.log import MetricsWriter, number_of
+from chronicle.metrics.log import MetricsWriter, heard, number_of
 from chronicle.paths import RunPaths
 from chronicle.story.launch_settings import described, plain_settings
 
@@ -52,7 +52,11 @@ class Recording:
         if self._metrics_path is None:
             self._hint()
             return
-        if self.rank or self._is_log_over:
+        if self.rank:  # the log is the first rank's; the step prints of this one note its loss
+            for hear in heard:
+                hear(step, {**values, **more} if values else more)
+            return
+        if self._is_log_over:
             return
         try:
             if self._metrics is None:

@@ -24,6 +24,7 @@ from chronicle.journal.events import (
     Restarted,
     RollbackReceipt,
     Searched,
+    StepsRetaken,
     Verified,
     events_of,
 )
@@ -346,6 +347,12 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     ]  # fmt: skip
     if searched:
         yield _Row("", plain(f"bisect: {searched[-1].answer}"))
+    again = [
+        (entry, event) for entry, event in events_of(story.entries, StepsRetaken)
+        if event.earlier == launch and event.rise == onset and event.came_again is not None
+    ]  # fmt: skip
+    for entry, event in again[-1:]:
+        yield _Row("", plain(f"taken again by launch {entry.launch}: {event.why}"))
     if launch not in printed:
         return
     found = [
@@ -354,7 +361,7 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     ]  # fmt: skip
     if found:
         yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
-    elif not searched:
+    elif not searched and not again:
         yield _Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
 
 

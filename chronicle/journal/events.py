@@ -56,6 +56,7 @@ class EntryKind(StrEnum):
     INCIDENT = "incident"
     PROPOSAL = "proposal"
     REPLAY = "replay"
+    RETAKEN = "retaken"
     REHEARSAL = "rehearsal"
     TRIAL = "trial"
     SEARCH = "search"
@@ -713,6 +714,26 @@ class Replayed(JournalEvent, kind=EntryKind.REPLAY):
     parts: tuple[str, ...] = ()  # of a step that were compared
     replays: int | None = None
     seconds: float | None = None
+
+
+class StepsRetaken(JournalEvent, kind=EntryKind.RETAKEN):
+    """A launch took steps that an earlier one had taken from the same state: their prints, compared rank by rank."""
+
+    verdict: str  # as in `chronicle.replay.retaken`
+    why: str = ""
+    earlier: int | None = None  # the launch that took them first
+    start: int | None = None  # steps completed where both began
+    first: int | None = None  # the first and the last step that were compared
+    last: int | None = None
+    ranks: int | None = None  # of which steps were compared
+    parts: tuple[str, ...] = ()  # that were compared in each step of every rank
+    apart_step: int | None = None
+    apart_part: str = ""
+    apart_ranks: tuple[Any, ...] = ()
+    hosts: Mapping[str, Any] = NOTHING  # of these ranks: rank -> host then, host now
+    rise: int | None = None  # onset of an incident of the earlier launch in these steps
+    came_again: bool | None = None  # None: nobody can tell
+    changed: tuple[str, ...] = ()  # since that launch
 
 
 class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):

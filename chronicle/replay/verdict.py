@@ -61,12 +61,12 @@ def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
 # ---- what the rows look at ---------------------------------------------------------------------------------------------
 
 ENTERS = ("torch", *OTHERS, "batch")
-SETTINGS = ("environment", "arithmetic", "file")
+SETTINGS = ("environment", "arithmetic", "library", "file")
 LATE = 2  # steps after which a difference in the state is in the samples at last
 MOST_NAMED = 4
 NOT_RECORDED = (
     "no record holds: state that the checkpoint lacks, generators that the script made for itself, files that it reads as it "
-    "trains, answers of the network and of other programs, system libraries and drivers, the clock"
+    "trains, answers of the network and of other programs, the clock"
 )
 ANOTHER_NODE = "take the step again on another node: where it is as recorded, or another result still, the node is what differs"
 

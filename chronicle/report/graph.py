@@ -35,6 +35,7 @@ MARKS: dict[str, str] = {
     EntryKind.HARDWARE: "#",
     EntryKind.PROPOSAL: "?",
     EntryKind.REPLAY: "p",
+    EntryKind.RETAKEN: "a",
     EntryKind.REHEARSAL: "h",
     EntryKind.TRIAL: "t",
     EntryKind.SEARCH: "s",

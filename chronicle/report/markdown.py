@@ -17,6 +17,7 @@ from chronicle.journal.events import (
     Rehearsed,
     Replayed,
     Searched,
+    StepsRetaken,
     StudyReport,
     Words,
 )
@@ -40,7 +41,7 @@ TOLD_KINDS = frozenset(
     (
         *(EntryKind.INCIDENT, EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT),
         *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT, EntryKind.REPLAY, EntryKind.SEARCH),
-        EntryKind.REHEARSAL,
+        *(EntryKind.REHEARSAL, EntryKind.RETAKEN),
     )
 )
 
@@ -56,6 +57,8 @@ def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
         yield from _proposal(Proposed.of(entry))
     elif entry.kind == EntryKind.REPLAY:
         yield from _replay(Replayed.of(entry))
+    elif entry.kind == EntryKind.RETAKEN:
+        yield from _retaken(StepsRetaken.of(entry))
     elif entry.kind == EntryKind.REHEARSAL:
         yield from _rehearsal(Rehearsed.of(entry))
     elif entry.kind == EntryKind.SEARCH:
@@ -92,6 +95,13 @@ def _rehearsal(event: Rehearsed) -> Iterator[tuple[str, str]]:
         yield "Not compared", "; ".join(event.not_compared)
     counted = f"{event.leaves or 0} values in files, {event.logged_values or 0} logged"
     yield "Compared", f"{counted}, in {format_age(event.seconds or 0.0)}"
+
+
+def _retaken(event: StepsRetaken) -> Iterator[tuple[str, str]]:
+    yield "Verdict", f"{event.verdict}: {event.why}"
+    yield "Compared", f"steps {event.first} to {event.last} with launch {event.earlier}: {', '.join(event.parts) or 'losses'}"
+    if event.changed:
+        yield "Changed since", "; ".join(event.changed)
 
 
 def _replay(event: Replayed) -> Iterator[tuple[str, str]]:

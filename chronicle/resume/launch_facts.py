@@ -32,7 +32,19 @@ SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".env", 
 MOST_OF_SETTINGS = 64 << 10
 PACKAGES = Path(__file__).resolve().parents[2]
 OURS = (str(PACKAGES / "chronicle") + os.sep, str(PACKAGES / "rollback") + os.sep, str(PACKAGES / "chronicle_ml.py"))
-TABLES = {"code": "code", "package": "packages", "environment": "environment", "arithmetic": "arithmetic", "file": "files"}
+TABLES = {
+    "code": "code",
+    "package": "packages",
+    "library": "libraries",
+    "environment": "environment",
+    "arithmetic": "arithmetic",
+    "file": "files",
+}
+# Shared libraries that compute, wherever they lie: their packages need not be imported, and the system's have no version here
+COMPUTES = re.compile(
+    r"lib(c|m|stdc\+\+|gcc_s|gomp|iomp5|mkl\w*|openblas\w*|blas\w*|torch\w*|c10\w*|cuda|cudart|cu(blas|dnn|fft|rand|solver|sparse)\w*"
+    r"|nv\w*|nccl|rccl|hip\w*|roc\w*|amdhip\w*|gloo\w*|mpi\w*|fabric|ibverbs)[-.\d\w]*\.so[.\d]*"
+)
 OWN = ("chronicle", "rollback", "chronicle_ml")  # ours: another version of it is named by its own
 # Variables that differ between two equal starts, and those that a replay sets itself.
 NOT_COMPARED = re.compile(
@@ -45,7 +57,7 @@ NOT_COMPARED = re.compile(
 
 
 class ChangedFact(NamedTuple):
-    """One thing that is different: `kind` is code, package, environment, arithmetic, file, doubt or recorder (chronicle).
+    """One thing that is different: `kind` is one of `TABLES`, doubt, or recorder (another version of chronicle).
 
     A doubt may be without effect: a file that the launch itself may have written.
     """
@@ -59,7 +71,7 @@ class ChangedFact(NamedTuple):
     def words(self) -> str:
         """In a few words; digests are not shown."""
         is_file = self.kind == "file" or (self.kind == "doubt" and self.name.startswith(os.sep))
-        if is_file or self.kind in ("code", "environment"):
+        if is_file or self.kind in ("code", "environment", "library"):
             what = "is new" if not self.before else "is gone" if not self.after else "has changed"
             return f"variable `{self.name}` {what}" if self.kind == "environment" else f"`{self.name}` {what}"
         return f"{self.name}: {self.before or 'none'} → {self.after or 'none'}"
@@ -74,6 +86,7 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
         "code": dict(_sources()),
         "files": dict(_files(launch_dir)),
         "packages": dict(_packages()),
+        "libraries": dict(_libraries()),
         "environment": dict(_environment(_started_with())),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
     }
@@ -204,16 +217,30 @@ def _settings_here() -> Iterator[str]:
 
 def _mapped() -> Iterator[str]:
     """Files that are mapped into memory now and hold no code: safetensors and `memmap` are opened by libraries in C."""
+    maps = _maps()
+    yield from (path for path, is_code in maps.items() if not is_code and not path.endswith((" (deleted)", ".so", ".pyc")))
+
+
+def _maps() -> dict[str, bool]:
+    """The files that are mapped into memory now, and whether each holds code."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as table:
             rows = [line.rstrip("\n").split(maxsplit=5) for line in table]
     except OSError:
-        return
-    paths = {row[5]: "x" in row[1] for row in rows if len(row) == 6 and row[5].startswith("/")}
+        return {}
+    paths: dict[str, bool] = {}
     for row in rows:
-        if len(row) == 6 and "x" in row[1]:
-            paths[row[5]] = True
-    yield from (path for path, is_code in paths.items() if not is_code and not path.endswith((" (deleted)", ".so", ".pyc")))
+        if len(row) == 6 and row[5].startswith("/"):
+            paths[row[5]] = paths.get(row[5], False) or "x" in row[1]
+    return paths
+
+
+def _libraries() -> Iterator[tuple[str, str]]:
+    """Name and digest of the mapped libraries that compute: the system's, the driver's, those of packages."""
+    for path, is_code in sorted(_maps().items()):
+        name = os.path.basename(path)
+        if is_code and COMPUTES.fullmatch(name) and (digest := _digest_of(path)):
+            yield name, digest.partition("~")[0]
 
 
 def _outside(launch_dir: Path) -> tuple[str, ...]:

@@ -308,9 +308,11 @@ class StepPrints:
             device = str(self._params[0].device)
             launch = int(self._launch) if self._launch.isdecimal() else None
             header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
+            found = arithmetic(device)
+            header["machine"] = str(found.get("device name") or found["processor"])[:80]
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
             if rank == 0:
-                write_facts(self._launch_dir, arithmetic(device))
+                write_facts(self._launch_dir, found)
         first = _Step(max(0, step), begins=True, over=True)
         if not self._others:  # another optimizer may have stepped in this step already, and its weights are in every print
             early = (self._early or {}).get((first.step, *map(id, self._params)))
@@ -458,18 +460,31 @@ def arithmetic(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "processor": _processor(),
+        "kernel": os.uname().release,
+        "build": f"{zlib.crc32(torch.__config__.show().encode()):08x}",  # compiler, MKL and oneDNN with their versions
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.startswith("cuda"):
         found |= {
             "device name": torch.cuda.get_device_name(),
+            "driver": _driver(),
             "cuda": str(torch.version.cuda),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "",
             "cudnn": torch.backends.cudnn.version(),
             "cudnn benchmark": torch.backends.cudnn.benchmark,
             "cudnn deterministic": torch.backends.cudnn.deterministic,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
     return found
+
+
+def _driver() -> str:
+    """The version of the kernel's NVIDIA module."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
+            return file.readline().partition(":")[2].strip()
+    except OSError:
+        return ""
 
 
 def _processor() -> str:

@@ -41,6 +41,7 @@ from chronicle.errors import ChronicleError
 VERSION = 6
 HEADER_BYTES = 1024
 LAYOUT = struct.Struct("<IIBBHQQIfIHHHH4xfd")  # 4 bytes were a checksum of the model's output
+HEAD = struct.Struct("<IIB")  # step, seq, flags
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
 MANY = 0xFFFFFFFF
@@ -183,6 +184,14 @@ class RingWriter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The prints of one beginning: a launch, another attempt of its ranks, or a load. None: older than the ring."""
+
+    begins: Print | None
+    steps: Mapping[int, Print]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """The prints of one rank, oldest first, and what the file says of itself."""
 
@@ -199,9 +208,26 @@ class Ring:
         """Where launches or loads of this file began: `step` completed, and the weights then."""
         return tuple(one for one in self.prints if SeenParts.BEGINS in one.seen)
 
+    def segments(self) -> list[Segment]:
+        """The prints by their beginnings, oldest first."""
+        found: list[Segment] = []
+        steps: dict[int, Print] = {}
+        for one in self.prints:
+            if SeenParts.BEGINS in one.seen:
+                steps = {}
+                found.append(Segment(begins=one, steps=steps))
+                continue
+            if not found:
+                found.append(Segment(begins=None, steps=steps))
+            steps[one.step] = one
+        return found
 
-def read_ring(path: Path) -> Ring:
-    """The ring at `path`. Raises `ChronicleError` when it is none, or of another version; a cut print is left out."""
+
+def read_ring(path: Path, *, since: int = 0) -> Ring:
+    """The ring at `path`, with the prints of steps from `since` on, and all beginnings.
+
+    Raises `ChronicleError` when it is none, or of another version; a cut print is left out.
+    """
     try:
         blob = path.read_bytes()
         header = json.loads(blob[:HEADER_BYTES])
@@ -213,9 +239,15 @@ def read_ring(path: Path) -> Ring:
     except (ValueError, KeyError, TypeError) as problem:
         raise ChronicleError(f"`{path}` holds no step prints: {problem}") from problem
     places = range(HEADER_BYTES, len(blob) - PRINT_BYTES + 1, PRINT_BYTES)
-    found = [Print.unpack(blob[begin : begin + PRINT_BYTES]) for begin in places]
+    wanted = [begin for begin in places if _is_wanted(blob, begin, since)]
+    found = [Print.unpack(blob[begin : begin + PRINT_BYTES]) for begin in wanted]
     prints = sorted((one for one in found if one is not None), key=lambda one: one.seq)
     return Ring(rank=rank, capacity=capacity, header=header, prints=tuple(prints))
+
+
+def _is_wanted(blob: bytes, begin: int, since: int) -> bool:
+    step, _, seen = HEAD.unpack_from(blob, begin)
+    return step >= since or bool(seen & SeenParts.BEGINS)
 
 
 def rings_of(launch_dir: Path) -> dict[int, Ring]:

@@ -21,6 +21,7 @@ from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser, breach_events, is_breach
+from chronicle.watch.again import StepsAgain
 from chronicle.watch.follow import Tail
 from chronicle.watch.restart import (
     LiveRestart,
@@ -63,6 +64,9 @@ class LiveWatch:
         self._restart = LiveRestart(
             launch, lambda step, title, event: writer.write(event, step=step, launch=launch, title=title), say
         )
+        self._again = StepsAgain(
+            paths, launch, lambda step, title, event: writer.write(event, step=step, launch=launch, title=title), say
+        )
         self._journal_bytes = 0
         self._breaches: list[Entry] = []  # found by the guard, not reported yet
         self._seen_breaches: set[str] = set()
@@ -71,6 +75,7 @@ class LiveWatch:
 
     def poll(self) -> list[Event]:
         """Fold the new points; a problem is printed, not raised: a broken detector must not end the run."""
+        self._look_again(self._again.poll)
         try:
             return self._fold(self._tail.read())
         except Exception as problem:  # noqa: BLE001 see above
@@ -85,7 +90,15 @@ class LiveWatch:
             self._restart.finish()
         except Exception as problem:  # noqa: BLE001 see above
             self._complain(problem)
+        self._look_again(self._again.finish)
         return events
+
+    def _look_again(self, look: Callable[[], None]) -> None:
+        """Compare steps that are taken again; a problem is printed."""
+        try:
+            look()
+        except Exception as problem:  # noqa: BLE001 see above
+            self._complain(problem, what="the comparison of steps that are taken again")
 
     def end_hooks(self) -> None:
         """Wait up to ten seconds for hooks that still run."""
@@ -181,11 +194,11 @@ class LiveWatch:
                 self._say(f"chronicle: {self._incidents.title(event)}")
             self._say(f"chronicle: {advice}")
 
-    def _complain(self, problem: Exception) -> None:
-        text = f"{type(problem).__name__}: {problem}"
+    def _complain(self, problem: Exception, *, what: str = "the live detector") -> None:
+        text = f"{what} failed; training continues: {type(problem).__name__}: {problem}"
         if text not in self._complained:
             self._complained.add(text)
-            self._say(f"chronicle: the live detector failed; training continues: {text}")
+            self._say(f"chronicle: {text}")
 
 
 # --- Events as journal entries

@@ -45,6 +45,7 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.GUARD_FAULT,
     EntryKind.GUARD_FIRST_BATCH,
     EntryKind.REPLAY,
+    EntryKind.RETAKEN,
     EntryKind.REHEARSAL,
     EntryKind.TRIAL,
     EntryKind.SEARCH,
