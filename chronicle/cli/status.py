@@ -31,6 +31,7 @@ from chronicle.journal.events import (
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
+from chronicle.prints.retaken import RetakenVerdict
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_story
@@ -167,6 +168,7 @@ def _screen(
         words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
         yield _Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
     yield from _guard(story)
+    yield from _again(story)
     yield from _open(story, printed)
     if story.problems:
         yield _Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
@@ -333,6 +335,15 @@ def _guard(story: Story) -> Iterator[_Row]:
                 since = "" if entry.step is None else f" from step {entry.step}"
                 words = f"launch {last.number} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
                 yield _Row("guard fault", plain(words), WARN)
+
+
+def _again(story: Story) -> Iterator[_Row]:
+    """Steps that the last launch took again, beside those of the launch that took them first."""
+    number = None if story.last_launch is None else story.last_launch.number
+    found = [event for entry, event in events_of(story.entries, StepsRetaken) if entry.launch == number]
+    for event in found[-1:]:
+        differs = event.verdict in (RetakenVerdict.RANKS, RetakenVerdict.RESULT, RetakenVerdict.CODE)
+        yield _Row("taken again", plain(f"{event.why} (launch {event.earlier} took them first)"), WARN if differs else PLAIN)
 
 
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:

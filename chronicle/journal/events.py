@@ -719,7 +719,7 @@ class Replayed(JournalEvent, kind=EntryKind.REPLAY):
 class StepsRetaken(JournalEvent, kind=EntryKind.RETAKEN):
     """A launch took steps that an earlier one had taken from the same state: their prints, compared rank by rank."""
 
-    verdict: str  # as in `chronicle.replay.retaken`
+    verdict: str  # as in `chronicle.prints.retaken`
     why: str = ""
     earlier: int | None = None  # the launch that took them first
     start: int | None = None  # steps completed where both began

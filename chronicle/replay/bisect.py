@@ -23,7 +23,7 @@ from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import Searched, Tried, events_of
 from chronicle.launch.code import CodeChange, commits_between, top_of
-from chronicle.replay.compared import compare_prints
+from chronicle.prints.compared import compare_prints
 from chronicle.replay.fork import (
     AsRecorded,
     ForkChange,

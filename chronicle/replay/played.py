@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.replay.compared import PrintComparison, Prints, compare_prints, prints_agree, step_that_tells
+from chronicle.prints.compared import PrintComparison, Prints, compare_prints, prints_agree, step_that_tells
 from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, play
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.launch_facts import read_facts

@@ -19,7 +19,7 @@ from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import EntryKind, Replayed
 from chronicle.paths import list_launch_numbers
-from chronicle.replay.compared import PrintComparison
+from chronicle.prints.compared import PrintComparison
 from chronicle.replay.fork import (
     NOTHING_CHANGED,
     ForkChange,

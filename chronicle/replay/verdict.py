@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from chronicle.replay.compared import OTHERS, PARTS, PrintComparison, PrintDifference
+from chronicle.prints.compared import OTHERS, PARTS, PrintComparison, PrintDifference
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.ring import SeenParts
 

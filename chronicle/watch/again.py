@@ -1,7 +1,7 @@
 """Steps that this launch takes again: compared with the prints of the launch that took them first, while they come.
 
 A bounded number of ranks is read at each call, and a pass over all of them is followed by a pause that is many times as long:
-the supervisor that calls this has signals to look at. How prints are compared and judged is in `chronicle/replay/retaken.py`.
+the supervisor that calls this has signals to look at. How prints are compared and judged is in `chronicle/prints/retaken.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from chronicle.journal.events import (
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
-from chronicle.replay.retaken import (
+from chronicle.prints.retaken import (
     RankRetaken,
     Retaken,
     RetakenCase,
@@ -97,10 +97,14 @@ class StepsAgain:
         """Begin a pass, where this launch takes steps again and it was not told yet."""
         own = self._paths.launch_dir(self._launch)
         first = min(own.glob("prints-*.ring"), default=None)
-        begins = None if first is None else max(read_ring(first, since=NO_STEP).begins(), key=lambda one: one.seq, default=None)
+        begins = (
+            None
+            if first is None
+            else max(read_ring(first, since=NO_STEP).begins(), key=lambda one: one.seq, default=None)
+        )
         if first is None or begins is None:
             return False
-        if begins != self._begins:  # the launch, or another attempt of its ranks
+        if self._begins is None or begins.seq != self._begins.seq:  # the launch, or another attempt of its ranks
             self._begins, self._told = begins, False
             self._earlier = self._find(begins, first.name)
         if self._told or self._earlier is None:
@@ -200,7 +204,9 @@ class StepsAgain:
         starts = [place for place in begun if entries[place].launch == self._launch]
         since = next((place for place, entry in enumerate(entries) if entry.launch == self._earlier), 0)
         between = entries[since : starts[-1] if starts else len(entries)]
-        return any(bool(receipt.skip_batches) or receipt.reshuffle for _, receipt in events_of(between, RollbackReceipt))
+        return any(
+            bool(receipt.skip_batches) or receipt.reshuffle for _, receipt in events_of(between, RollbackReceipt)
+        )
 
     def _tell(self, case: RetakenCase, found: Retaken) -> None:
         """One line, one entry; an incident where ranks differ."""

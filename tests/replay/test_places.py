@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.replay.causes import digests
 from chronicle.latest import pointers_to
-from chronicle.replay.compared import compare_prints
+from chronicle.prints.compared import compare_prints
 from chronicle.replay.inside import Spec, rewind
 from chronicle.replay.places import own_places
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, judge_replay

@@ -10,7 +10,7 @@ import pytest
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import Replayed
 from chronicle.paths import RunPaths
-from chronicle.replay.compared import PrintComparison, compare_prints, prints_agree
+from chronicle.prints.compared import PrintComparison, compare_prints, prints_agree
 from chronicle.replay.played import Played
 from chronicle.replay.replay import plays_agree
 from chronicle.replay.verdict import (
@@ -368,7 +368,7 @@ def test_a_row_is_the_first_that_fits_its_example(row: Row) -> None:
 def test_unexplained_says_what_no_record_holds_and_what_to_do_next() -> None:
     found = judge_replay(RESULT)
     assert found.why == "everything recorded is equal, the result is not: step 7, rank 0"
-    assert "system libraries" in found.evidence[-2] and "another node" in found.evidence[-1]
+    assert "answers of the network" in found.evidence[-2] and "another node" in found.evidence[-1]
 
 
 def test_a_verdict_of_an_older_version_is_shown_as_it_was_written(tmp_path: Path) -> None:

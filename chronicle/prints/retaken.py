@@ -18,7 +18,7 @@ from enum import StrEnum
 from math import inf, isfinite
 from typing import NamedTuple
 
-from chronicle.replay.compared import PARTS, PrintDifference, compare_prints
+from chronicle.prints.compared import PARTS, PrintDifference, compare_prints
 from chronicle.resume.ring import Print, SeenParts, Segment
 
 MOST_NAMED = 4
@@ -58,7 +58,8 @@ class RankRetaken:
     machines: tuple[str, str] = ("", "")  # what computes there, in words
     other_batch: int | None = None  # the first step with another batch, behind `apart` too
     losses: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # by step: then and now
-    strayed: tuple[int | None, int | None] = (None, None)  # first step with other weights than the first rank's, then and now
+    # The first step with other weights than the first rank's, then and now
+    strayed: tuple[int | None, int | None] = (None, None)
 
 
 class Rise(NamedTuple):
@@ -95,7 +96,9 @@ class RetakenCase:
             return None
         first = min(found, key=lambda one: (one.step, _order(one)))
         ranks = [one.ranks[0] for one in found if (one.step, one.parts[0]) == (first.step, first.parts[0])]
-        return PrintDifference(step=first.step, parts=first.parts, ranks=tuple(ranks), record=first.record, other=first.other)
+        return PrintDifference(
+            step=first.step, parts=first.parts, ranks=tuple(ranks), record=first.record, other=first.other
+        )
 
     @property
     def part(self) -> str:
@@ -140,7 +143,12 @@ def _apart(then: float, now: float) -> float:
 
 
 def compare_rank(
-    rank: int, then: Segment, now: Segment, *, first: tuple[Segment, Segment], hosts: tuple[str, str] = ("", ""),
+    rank: int,
+    then: Segment,
+    now: Segment,
+    *,
+    first: tuple[Segment, Segment],
+    hosts: tuple[str, str] = ("", ""),
     machines: tuple[str, str] = ("", ""),
 ) -> RankRetaken:
     """Compare the steps that one rank took in both segments. `now` begins where the comparison begins.
@@ -234,8 +242,10 @@ def _steps(case: RetakenCase) -> str:
 
 def _on_ranks(case: RetakenCase) -> str:
     number = len(case.compared)
-    return f"on {number:,} rank{'' if number == 1 else 's'}" if number == case.ranks_now else (
-        f"on {number:,} of {case.ranks_now:,} ranks (the others left no prints)"
+    return (
+        f"on {number:,} rank{'' if number == 1 else 's'}"
+        if number == case.ranks_now
+        else (f"on {number:,} of {case.ranks_now:,} ranks (the others left no prints)")
     )
 
 
@@ -246,8 +256,9 @@ def _equal(case: RetakenCase) -> str:
 def _close(case: RetakenCase) -> str:
     apart = case.apart
     assert apart is not None
-    return (f"{_steps(case)} taken again {_on_ranks(case)}: the same batches, and the same loss but for {case.loss_apart:.0e} of "
-            f"it (other bits from step {apart.step:,} on, {PARTS[case.part][1]}){_of_rise(case)}")  # fmt: skip
+    size = f", but for {case.loss_apart:.0e} of it" if case.loss_apart else ""
+    bits = f"other bits from step {apart.step:,} on, {PARTS[case.part][1]}"
+    return f"{_steps(case)} taken again {_on_ranks(case)}: the same batches and the same loss{size} ({bits}){_of_rise(case)}"
 
 
 def _of_rise(case: RetakenCase) -> str:
@@ -321,7 +332,9 @@ def _other_ranks(case: RetakenCase) -> str:
 def _other_options(case: RetakenCase) -> str:
     apart = case.apart
     assert apart is not None
-    lrs = f"LR {apart.record.lr:g} then, {apart.other.lr:g} now" if apart.record.lr != apart.other.lr else "other options"
+    lrs = (
+        f"LR {apart.record.lr:g} then, {apart.other.lr:g} now" if apart.record.lr != apart.other.lr else "other options"
+    )
     equal = [PARTS[name][1] for name in ("batch", "gradient", "loss") if _is_equal_in(case, name)]
     beside = f"; until then equal: {', '.join(equal)} of step {apart.step:,}" if equal else ""
     return f"not comparable from step {apart.step:,} on: {lrs}{beside}"
@@ -346,7 +359,7 @@ def _skipped(case: RetakenCase) -> str:
 def _other_batches(case: RetakenCase) -> str:
     apart = case.apart
     assert apart is not None
-    where = "" if len(apart.ranks) == len(case.compared) else f" on rank {_numbers(apart.ranks)}"
+    where = "" if len(apart.ranks) == len(case.compared) else f", on rank {_numbers(apart.ranks)}"
     return f"not the same batches from step {apart.step:,} on{where}"
 
 
@@ -361,7 +374,9 @@ def _other_machine(case: RetakenCase) -> str:
     assert apart is not None
     then, now = moved[0].machines
     ranks = _numbers([rank.rank for rank in moved])
-    return f"another result from step {apart.step:,} on; rank {ranks} computes on another kind of machine: {then} → {now}"
+    return (
+        f"another result from step {apart.step:,} on; rank {ranks} computes on another kind of machine: {then} → {now}"
+    )
 
 
 def _moved(case: RetakenCase) -> list[RankRetaken]:
@@ -374,7 +389,11 @@ def _ranks(case: RetakenCase) -> str:
     assert apart is not None
     nodes = [f"rank {rank.rank} on {_node(rank)}" for rank in case.ranks if rank.rank in ranks][:MOST_NAMED]
     verb, its = ("differs", "its batch was") if len(ranks) == 1 else ("differ", "their batches were")
-    others = "the other rank is" if case.ranks_now - len(ranks) == 1 else f"the other {case.ranks_now - len(ranks):,} ranks are"
+    others = (
+        "the other rank is"
+        if case.ranks_now - len(ranks) == 1
+        else f"the other {case.ranks_now - len(ranks):,} ranks are"
+    )
     return (f"rank {_numbers(ranks)} {verb} from step {apart.step:,} on ({PARTS[part][1]}); {its} equal, and {others} equal to "
             f"the last bit: look at {', '.join(nodes)}{_beside(case)}")  # fmt: skip
 

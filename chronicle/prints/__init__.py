@@ -1,0 +1,1 @@
+"""Step prints that two launches left, compared. No torch."""

@@ -1,0 +1,252 @@
+"""Steps taken again: every row of the table once, from prints as rings hold them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chronicle.replay.retaken import (
+    ROWS,
+    RankRetaken,
+    RetakenCase,
+    RetakenVerdict,
+    Rise,
+    compare_rank,
+    find_segment,
+    judge_retaken,
+    rise_in,
+    strayed,
+)
+
+from chronicle.resume.ring import Print, SeenParts, Segment
+
+SEEN = (
+    SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS | SeenParts.LOSS
+)
+V = RetakenVerdict
+
+
+def step(number: int, rank: int = 0, **other: Any) -> Print:
+    """A print whose parts follow from its step; batch, generator and loss are those of the rank."""
+    own = number * 10 + rank
+    values = {
+        "batch": own,
+        "gradient": number,
+        "weights": number + 100,
+        "torch": own,
+        "options": 7,
+        "lr": 0.1,
+        "loss": own / 10,
+    }
+    return Print(step=number, seen=SEEN, batches=1, **{**values, **other})
+
+
+def segment(rank: int = 0, last: int = 25, *, others: Mapping[int, Mapping[str, Any]] | None = None) -> Segment:
+    """Steps 21 to `last` from the weights of step 20; `others`: fields of some steps."""
+    begins = Print(step=20, seen=SeenParts.BEGINS | SeenParts.WEIGHTS, weights=120)
+    steps = {number: step(number, rank, **(others or {}).get(number, {})) for number in range(21, last + 1)}
+    return Segment(begins=begins, steps=steps)
+
+
+def case(
+    *ranks: Mapping[int, Mapping[str, Any]] | None, then: Mapping[int, Mapping[str, Any]] | None = None, **known: Any
+) -> RetakenCase:
+    """All ranks; each argument says what its rank has otherwise now. `then`: what the first launch had otherwise, rank 0."""
+    before = [segment(rank, others=then if rank == 0 else None) for rank in range(len(ranks))]
+    now = [segment(rank, others=other) for rank, other in enumerate(ranks)]
+    found = [
+        compare_rank(rank, before[rank], now[rank], first=(before[0], now[0]), hosts=(f"a{rank}", f"b{rank}"))
+        for rank in range(len(ranks))
+    ]
+    values = {"earlier": 1, "start": 20, "ranks_then": len(ranks), "ranks_now": len(ranks), **known}
+    return RetakenCase(ranks=found, **values)
+
+
+def from_23(**other: Any) -> dict[int, dict[str, Any]]:
+    """The same other fields at steps 23 to 25."""
+    return dict.fromkeys((23, 24, 25), other)
+
+
+OTHER_RESULT = from_23(gradient=9, weights=9, loss=55.0)
+CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
+    "equal": (case(None, None), V.EQUAL, "steps 21–25 taken again: equal on 2 ranks"),
+    "another number of ranks": (
+        case(None, ranks_then=4),
+        V.NOT_COMPARABLE,
+        "4 ranks took these steps in launch 1, and 1 do now",
+    ),
+    "options": (
+        case(from_23(options=8, lr=0.05, weights=9)),
+        V.NOT_COMPARABLE,
+        "not comparable from step 23 on: LR 0.1 then, 0.05 now; until then equal: batch, gradient, loss of step 23",
+    ),
+    "batches were skipped": (
+        case(from_23(batch=9), skipped=True),
+        V.NOT_COMPARABLE,
+        "batches were skipped by the rollback",
+    ),
+    "generators": (case(from_23(torch=9)), V.NOT_COMPARABLE, "torch's generators stand elsewhere"),
+    "batch": (case(from_23(batch=9), None), V.DATA, "not the same batches from step 23 on, on rank 0"),
+    "a replica strayed": (
+        case(None, from_23(weights=9), None),
+        V.RANKS,
+        "rank 1 of this launch holds other weights than the other 2 from step 23 on, and it held the same before: look at "
+        "rank 1 on node b1",
+    ),
+    "the loss of some ranks": (
+        case(*({23: {"gradient": 9, "weights": 9, "loss": 23.0 + rank / 10 + (rank == 1) * 0.2}} for rank in range(4))),
+        V.RANKS,
+        "the loss of rank 1 is another one at step 23",
+    ),
+    "the last digits": (
+        case(
+            *(
+                {n: {"gradient": 9, "weights": 9, "loss": (n * 10 + rank) / 10 * (1 + 1e-7)} for n in range(21, 26)}
+                for rank in range(3)
+            )
+        ),
+        V.CLOSE,
+        "the same batches and the same loss, but for 1e-07 of it (other bits from step 21 on, gradient)",
+    ),
+    "something has changed": (
+        case(OTHER_RESULT, changed=[("code", "`/x/train.py` has changed")]),
+        V.CODE,
+        "another result from step 23 on; changed since launch 1: `/x/train.py` has changed",
+    ),
+    "some ranks": (
+        case(None, {24: {"gradient": 9, "weights": 9}}),
+        V.RANKS,
+        "rank 1 differs from step 24 on (gradient); its batch was equal, and the other rank is equal to the last bit: look at "
+        "rank 1 on node a1 then, b1 now",
+    ),
+    "settings have changed": (
+        case(OTHER_RESULT, changed=[("environment", "variable `X` is new")]),
+        V.CODE,
+        "changed since launch 1: variable `X` is new",
+    ),
+    "the result alone": (
+        case(OTHER_RESULT),
+        V.RESULT,
+        "another result from step 23 on, every rank (gradient), with equal batches",
+    ),
+}
+
+
+def with_weights(one: RetakenCase, equal: bool | None) -> RetakenCase:
+    return replace(one, ranks=[replace(rank, begins_equal=equal) for rank in one.ranks])
+
+
+BEGINS_OTHERWISE = with_weights(case(None), False)
+NO_RESULT = replace(
+    case(None), ranks=[RankRetaken(rank=0, count=3, first_step=21, last_step=23, parts=frozenset({"batch"}))]
+)
+MOVED = replace(
+    case(OTHER_RESULT, None),
+    ranks=[replace(one, machines=("A100", "H100")) for one in case(OTHER_RESULT, OTHER_RESULT).ranks],
+)
+CASES = {
+    **CASES,
+    "other weights to begin with": (
+        BEGINS_OTHERWISE,
+        V.NOT_COMPARABLE,
+        "the weights of step 20 are not those that launch 1 had",
+    ),
+    "no result in the prints": (NO_RESULT, V.NOT_COMPARABLE, "the prints hold no gradient, loss or weights"),
+    "another kind of machine": (MOVED, V.CODE, "rank 0, 1 computes on another kind of machine: A100 → H100"),
+}
+
+
+def test_every_row_has_its_case() -> None:
+    assert {row.name for row in ROWS} == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_row(name: str) -> None:
+    one, verdict, words = CASES[name]
+    assert next(row.name for row in ROWS if row.fits(one)) == name
+    found = judge_retaken(one)
+    assert (found.verdict, words in found.why) == (verdict, True), found.why
+
+
+class TestNobodyIsNamed:
+    """A machine is a strong word: each of these lacks something of the proof."""
+
+    def test_every_rank_differs(self) -> None:
+        assert judge_retaken(case(OTHER_RESULT, OTHER_RESULT, OTHER_RESULT)).verdict is V.RESULT
+
+    def test_one_rank_alone_trains(self) -> None:
+        assert judge_retaken(case(OTHER_RESULT)).verdict is V.RESULT
+
+    def test_no_step_before_it_is_equal(self) -> None:
+        other = {number: {"gradient": 9, "weights": 9, "loss": 55.0} for number in range(21, 26)}
+        assert judge_retaken(case(None, other)).verdict is V.RESULT
+
+    def test_another_rank_left_no_prints(self) -> None:
+        one = case(None, {24: {"gradient": 9, "weights": 9}})
+        assert judge_retaken(replace(one, ranks_then=3, ranks_now=3)).verdict is not V.RANKS
+
+    def test_the_gradient_of_a_sharded_state(self) -> None:
+        one = case(None, {24: {"gradient": 9, "weights": 9}})
+        sharded = [replace(rank, begins=rank.rank + 1, strayed=(None, None)) for rank in one.ranks]
+        assert judge_retaken(replace(one, ranks=sharded)).verdict is not V.RANKS
+
+    def test_only_one_rank_logs_a_loss(self) -> None:
+        def silent(rank: int) -> Segment:
+            plain = segment(rank, others=from_23(gradient=9, weights=9, loss=55.0))
+            hidden = {n: replace(p, seen=p.seen & ~SeenParts.LOSS) if rank else p for n, p in plain.steps.items()}
+            return replace(plain, steps=hidden)
+
+        before, now = [segment(rank) for rank in range(2)], [silent(rank) for rank in range(2)]
+        ranks = [compare_rank(rank, before[rank], now[rank], first=(before[0], now[0])) for rank in range(2)]
+        assert (
+            judge_retaken(RetakenCase(earlier=1, start=20, ranks=ranks, ranks_then=2, ranks_now=2)).verdict is V.RESULT
+        )
+
+    def test_replicas_that_never_were_equal(self) -> None:
+        assert strayed(segment(others={n: {"weights": n} for n in range(21, 26)}), segment()) is None
+
+    def test_half_of_the_replicas_strayed(self) -> None:
+        one = case(None, None, from_23(weights=9), from_23(weights=9))
+        assert "other weights than" not in judge_retaken(one).why
+
+
+class TestRise:
+    RISE = Rise(onset=23, peak=24, excess=2.0)
+
+    def of(self, *ranks: Any, then: Any = None) -> RetakenCase:
+        one = case(*ranks, then=then)
+        return replace(one, rise=rise_in([self.RISE], one.ranks))
+
+    def test_came_again(self) -> None:
+        assert judge_retaken(self.of(None)).why.endswith("the rise of step 23 came again: it is data × weights")
+
+    def test_came_again_with_other_bits(self) -> None:
+        found = judge_retaken(self.of({n: {"gradient": 9, "weights": 9, "loss": n + 0.3} for n in range(21, 26)}))
+        assert found.verdict is V.RESULT and "came again: it is data × weights" in found.why
+
+    def test_did_not_come_again(self) -> None:
+        found = judge_retaken(self.of({n: {"gradient": 9, "weights": 9, "loss": 2.1} for n in range(23, 26)}))
+        assert "the rise of step 23 did not come again, with the same batches: it is not the data alone" in found.why
+
+    def test_other_batches_tell_nothing(self) -> None:
+        assert self.of(from_23(batch=9)).came_again is None
+
+    def test_behind_the_steps_that_both_took(self) -> None:
+        assert rise_in([Rise(onset=30, peak=31, excess=1.0)], case(None).ranks) is None
+
+
+class TestSegment:
+    BEGINS = Print(step=20, seen=SeenParts.BEGINS | SeenParts.WEIGHTS, weights=120)
+
+    def test_known_by_its_weights(self) -> None:
+        older = Segment(begins=None, steps={n: step(n) for n in range(15, 30)})
+        other = Segment(begins=None, steps={n: step(n, weights=5) for n in range(15, 30)})
+        assert find_segment([older, other], self.BEGINS, is_known=False) is older
+
+    def test_known_by_its_checkpoint(self) -> None:
+        sparse = Segment(begins=None, steps={n: step(n) for n in range(16, 40, 8)})
+        assert find_segment([sparse], self.BEGINS, is_known=False) is None
+        assert find_segment([sparse], self.BEGINS, is_known=True) is sparse
+
+    def test_nothing_behind_the_step(self) -> None:
+        assert find_segment([Segment(begins=None, steps={20: step(20)})], self.BEGINS, is_known=True) is None
