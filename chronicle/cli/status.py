@@ -23,7 +23,6 @@ from chronicle.journal.events import (
     Replayed,
     Restarted,
     RollbackReceipt,
-    Searched,
     StepsRetaken,
     Verified,
     events_of,
@@ -352,12 +351,6 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     if onset is None or onset < 1:
         return
     of_launch = [entry for entry in story.entries if entry.launch == launch]
-    searched = [
-        event for _, event in events_of(of_launch, Searched)
-        if event.found and (event.start or 0) <= onset <= (event.until or 0)
-    ]  # fmt: skip
-    if searched:
-        yield _Row("", plain(f"bisect: {searched[-1].answer}"))
     again = [
         (entry, event) for entry, event in events_of(story.entries, StepsRetaken)
         if event.earlier == launch and event.rise == onset and event.came_again is not None
@@ -372,7 +365,7 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     ]  # fmt: skip
     if found:
         yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
-    elif not searched and not again:
+    elif not again:
         yield _Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
 
 

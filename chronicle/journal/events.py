@@ -58,8 +58,6 @@ class EntryKind(StrEnum):
     REPLAY = "replay"
     RETAKEN = "retaken"
     REHEARSAL = "rehearsal"
-    TRIAL = "trial"
-    SEARCH = "search"
     AUTOPILOT = "autopilot"
     ROLLBACK_INTENT = "rollback.intent"
     ROLLBACK_RECEIPT = "rollback.receipt"
@@ -752,32 +750,6 @@ class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):
     git_commit: str | None = None
     git_dirty_digest: str | None = None
     env_digest: str | None = None
-    seconds: float | None = None
-
-
-class Tried(JournalEvent, kind=EntryKind.TRIAL):
-    """A fork of a launch with one thing changed was run in a sandbox and judged; nothing of the run was changed."""
-
-    search: str  # digest of what was asked: the trials of one bisect have the same
-    change: str
-    verdict: str  # good, bad, skipped
-    why: str = ""
-    start: int | None = None
-    last_step: int | None = None
-    loss: float | None = None
-    seconds: float | None = None
-
-
-class Searched(JournalEvent, kind=EntryKind.SEARCH):
-    """What a bisect found."""
-
-    axis: str
-    search: str
-    answer: str
-    found: bool = False
-    rows: tuple[Mapping[str, Any], ...] = ()  # one for each trial
-    start: int | None = None
-    until: int | None = None
     seconds: float | None = None
 
 

@@ -1,9 +1,8 @@
-"""A fork: a recorded launch once more, in a private view, from a checkpoint, with at most one thing changed.
+"""A fork: a recorded launch once more, in a private view, from a checkpoint, with its code of today or as it was recorded.
 
-Replay and bisect start launches that must not touch the run. Both begin here: which launch,
-from which verified checkpoint, with which command and variables (`Origin`); what is otherwise (`ForkChange`); and the launch in
-its sandbox (`sandbox.py`, `inside.py`), whose logs, metrics and prints can be read until it is over. What is missing for any
-of this is named, and nothing is started.
+It must not touch the run. It begins here: which launch, from which verified checkpoint, with which command and variables
+(`Origin`); and the launch in its sandbox (`sandbox.py`, `inside.py`), whose logs and prints can be read until it is over.
+What is missing for any of this is named, and nothing is started.
 """
 
 import json
@@ -15,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ from chronicle.journal.events import GuardVerdict, LaunchStart, RollbackReceipt,
 from chronicle.journal.place import anchors_of
 from chronicle.launch.code import CodeChange, top_of
 from chronicle.launch.provenance import ALLOWED_VARIABLES
-from chronicle.metrics.log import read_metrics
-from chronicle.metrics.readers import PLAIN
 from chronicle.replay.inside import Spec
 from chronicle.replay.places import found_near, holder_of, identity_of, own_places
 from chronicle.replay.sandbox import SandboxRefused, minimal
@@ -36,7 +33,6 @@ from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import verify_checkpoint
-from rollback.detect import Tier
 from rollback.errors import RollbackError, Severity
 
 # A fork tells no tracker: what these libraries read for "do nothing", or write into the sandbox.
@@ -83,38 +79,11 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkChange:
-    """What a fork has otherwise than the recorded launch; nothing by default.
-
-    `rollback`: options of `chronicle rollback`, applied to the checkpoint inside of the view. `code`: another state of the
-    repository. `command`: another command.
-    """
-
-    rollback: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    code: CodeChange | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
     """What a fork left. `directory` is there until the fork is over: `launch/` holds its logs, metrics and prints."""
 
     directory: Path
     end: Mapping[str, Any]
-    losses: tuple[tuple[int, float], ...]  # (step, loss), as it logged them, up to the last step that was asked for
-    last_step: int | None
-
-    @property
-    def warned(self) -> str:
-        """The first thing that the detector warns of in its steps, in words; "" where there is none."""
-        loud = (event for event in self.end.get("events", ()) if event["tier"] != Tier.NOTICE.value)
-        return next((f"{event['kind']} from step {event['onset_step'] or event['alarm_step']}" for event in loud), "")
-
-    @property
-    def why_ended(self) -> str:
-        """Why its launch ended, in words."""
-        end = self.end.get("end", {})
-        return str(end.get("because") or end.get("cause") or f"code {self.end.get('code')}")
 
 
 # ---- where it begins ---------------------------------------------------------------------------------------------------
@@ -174,19 +143,6 @@ def find_origin(
     )
 
 
-def begin_at(origin: Origin, one: AsRecorded) -> Origin:
-    """The same launch, from another checkpoint."""
-    start, checkpoint, identity = one
-    environ = {**origin.environ, **_resume(checkpoint, start, origin.roots)}
-    return replace(origin, start=start, checkpoint=checkpoint, identity=identity, environ=environ)
-
-
-def as_recorded(origin: Origin, entries: Sequence[Entry]) -> list[AsRecorded]:
-    """Every checkpoint whose step is known, lowest first: none that a rollback abandoned. Nothing is verified."""
-    found = (one for one in _listed(origin.roots, entries) if one[1].abandoned is None)
-    return sorted(found, key=lambda row: row[0])
-
-
 def recorded_code_of(settings: Settings, entries: Sequence[Entry], number: int) -> CodeChange:
     """The commit and the uncommitted changes of a launch. Raises `Refusal` where they are not recorded whole."""
     start = _start_of(entries, number)
@@ -202,11 +158,6 @@ def recorded_code_of(settings: Settings, entries: Sequence[Entry], number: int) 
     if kept is not None and not kept.is_file():
         raise Refusal(f"the patch of launch {number}, `{kept}`, is not there any more")
     return CodeChange(top=str(top), commit=start.git_commit, patch="" if kept is None else str(kept))
-
-
-def usable(one: Checkpoint, entries: Sequence[Entry]) -> bool:
-    """Whether every byte of a checkpoint was read, and nothing is wrong."""
-    return not _why_unsound(one, entries)
 
 
 def _roots(settings: Settings, entries: Sequence[Entry], cwd: Path | None = None) -> tuple[Path, ...]:
@@ -312,41 +263,27 @@ def _resume(checkpoint: Checkpoint | None, step: int, roots: Sequence[Path]) -> 
 
 # ---- the fork ----------------------------------------------------------------------------------------------------------
 
-NOTHING_CHANGED = ForkChange()
-
-
 @contextmanager
 def play(
     origin: Origin,
     until: int,
     *,
     sandbox: Path | None = None,
-    ranks: Sequence[int] = (),
-    change: ForkChange = NOTHING_CHANGED,
-    purpose: str = "replay",
-    scan: bool = False,
+    ranks: Sequence[int],
+    code: CodeChange | None = None,
+    network: bool = False,
 ) -> Iterator[Forked]:
     """Run a fork to step `until`; what it left is removed when the block ends.
 
-    It is stopped when every rank of `ranks` has a print of that step, or, without ranks, when the step was logged. `scan`:
-    the detector reads the lineage up to the checkpoint and the fork after it. Raises `ChronicleError` when it could not be
-    started.
+    It is stopped when every rank of `ranks` has a print of that step. `code`: another state of the repository.
+    `network`: it may reach the network. Raises `ChronicleError` when it could not be started.
     """
     if sandbox is not None:
         sandbox.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="chronicle-replay-", dir=sandbox)).resolve()
     try:
-        end = _start(origin, until, directory, tuple(ranks), change, purpose=purpose, scan=scan)
-        metrics = directory / "result" / "launch" / "metrics.jsonl"
-        read = read_metrics(metrics) if metrics.is_file() else ()
-        points = [point for point in read if point.step <= until]
-        rows = [(point.step, PLAIN.loss_of(point.values)) for point in points]
-        yield Forked(
-            directory=directory / "result",
-            end=end,
-            losses=tuple((step, loss) for step, loss in rows if loss is not None),
-            last_step=max((point.step for point in points), default=None),
-        )
+        end = _start(origin, until, directory, tuple(ranks), code, network)
+        yield Forked(directory=directory / "result", end=end)
     finally:
         shutil.rmtree(directory, onerror=_make_writable)
 
@@ -356,15 +293,13 @@ def _start(
     until: int,
     directory: Path,
     ranks: tuple[int, ...],
-    change: ForkChange,
-    *,
-    purpose: str,
-    scan: bool,
+    code: CodeChange | None,
+    network: bool,
 ) -> Mapping[str, Any]:
     paths = origin.settings.paths
     run_dir = paths.run_dir if paths.run_dir.is_dir() else paths.run_dir.parent
     anchors = [run_dir, *origin.roots, *(root.parent / "abandoned" for root in origin.roots), origin.cwd]
-    anchors += [] if change.code is None else [Path(change.code.top)]
+    anchors += [] if code is None else [Path(code.top)]
     trackers = {name: value.format(sandbox=directory) for name, value in NO_TRACKERS.items()}
     spec = Spec(
         run_dir=str(paths.run_dir.resolve()),
@@ -374,16 +309,14 @@ def _start(
         start=origin.start,
         until=until,
         ranks=ranks,
-        command=change.command or origin.command,
+        command=origin.command,
         cwd=str(origin.cwd),
         environ={**origin.environ, **trackers},
         overlaid=tuple(map(str, minimal(anchors))),
         sandbox=str(directory),
         launch=origin.launch,
-        purpose=purpose,
-        rollback=change.rollback,
-        code=change.code,
-        scan=scan,
+        code=code,
+        network=network,
         saved={str(one.path): step for step, one, _ in _listed(origin.roots, read_journal(paths).entries)},
     )
     (directory / "spec.json").write_text(json.dumps(asdict(spec)), encoding="utf-8")
@@ -392,10 +325,10 @@ def _start(
         done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
     if not (directory / "result" / "end.json").exists():
         tail = (directory / "output.log").read_text(errors="replace").strip().splitlines()[-3:]
-        raise ChronicleError(f"the {purpose} ended with code {done.returncode}: {' / '.join(tail)}")
+        raise ChronicleError(f"the replay ended with code {done.returncode}: {' / '.join(tail)}")
     end: Mapping[str, Any] = json.loads((directory / "result" / "end.json").read_text(encoding="utf-8"))
     if "refused" in end:
-        raise SandboxRefused(f"the {purpose} was not started: {end['refused']}", end.get("remedy"))
+        raise SandboxRefused(f"the replay was not started: {end['refused']}", end.get("remedy"))
     return end
 
 

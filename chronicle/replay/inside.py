@@ -6,31 +6,24 @@ like any other, supervised until every rank has a print of the last step. Its pr
 """
 
 import json
-import math
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal import compute_lineage, read_journal
+from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.latest import pointers_to
 from chronicle.launch.code import CodeChange, lay_code
 from chronicle.launch.launching import LaunchRequest, launch
-from chronicle.launch.live_metrics import last_point
-from chronicle.metrics.log import Point, read_metrics
-from chronicle.metrics.readers import PLAIN, NothingToWatch
 from chronicle.paths import RunPaths
 from chronicle.replay.places import identity_of, is_wide, states_of
 from chronicle.replay.sandbox import BIND, SandboxRefused, end_with_parent, enter_sandbox, mount, run_inside
 from chronicle.resume.ring import Ring, rings_of
-from chronicle.story.curve import canonical_rows
-from chronicle.watch.scan import scan_points
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import is_copy_of_newest, list_checkpoints
 from rollback.checks.remnants import find_remnants
@@ -58,10 +51,8 @@ class Spec:
     overlaid: tuple[str, ...]
     sandbox: str
     launch: int
-    purpose: str = "replay"
-    rollback: tuple[str, ...] = ()  # options of `chronicle rollback`, applied to the checkpoint before the launch
     code: CodeChange | None = None
-    scan: bool = False  # the detector reads what came out
+    network: bool = False  # it may reach the network
     saved: Mapping[str, int] = field(default_factory=dict)  # by path: of which step a checkpoint is, by its identity
 
     @property
@@ -73,7 +64,7 @@ class Spec:
     def read(cls, path: Path) -> "Spec":
         """The spec in this file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("roots", "ranks", "command", "overlaid", "rollback"):
+        for name in ("roots", "ranks", "command", "overlaid"):
             found[name] = tuple(found[name])
         found["code"] = None if found["code"] is None else CodeChange(**found["code"])
         return cls(**found)
@@ -86,7 +77,7 @@ def main() -> int:
     result = Path(spec.sandbox) / "result"
     result.mkdir(exist_ok=True)
     try:
-        left = enter_sandbox([Path(path) for path in spec.overlaid], Path(spec.sandbox))
+        left = enter_sandbox([Path(path) for path in spec.overlaid], Path(spec.sandbox), network=spec.network)
     except SandboxRefused as problem:
         _say_end(result, {"refused": problem.message, "remedy": problem.remedy})
         return REFUSED
@@ -100,8 +91,6 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
             rewind(Path(root), spec)
         if spec.code is not None and (why := lay_code(spec.code)):
             raise ChronicleError(why, "git must know the commit")
-        if spec.rollback:
-            _roll_back(paths, spec)
         os.chdir(spec.cwd)
         request = LaunchRequest(
             command=spec.command,
@@ -111,8 +100,8 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
             environ=spec.environ,
             grace_seconds=GRACE_SECONDS,
             stop_on_proposal=True,
-            force=f"a {spec.purpose} in a sandbox, of {spec.part}",
-            recorded={"purpose": spec.purpose, "part": spec.part},
+            force=f"a replay in a sandbox, of {spec.part}",
+            recorded={"purpose": "replay", "part": spec.part},
         )
         end = launch(request, live_watch=lambda paths, number, *_, **__: Played(paths.launch_dir(number), spec))
     except (ChronicleError, OSError) as problem:
@@ -123,51 +112,9 @@ def _play(spec: Spec, result: Path, left: list[str]) -> int:
     entries = [entry for entry in read_journal(paths).entries if entry.launch == end.launch]
     _copy_batches(paths, result, end.launch)
     verdicts = [dict(entry.data) for entry in entries if entry.kind == EntryKind.GUARD_VERDICT]
-    events = _detected(paths, end.launch, spec) if spec.scan else []
     told = {"launch": end.launch, "code": end.exit_code, "end": dict(end.data), "verdicts": verdicts}
-    _say_end(result, {**told, "writable": left, "events": events})
+    _say_end(result, {**told, "writable": left})
     return 0
-
-
-def _roll_back(paths: RunPaths, spec: Spec) -> None:
-    """Apply the change to the checkpoint, as `chronicle rollback` does. Raises `ChronicleError` with what it says."""
-    root = Path(spec.roots[0])
-    place = ["--run", paths.run, "--logs", str(paths.run_dir.parent), "--checkpoints", str(root)]
-    words = ["rollback", "--to", str(root / spec.name), *spec.rollback, *place, "--yes", "--force", f"a {spec.purpose}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "chronicle_ml", *words], cwd=spec.cwd, capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if done.returncode != 0:
-        said = dict(line.strip().split(": ", 1) for line in done.stderr.splitlines() if ": " in line)
-        tail = done.stderr.strip().splitlines()[-1:] or [f"code {done.returncode}"]
-        raise ChronicleError(f"`{' '.join(['rollback', *spec.rollback])}`: {said.get('error', tail[0])}", said.get("hint"))
-
-
-def _detected(paths: RunPaths, number: int, spec: Spec) -> list[dict[str, Any]]:
-    """What the detector finds in the steps of this launch, when it has read the lineage up to the checkpoint.
-
-    An event that began before the checkpoint is this launch's too where it is at its highest here, and did not recover.
-    """
-
-    def points() -> Iterator[Point]:
-        before = compute_lineage([entry for entry in read_journal(paths).entries if entry.launch != number])
-        row = 0
-        for one in canonical_rows(paths, before):
-            if one.step <= spec.start:
-                yield Point(row, one.step, one.time, one.values, one.launch)
-                row += 1
-        for point in read_metrics(paths.metrics_path(number)):
-            if spec.start < point.step <= spec.until:
-                yield point._replace(row=row, launch=number)
-                row += 1
-
-    try:
-        found = scan_points(points(), paths.run, lambda events, last: None).events
-    except (NothingToWatch, FileNotFoundError):
-        return []
-    peaks = [one.alarm_step if one.recovered_step is not None else max(one.alarm_step, one.peak_step or 0) for one in found]
-    return [event.to_json() for event, peak in zip(found, peaks, strict=True) if peak > spec.start]
 
 
 def rewind(root: Path, spec: Spec) -> None:
@@ -182,8 +129,6 @@ def rewind(root: Path, spec: Spec) -> None:
     gone = {name for name, step in steps.items() if step is None or step >= spec.start or not spec.checkpoint}
     if kept is not None:
         gone |= find_remnants(root, listed, kept).keys()
-        if spec.rollback:
-            _copy_up(kept.path)
     elif spec.checkpoint and root == Path(spec.roots[0]):
         kept = _bring_back(root, spec)
         gone.discard(spec.name)
@@ -204,18 +149,6 @@ def rewind(root: Path, spec: Spec) -> None:
             (root / name).symlink_to(kept.path.name)
 
 
-def _copy_up(path: Path) -> None:
-    """Make a checkpoint this view's own: the directories below an overlay cannot be renamed, as a rollback does."""
-    own = path.with_name(f".{path.name}.own")
-    if path.is_dir():
-        shutil.copytree(path, own, symlinks=True)
-        shutil.rmtree(path)
-    else:
-        shutil.copy2(path, own)
-        path.unlink()
-    own.rename(path)
-
-
 def _bring_back(root: Path, spec: Spec) -> Checkpoint | None:
     """A checkpoint that lies elsewhere (abandoned) appears in the root under its name: the same files, not a copy."""
     source, place = Path(spec.checkpoint), root / spec.name
@@ -223,11 +156,8 @@ def _bring_back(root: Path, spec: Spec) -> Checkpoint | None:
         shutil.rmtree(place)
     else:
         place.unlink(missing_ok=True)
-    if spec.rollback:  # it renames what it edits: a mount could not be
-        shutil.copytree(source, place, symlinks=True) if source.is_dir() else shutil.copy2(source, place)
-    else:
-        place.mkdir(parents=True) if source.is_dir() else place.touch()
-        mount(str(source), str(place), None, BIND)
+    place.mkdir(parents=True) if source.is_dir() else place.touch()
+    mount(str(source), str(place), None, BIND)
     return next((one for one in list_checkpoints(root, include_abandoned=False) if one.path.name == spec.name), None)
 
 
@@ -257,35 +187,21 @@ class Enough:
 
 
 class Played:
-    """A live watch that asks for a stop once every rank has a print of the last step, or the loss is no number any more.
-
-    A fork whose loss is not finite has said what it can say. One that the detector warns of is let go on: it may recover.
-    """
+    """A live watch that asks for a stop once every rank has a print of the last step."""
 
     def __init__(self, launch_dir: Path, spec: Spec) -> None:
         self._launch_dir, self._spec = launch_dir, spec
 
     def poll(self) -> Iterable[Enough]:
         """One event when it is done."""
-        if self._spec.scan and self._is_lost():
-            return (Enough("the loss is no number any more"),)
         try:
-            rings = rings_of(self._launch_dir) if self._spec.ranks else {}
+            rings = rings_of(self._launch_dir)
         except ChronicleError:
             return ()
-        if self._spec.ranks:
-            done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
-        else:
-            newest = last_point(self._launch_dir / "metrics.jsonl")
-            done = newest is not None and newest.step >= self._spec.until
+        done = all(rank in rings and _reached(rings[rank], self._spec.until) for rank in self._spec.ranks)
         return (Enough(),) if done else ()
 
     finish = poll
-
-    def _is_lost(self) -> bool:
-        newest = last_point(self._launch_dir / "metrics.jsonl")
-        loss = None if newest is None else PLAIN.loss_of(newest.values)
-        return loss is not None and not math.isfinite(loss)
 
 
 def _reached(ring: Ring, until: int) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
+from chronicle.launch.code import CodeChange
 from chronicle.prints.compared import PrintComparison, Prints, compare_prints, prints_agree, step_that_tells
-from chronicle.replay.fork import NOTHING_CHANGED, ForkChange, Forked, Origin, play
+from chronicle.replay.fork import Forked, Origin, play
 from chronicle.resume.batch_record import read_batches
 from chronicle.resume.launch_facts import read_facts
 from chronicle.resume.ring import Print, Ring, rings_of
@@ -24,7 +25,8 @@ class ReplayPlan:
     step: int
     until: int
     rings: Mapping[int, Ring]
-    change: ForkChange = NOTHING_CHANGED
+    code: CodeChange | None = None
+    network: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ def play_once(plan: ReplayPlan, sandbox: Path | None) -> Played:
     """Play the steps of a plan."""
     # the next step that tells it, too: whether its generators stand elsewhere tells of the step before
     until = step_that_tells({rank: ring.steps() for rank, ring in plan.rings.items()}, plan.until) or plan.until
-    with play(plan.origin, until, sandbox=sandbox, ranks=sorted(plan.rings), change=plan.change) as forked:
+    with play(plan.origin, until, sandbox=sandbox, ranks=sorted(plan.rings), code=plan.code, network=plan.network) as forked:
         return _read_result(forked, plan.step)
 
 
@@ -79,7 +81,10 @@ def _read_result(forked: Forked, step: int) -> Played:
         log = result / "launch" / "supervisor.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
         why = str(end["end"].get("because") or "it ended")
-        raise ChronicleError(f"the replay took no step that could be compared ({why}): {' / '.join(lines)[-600:]}")
+        raise ChronicleError(
+            f"the replay took no step that could be compared ({why}): {' / '.join(lines)[-600:]}",
+            "a replay is cut off from the network: where the script reads from it, --network lets it",
+        )
     prints = {rank: ring.steps() for rank, ring in rings.items()}
     starts = {rank: rows[-1] for rank, rows in begins.items()}
     return Played(

@@ -21,8 +21,6 @@ from chronicle.journal.events import EntryKind, Replayed
 from chronicle.paths import list_launch_numbers
 from chronicle.prints.compared import PrintComparison
 from chronicle.replay.fork import (
-    NOTHING_CHANGED,
-    ForkChange,
     Origin,
     Say,
     find_origin,
@@ -60,6 +58,7 @@ def plan_replay(
     until: int | None = None,
     command: Sequence[str] = (),
     recorded_code: bool = False,
+    network: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> ReplayPlan:
     """Plan the replay of a step. `recorded_code`: with the commit and the uncommitted changes of that launch.
@@ -78,8 +77,8 @@ def plan_replay(
         raise Refusal(f"launch {number} had {asked} ranks, and prints of {len(rings)} are here")
     again = f"chronicle replay {step}"
     origin = find_origin(settings, entries, number, step, again=again, command=command, environ=environ)
-    change = ForkChange(code=recorded_code_of(settings, entries, number)) if recorded_code else NOTHING_CHANGED
-    return ReplayPlan(origin=origin, step=step, until=last, rings=rings, change=change)
+    code = recorded_code_of(settings, entries, number) if recorded_code else None
+    return ReplayPlan(origin=origin, step=step, until=last, rings=rings, code=code, network=network)
 
 
 def _launch_of(

@@ -6,18 +6,23 @@ Everything else is read-only, but for temporary directories, caches and devices.
 run, whatever paths it has, and no checkpoint is copied: its identity is its own. Where the kernel gives no such namespace,
 `SandboxRefused` says so.
 
+It is cut off from the network, unless it is asked not to be: a script that reports to a server would report the steps again.
 A process namespace, where it can be had, ends everything inside when the replay is killed.
 """
 
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
 
-NEWNS, NEWUSER, NEWPID = 0x00020000, 0x10000000, 0x20000000
+NEWNS, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+SIOCSIFFLAGS, SIOCSIFADDR, UP_AND_RUNNING = 0x8914, 0x8916, 0x41
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, NOATIME, NODIRATIME = 1, 2, 4, 8, 32, 1024, 2048
 BIND, REC, PRIVATE, RELATIME = 4096, 16384, 1 << 18, 1 << 21
 FLAGS = {"nosuid": NOSUID, "nodev": NODEV, "noexec": NOEXEC, "noatime": NOATIME, "nodiratime": NODIRATIME, "relatime": RELATIME}
@@ -42,7 +47,7 @@ def minimal(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
-def enter_sandbox(overlaid: Sequence[Path], kept: Path) -> list[str]:
+def enter_sandbox(overlaid: Sequence[Path], kept: Path, *, network: bool = False) -> list[str]:
     """Give this process its private view; `overlaid` are read as they are and written below `kept`.
 
     The process must have one thread. Returns what could not be made read-only. Raises `SandboxRefused`.
@@ -64,6 +69,8 @@ def enter_sandbox(overlaid: Sequence[Path], kept: Path) -> list[str]:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    if not network:
+        _close_network()
     mount(None, "/", None, REC | PRIVATE)
     writable = [kept, *map(Path, WRITABLE), *(Path(os.environ[name]) for name in CACHES if os.environ.get(name))]
     writable += [Path.home() / ".cache", Path.home() / ".triton"]
@@ -81,6 +88,23 @@ def enter_sandbox(overlaid: Sequence[Path], kept: Path) -> list[str]:
         if os.path.isdir(place):
             _overlay(place, Path(point), kept, f"inner-{number}")
     return list(_make_read_only([*overlaid, *writable, *(Path(point) for point, _ in saved)]))
+
+
+def _close_network() -> None:
+    """An empty network namespace, with loopback; this host's own address is there too, because launchers ask for its name."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = "127.0.0.1"
+    if _unshare(NEWNET) != 0:
+        raise SandboxRefused(
+            "no private network namespace for this user (unshare: not permitted): the script would reach the network",
+            "--network lets it: what it uploads or deletes there is done again",
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        fcntl.ioctl(asked, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", UP_AND_RUNNING))
+        if not address.startswith("127."):
+            fcntl.ioctl(asked, SIOCSIFADDR, struct.pack("16sH2x4s16x", b"lo:0", socket.AF_INET, socket.inet_aton(address)))
 
 
 def _overlay(lower: Path, at: Path, kept: Path, name: str) -> None:

@@ -37,8 +37,6 @@ MARKS: dict[str, str] = {
     EntryKind.REPLAY: "p",
     EntryKind.RETAKEN: "a",
     EntryKind.REHEARSAL: "h",
-    EntryKind.TRIAL: "t",
-    EntryKind.SEARCH: "s",
     EntryKind.GUARD_VERDICT: "g",
     EntryKind.RUN_FORK: "Y",
 }

@@ -17,7 +17,6 @@ from chronicle.report.markdown import (
     check_rows,
     format_lost,
     machine_words,
-    trial_rows,
 )
 from chronicle.report.markup import (
     Raw,
@@ -97,8 +96,6 @@ def _chapter(chapter: Chapter) -> str:
     parts += [*(rows or _words("", words.text)), *_words("Seen", words.symptom)]
     for name, sentence in machine_words(entry):
         parts += _words(name, sentence)
-    trials = trial_rows(entry)
-    parts += [html_table(["change", "what came of it", "last step"], trials, numeric=(2,))] if trials else []
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
     parts += [html_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
     if chapter.action:

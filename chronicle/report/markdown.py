@@ -16,7 +16,6 @@ from chronicle.journal.events import (
     Proposed,
     Rehearsed,
     Replayed,
-    Searched,
     StepsRetaken,
     StudyReport,
     Words,
@@ -40,7 +39,7 @@ TOLD = frozenset(
 TOLD_KINDS = frozenset(
     (
         *(EntryKind.INCIDENT, EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT),
-        *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT, EntryKind.REPLAY, EntryKind.SEARCH),
+        *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT, EntryKind.REPLAY),
         *(EntryKind.REHEARSAL, EntryKind.RETAKEN),
     )
 )
@@ -61,15 +60,6 @@ def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
         yield from _retaken(StepsRetaken.of(entry))
     elif entry.kind == EntryKind.REHEARSAL:
         yield from _rehearsal(Rehearsed.of(entry))
-    elif entry.kind == EntryKind.SEARCH:
-        event = Searched.of(entry)
-        yield "Found", f"{event.answer} ({len(event.rows)} launches in a sandbox, in {format_age(event.seconds or 0.0)})"
-
-
-def trial_rows(entry: Entry) -> list[tuple[object, ...]]:
-    """(what was changed, what came of it, last step) of each trial of a bisect."""
-    rows = Searched.of(entry).rows if entry.kind == EntryKind.SEARCH else ()
-    return [(row.get("change"), _came_of(row), "" if row.get("last_step") is None else row["last_step"]) for row in rows]
 
 
 def check_rows(verdict: GuardVerdict) -> list[list[object]]:
@@ -81,10 +71,6 @@ def arm_rows(report: StudyReport) -> list[list[object]]:
     """The arms of a study, under `ARM_HEADS`."""
     arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
     return [[arm.get(name) for name in ("id", *ARM_HEADS[1:])] for arm in arms]
-
-
-def _came_of(row: Mapping[str, Any]) -> str:
-    return ": ".join(str(row[name]) for name in ("verdict", "why") if row.get(name))
 
 
 def _rehearsal(event: Rehearsed) -> Iterator[tuple[str, str]]:
@@ -199,9 +185,6 @@ def _paragraphs(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[s
     if checks:
         yield markdown_table(CHECK_HEADS, checks)
     yield from _study(StudyReport.view(chapter.data))
-    trials = trial_rows(chapter.entry)
-    if trials:
-        yield markdown_table(["change", "what came of it", "last step"], trials, numeric=(2,))
     pieces = [row for row in words.evidence if isinstance(row, Mapping)]
     if pieces:
         yield "\n".join(_piece(row, chapter.title) for row in pieces)

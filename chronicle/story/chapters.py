@@ -20,7 +20,6 @@ BOOKKEEPING: frozenset[str] = frozenset(
         *(EntryKind.RUN_INIT, EntryKind.LAUNCH_STEP, EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PLAN),
         *(EntryKind.GUARD_DIGEST, EntryKind.DATA_START, EntryKind.VERIFIED),
         *(EntryKind.EVIDENCE, EntryKind.GUARD_ATTACHED, EntryKind.RUN_PLACE),
-        EntryKind.TRIAL,  # the search tells all of its trials
     )
 )
 FOLDED = BOOKKEEPING | frozenset(

@@ -12,7 +12,7 @@ from chronicle.cli.main import run as chronicle
 PRINTED = re.compile(r"`(chronicle [^`\n]+)`")
 TO_FILL_IN = re.compile(r"…|\.\.\.|<\S|\bDIR\b|\bNAME\b|\bID\b|\bFILE\b|\bN\b|\|")
 CHANGES = {"rollback": "--dry-run", "keep": "--dry-run"}  # verbs that ask before they change anything, and how to look only
-LEFT_OUT = ("run", "serve", "watch", "replay", "rehearse", "bisect", "mcp")  # they start a trainer or do not end
+LEFT_OUT = ("run", "serve", "watch", "replay", "rehearse", "mcp")  # they start a trainer or do not end
 RAN = (0, 5)  # done, or done with findings
 RUNS = stored_runs()
 

@@ -97,7 +97,7 @@ def test_an_open_incident_is_nagged_until_it_is_closed(tmp_path: Path, chronicle
     assert chronicle("status", "--json").json["open_incidents"] == []
 
 
-def test_an_incident_says_what_a_replay_or_a_bisect_found_out(tmp_path: Path, chronicle: Cli) -> None:
+def test_an_incident_says_what_a_replay_or_a_relaunch_found_out(tmp_path: Path, chronicle: Cli) -> None:
     run = StoryRun(tmp_path)
     run.start(1, 0)
     run.metrics(1, {step: {"loss": 2.0} for step in range(1, 40)})
@@ -110,10 +110,10 @@ def test_an_incident_says_what_a_replay_or_a_bisect_found_out(tmp_path: Path, ch
     assert "cause not known: `chronicle replay 30 --launch 1`" in told()
     run.add("replay", launch=1, step=30, data={"verdict": "data differ", "why": "another batch at step 30", "until": 31})
     assert "replayed: data differ (another batch at step 30)" in told() and "cause not known" not in told()
-    found = {"axis": "commits", "search": "s", "answer": "abc is the first bad commit", "found": True, "start": 20, "until": 40}
-    run.add("search", launch=1, step=40, data=found)
-    assert "bisect: abc is the first bad commit" in told()
-    run.add("search", launch=1, step=90, data={**found, "answer": "not of this incident", "start": 50, "until": 90})
+    again = {"verdict": "equal", "why": "the rise came again", "earlier": 1, "rise": 30, "came_again": True, "start": 20}
+    run.add("retaken", launch=2, step=20, data=again)
+    assert "taken again by launch 2: the rise came again" in told()
+    run.add("retaken", launch=3, step=20, data={**again, "why": "not of this incident", "rise": 31})
     assert "not of this incident" not in told()
 
 

@@ -47,8 +47,6 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.REPLAY,
     EntryKind.RETAKEN,
     EntryKind.REHEARSAL,
-    EntryKind.TRIAL,
-    EntryKind.SEARCH,
     EntryKind.CHECKPOINT_SEEN,
     EntryKind.KEEP,
     EntryKind.KEEP_UNDONE,

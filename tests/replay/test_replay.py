@@ -187,9 +187,9 @@ BEGIN, LOSS = "last = int(sys.argv[1])", "    loss.backward()"
 
 
 @pytest.mark.slow
-def test_what_a_server_said_is_unexplained(recorded: Path, tmp_path: Path) -> None:
+def test_a_server_is_not_reached_unless_it_is_asked_for_and_what_it_says_is_unexplained(recorded: Path, tmp_path: Path) -> None:
     """A server outside gives the factor of the loss, and another one by now."""
-    said = ["1.0"]
+    said, peers = ["1.0"], []
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -197,7 +197,8 @@ def test_what_a_server_said_is_unexplained(recorded: Path, tmp_path: Path) -> No
         def answer() -> None:
             try:
                 while True:
-                    peer, _ = server.accept()
+                    peer, address = server.accept()
+                    peers.append(address)
                     peer.sendall(said[0].encode())
                     peer.close()
             except OSError:
@@ -208,7 +209,9 @@ def test_what_a_server_said_is_unexplained(recorded: Path, tmp_path: Path) -> No
         asks = f"import socket\nfactor = float(socket.create_connection(('127.0.0.1', {port})).recv(9))\n"
         _copied(recorded, tmp_path, BEGIN, asks + BEGIN, LOSS, "    loss = loss * factor\n" + LOSS)
         assert chronicle(tmp_path, "run", "--", sys.executable, "train.py", "24").returncode == 0
-        said[0] = "1.01"
-        found = json.loads(chronicle(tmp_path, "replay", "22", "--json").stdout)
+        said[0], before = "1.01", len(peers)
+        closed = chronicle(tmp_path, "replay", "22")
+        assert closed.returncode != 0 and "--network lets it" in closed.stderr and len(peers) == before, closed.stderr
+        found = json.loads(chronicle(tmp_path, "replay", "22", "--network", "--json").stdout)
     assert found["verdict"] == "unexplained", found
     assert any("answers of the network" in words for words in found["evidence"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from chronicle.replay.retaken import (
+from chronicle.prints.retaken import (
     ROWS,
     RankRetaken,
     RetakenCase,
