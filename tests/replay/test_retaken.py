@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from chronicle.prints.retaken import (
     ROWS,
     RankRetaken,
@@ -17,7 +18,6 @@ from chronicle.prints.retaken import (
     rise_in,
     strayed,
 )
-
 from chronicle.resume.ring import Print, SeenParts, Segment
 
 SEEN = (
