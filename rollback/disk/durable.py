@@ -257,6 +257,19 @@ class Disk:
             other.rmdir()
         return True
 
+    def can_link(self, directory: Path) -> bool:
+        """Whether files in `directory`, which is not seen, can have two names."""
+        one, other = directory / "probe", directory / "probe-2"
+        try:
+            one.touch()
+            os.link(one, other)
+        except OSError:
+            return False
+        finally:
+            one.unlink(missing_ok=True)
+            other.unlink(missing_ok=True)
+        return True
+
     def can_reflink(self, directory: Path) -> bool:
         """Whether files in `directory` can share blocks, so that copies cost nothing.
 

@@ -1,12 +1,11 @@
 """The values of a transaction (what changes, what is prepared, what was done), and the in-place patch of large files.
 
-A large file (32 MiB) on a filesystem without reflinks is patched in place instead of copied. This happens while the whole
-checkpoints root is renamed, as does a transaction on a filesystem that cannot exchange two names:
+A large file (32 MiB) on a filesystem without reflinks is patched in place instead of copied, and a config outside the root
+changes together with its checkpoint. The checkpoint alone is out of sight meanwhile, never the root:
 
-    root -> root.chronicle-<id>     a loader finds no checkpoints at all and reports it
-    patch                           the old bytes are in `transaction.json` and in the object store; repeating is safe
-    moves                           as in every transaction, inside the renamed root
-    root.chronicle-<id> -> root
+    checkpoint -> workspace/parked    the other checkpoints stay where they are
+    patch, config                     the old bytes are in `transaction.json` and in the object store; repeating is safe
+    workspace/parked -> checkpoint    then the other moves
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.durable import Attributes, BytePatch, Disk, is_there
+from rollback.disk.durable import Attributes, BytePatch, Disk
 from rollback.errors import StoppedPartWay, UnreadableFile
 from rollback.records import record_of
 from rollback.transaction.moves import Move, run_moves
 from rollback.transaction.staging import Writer, inside
 
 READY = "transaction.json"
-VERSION = 2
+VERSION = 3
 RECEIPT_VERSION = 1  # of the data of a receipt, which undo reads; a receipt without `v` has version 1
 ABANDONED = "abandoned"
 Record = Callable[[str, dict[str, Any]], str]  # (kind, data) -> id of the entry; the entry is durable when it returns
@@ -131,7 +130,6 @@ class Prepared:
     receipt_kind: str
     moves: tuple[Move, ...]
     patched: tuple[PatchedFile, ...]
-    hides_root: bool  # the root is renamed until all is done: to patch, to park, or as a file outside it changes too
     place: str  # path of the checkpoint in the root
     final: str  # its path after the transaction: `place`, or again among the abandoned ones
     twin: str  # where its hard-linked copy is built
@@ -155,7 +153,6 @@ class Prepared:
             receipt_kind=record["receipt_kind"],
             moves=tuple(Move.from_json(move) for move in record["moves"]),
             patched=tuple(PatchedFile.from_json(file) for file in record["patched"]),
-            hides_root=record["hides_root"],
             place=record["place"],
             final=record["final"],
             twin=record["twin"],
@@ -194,30 +191,23 @@ def config_part(path: Path, intent: str) -> Path:
 # --- Transactions that patch large files in place
 
 
-def hidden_root(root: Path, intent: str) -> Path:
-    """The root's path while it is renamed."""
-    return root.with_name(f"{root.name}.chronicle-{intent}")
+def run_steps(disk: Disk, prepared: Prepared, workspace: Path) -> None:
+    """Make all steps in their order. Continues wherever an earlier attempt stopped.
+
+    Patches come right after the move that takes their checkpoint out of sight.
+    """
+    if prepared.patched and not patched_at(Path(prepared.final), prepared):
+        hidden = parked_at(workspace, Path(prepared.place).name)
+        targets = [move.target for move in prepared.moves]
+        run_moves(disk, prepared.moves[: targets.index(hidden) + 1] if hidden in targets else ())
+        for file in prepared.patched:
+            _patch(disk, _find(file, hidden, Path(prepared.twin), Path(prepared.final)), file)
+    run_moves(disk, prepared.moves)
 
 
-def run_out_of_sight(disk: Disk, prepared: Prepared) -> None:
-    """Rename the root, patch, move, rename it back. Continues wherever an earlier attempt stopped."""
-    place = Path(prepared.place)
-    root, hidden = place.parent, hidden_root(place.parent, prepared.intent)
-    if not is_there(hidden):
-        if is_finished(prepared):
-            return
-        disk.move(root, hidden)
-        disk.sync_directory(root.parent)
-    for file in prepared.patched:
-        _patch(disk, _find(file, hidden / place.name, Path(prepared.twin), Path(prepared.final)), file)
-    run_moves(disk, [_inside(move, root, hidden) for move in prepared.moves])
-    disk.move(hidden, root)
-    disk.sync_directory(root.parent)
-
-
-def is_finished(prepared: Prepared) -> bool:
-    """Whether every move is made and every patch is written. The root must have its own name."""
-    return all(move.is_done() for move in prepared.moves) and patched_at(Path(prepared.final), prepared)
+def parked_at(workspace: Path, name: str) -> Path:
+    """Where a checkpoint lies while it is out of sight."""
+    return workspace / "parked" / name
 
 
 def patched_at(checkpoint: Path, prepared: Prepared) -> bool:
@@ -255,11 +245,3 @@ def _find(file: PatchedFile, *bases: Path) -> Path:
         if path.is_file():
             return path
     raise StoppedPartWay(f"`{file.path or bases[0]}` is gone", remedy="put it back, then run `chronicle recover`")
-
-
-def _inside(move: Move, root: Path, hidden: Path) -> Move:
-    return replace(move, source=_mapped(move.source, root, hidden), target=_mapped(move.target, root, hidden))
-
-
-def _mapped(path: Path, root: Path, hidden: Path) -> Path:
-    return hidden / path.relative_to(root) if path.is_relative_to(root) else path

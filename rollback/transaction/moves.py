@@ -23,19 +23,24 @@ class MoveKind(StrEnum):
 
     MOVE = "move"  # nothing has the target's name
     EXCHANGE = "exchange"  # source and target exchange their names
-    REPLACE = "replace"  # a small file replaces another
+    REPLACE = "replace"  # a file replaces another
+    KEEP = "keep"  # the file at the source gets the target as a second name, before another replaces it
     DISCARD = "discard"  # goes into the workspace, which is removed at the end
-    PARK = "park"  # makes room for the next move; a transaction with such a move runs while the whole root is renamed
+    PARK = "park"  # out of sight: where two names cannot be exchanged, for a patch, or while a config changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Moves the inode `inode` from `source` to `target`. Paths are absolute."""
+    """Moves the inode `inode` from `source` to `target`. Paths are absolute.
+
+    `aside`: where another program's save goes that has taken the name of the target meanwhile; None: that stops the moves.
+    """
 
     kind: MoveKind
     source: Path
     target: Path
     inode: int
+    aside: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The form in `transaction.json`."""
@@ -49,6 +54,7 @@ class Move:
             source=Path(record["source"]),
             target=Path(record["target"]),
             inode=int(record["inode"]),
+            aside=None if record.get("aside") is None else Path(record["aside"]),
         )
 
     def is_done(self) -> bool:
@@ -89,7 +95,12 @@ def _make(disk: Disk, move: Move) -> None:
         disk.exchange(move.source, move.target)
     elif move.kind is MoveKind.REPLACE:
         disk.replace(move.source, move.target)
+    elif move.kind is MoveKind.KEEP:
+        disk.link(move.source, move.target)
     else:
+        if is_there(move.target) and move.aside is not None and not is_there(move.aside):
+            disk.make_directory(move.aside.parent)
+            disk.move(move.target, move.aside)
         if is_there(move.target):
             raise StoppedPartWay(
                 f"cannot move `{move.source}` to `{move.target}`: the target exists",

@@ -4,17 +4,17 @@ All of it is written and fsynced outside the directories that loaders list; noth
 of the moves matters: at every point, a loader that takes the newest checkpoint, one that follows a pointer and one that
 is given a path each see the state before or the state after.
 
-    rollback   the edited checkpoint takes its place, its copies, pointers, later checkpoints away (earliest first),
-               configs, contract
-    undo       later checkpoints back (latest first), newer ones away, pointers, copies, the original takes its place,
-               configs, contract
+    rollback   the edited checkpoint takes its place (with its configs), pointers, its copies, later checkpoints away
+               (earliest first), contract
+    undo       later checkpoints back (latest first), newer ones away, pointers, copies, the original takes its place
+               (with its configs), contract
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,17 @@ from typing import Any
 from rollback.disk.content import ObjectStore, sha256_unchanged
 from rollback.disk.durable import Attributes, Disk, is_there
 from rollback.errors import Refused
-from rollback.transaction.change import ABANDONED, Change, Copy, PatchedFile, Prepared, Verb, config_part, contract_part
+from rollback.transaction.change import (
+    ABANDONED,
+    Change,
+    Copy,
+    PatchedFile,
+    Prepared,
+    Verb,
+    config_part,
+    contract_part,
+    parked_at,
+)
 from rollback.transaction.moves import Move, MoveKind, inode_of
 from rollback.transaction.staging import StagedFile, Writer, build_twin, inside
 
@@ -50,9 +60,20 @@ def prepare_rollback(
         twin = workspace / "twin" / change.entry
         disk.make_directory(twin.parent)
         files = build_twin(disk, source, twin, change.writers)
+    configs = []
+    together: list[Move] = []
+    for path, content in change.configs.items():
+        kept = kept_for_undo(path, store) | {"folder": Attributes.of(path.parent).to_json()}
+        configs.append({"path": str(path), "after": store.add_bytes(content)} | kept)
+        together.append(replacement_move(disk, config_part(path, intent), path, content))
+        _take_attributes(disk, together[-1])
     moves: list[Move] = []
-    if source != place or change.writers:
-        moves += _install(twin, place, source, abandoned_dir if displaced else None, workspace, disk)
+    if source == place and (patched or together):
+        moves += _out_of_sight(place, twin, together, workspace, abandoned_dir, disk)
+    else:
+        moves += together
+        if source != place or change.writers:
+            moves += _install(twin, place, source, abandoned_dir if displaced else None, workspace, disk)
     pointers = []
     for number, (name, content) in enumerate(change.pointers.items()):
         path = change.root / name
@@ -74,12 +95,6 @@ def prepare_rollback(
     moves += [move_of(change.root / name, abandoned_dir / name) for name in change.abandon]
     if any(move.target.parent == abandoned_dir for move in moves):
         disk.make_directory(abandoned_dir)
-    configs = []
-    for path, content in change.configs.items():
-        kept = kept_for_undo(path, store) | {"folder": Attributes.of(path.parent).to_json()}
-        configs.append({"path": str(path), "after": store.add_bytes(content)} | kept)
-        moves.append(replacement_move(disk, config_part(path, intent), path, content))
-        _take_attributes(disk, moves[-1])
     contract: dict[str, Any] | None = None
     if change.contract is not None:
         path, render = change.contract
@@ -91,7 +106,6 @@ def prepare_rollback(
         receipt_kind=Verb.ROLLBACK.receipt,
         moves=tuple(moves),
         patched=patched,
-        hides_root=_hides_root(moves, patched, configs),
         place=str(place),
         final=str(place),
         twin=str(twin),
@@ -135,6 +149,18 @@ def _install(
     return moves
 
 
+def _out_of_sight(
+    place: Path, twin: Path, together: Sequence[Move], workspace: Path, aside_dir: Path, disk: Disk
+) -> list[Move]:
+    """The checkpoint is parked while its files are patched and other files change; then it, or its twin, is back."""
+    parked = parked_at(workspace, place.name)
+    disk.make_directory(parked.parent)
+    park = move_of(place, parked, MoveKind.PARK)
+    source, inode = (parked, park.inode) if twin == place else (twin, move_of(twin, place).inode)
+    aside = aside_dir / f"saved-meanwhile-{place.name}"
+    return [park, *together, Move(kind=MoveKind.MOVE, source=source, target=place, inode=inode, aside=aside)]
+
+
 def _directory_attributes(source: Path) -> list[tuple[str, list[int]]]:
     """Attributes of each directory of the checkpoint, innermost first: setting them in this order keeps all times."""
     if not source.is_dir():
@@ -171,22 +197,20 @@ def _copy(disk: Disk, copy: Copy, made: Path, present: Path) -> Path:
 def swap_moves(one: Path, place: Path, workspace: Path, disk: Disk, *, leftover: Path | None) -> list[Move]:
     """Moves that put `one` at `place`, and what was there at `leftover` (None: it stays in the workspace).
 
-    Where the filesystem cannot exchange two names, what is there is parked first: a loader would take an older checkpoint in
-    silence, so that transaction runs while the whole root is renamed, which a loader reports.
+    Where the filesystem cannot exchange two names, a file gets a second name before it is replaced, and a directory is parked
+    first: between two renames this one is absent.
     """
     there = inode_of(place)
     assert there is not None
     if disk.can_exchange(workspace):
         moves = [move_of(one, place, MoveKind.EXCHANGE)]
         return moves if leftover is None else [*moves, Move(kind=MoveKind.MOVE, source=one, target=leftover, inode=there)]
-    parked = leftover or workspace / "parked" / place.name
+    parked = leftover or parked_at(workspace, place.name)
     disk.make_directory(parked.parent)
+    if place.is_file() and disk.can_link(workspace):
+        kept = Move(kind=MoveKind.KEEP, source=place, target=parked, inode=there)
+        return [kept, move_of(one, place, MoveKind.REPLACE)]
     return [Move(kind=MoveKind.PARK, source=place, target=parked, inode=there), move_of(one, place)]
-
-
-def _hides_root(moves: Iterable[Move], *besides: object) -> bool:
-    """Whether the root is renamed until all is done: for a move that parks, or for what changes `besides` the moves."""
-    return any(besides) or any(move.kind is MoveKind.PARK for move in moves)
 
 
 def relinking_move(disk: Disk, prepared: Path, path: Path, points_to: str) -> Move:
@@ -281,14 +305,19 @@ def prepare_undo(
         leftover = own_dir / name if name in overwritten else workspace / "trash" / name
         disk.make_directory(leftover.parent)
         moves += swap_moves(back_dir / name, root / name, workspace, disk, leftover=leftover)
-    if source != place or files:
-        moves += _reinstall(data, twin, place, source, back_dir, workspace, disk)
-    if newer:
-        disk.make_directory(own_dir)
+    together: list[Move] = []
     configs = data.get("configs") or ()
     for config in configs:
         path = Path(config["path"])
-        moves.append(_put_back(disk, config_part(path, intent), path, config, store))
+        together.append(_put_back(disk, config_part(path, intent), path, config, store))
+    if source == place and (patched or together):
+        moves += _out_of_sight(place, twin, together, workspace, own_dir, disk)
+    else:
+        moves += together
+        if source != place or files:
+            moves += _reinstall(data, twin, place, source, back_dir, workspace, disk)
+    if newer:
+        disk.make_directory(own_dir)
     if source != place:
         disk.make_directory(source.parent)
     remove = [str(back_dir), str(back_dir.parent)]
@@ -304,7 +333,6 @@ def prepare_undo(
         receipt_kind=Verb.UNDO.receipt,
         moves=tuple(moves),
         patched=tuple(file.backwards() for file in patched),
-        hides_root=_hides_root(moves, patched, configs),
         place=str(place),
         final=str(restored),
         twin=str(twin),

@@ -36,14 +36,13 @@ from rollback.transaction.change import (
     Verb,
     config_part,
     contract_part,
-    hidden_root,
     is_patched,
     originals_of,
     patched_at,
-    run_out_of_sight,
+    run_steps,
     workspace_of,
 )
-from rollback.transaction.moves import inode_of, run_moves
+from rollback.transaction.moves import inode_of
 from rollback.transaction.prepare import prepare_rollback, prepare_undo
 from rollback.transaction.staging import StagedFile, inside, refuse_odd_entries
 
@@ -245,9 +244,6 @@ def _run(
 
 def _is_begun(prepared: Prepared) -> bool:
     """Whether something visible has changed, so that the transaction can only be finished."""
-    place = Path(prepared.place)
-    if prepared.hides_root and is_there(hidden_root(place.parent, prepared.intent)):
-        return True
     if prepared.patched and patched_at(Path(prepared.final), prepared):
         return True
     return any(move.is_done() for move in prepared.moves)
@@ -258,10 +254,7 @@ def _publish_ready(prepared: Prepared, workspace: Path, disk: Disk) -> None:
 
 
 def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> Receipt:
-    if prepared.hides_root:
-        run_out_of_sight(disk, prepared)
-    else:
-        run_moves(disk, prepared.moves)
+    run_steps(disk, prepared, workspace)
     for path, attributes in prepared.attributes:
         disk.set_attributes(Path(path), attributes)
     _read_back(prepared)

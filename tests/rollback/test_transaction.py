@@ -493,7 +493,7 @@ PATCHES = {"accelerator_state/optimizer.bin": (BytePatch(offset=9, old=b"1.0", n
 
 
 class Meddling(Disk):
-    """A disk on which `do` happens once, right after the root or the twin was renamed."""
+    """A disk on which `do` happens once, right after the checkpoint was parked or its twin took its place."""
 
     def __init__(self, do: Callable[[], object]) -> None:
         self.do: Callable[[], object] | None = do
@@ -505,7 +505,7 @@ class Meddling(Disk):
 
     def move(self, source: Path, target: Path) -> None:
         super().move(source, target)
-        if source.name == "checkpoints":
+        if target.parent.name == "parked":
             self.meddle()
 
     def meddle(self) -> None:
@@ -538,7 +538,7 @@ def test_patch_that_does_not_reach_the_disk_gives_no_receipt(tmp_path: Path) -> 
 def test_foreign_bytes_in_a_file_to_be_patched_are_not_overwritten(tmp_path: Path) -> None:
     """Another program wrote to the file after the plan was made: neither the old bytes nor the new ones are there."""
     root, journal = make_world(tmp_path), Journal()
-    hidden = root.with_name("checkpoints.chronicle-E000") / "opt_step-500" / "accelerator_state" / "optimizer.bin"
+    hidden = root.parent / ".chronicle-E000" / "parked" / "opt_step-500" / "accelerator_state" / "optimizer.bin"
     foreign = b"group lr=9.9 at 500"
     with pytest.raises(StoppedPartWay, match="unexpected bytes at offset 9"):
         apply(root, change_to(root, 500, {}, patches=PATCHES), journal, Meddling(lambda: hidden.write_bytes(foreign)))
@@ -557,18 +557,42 @@ def test_undo_refuses_a_patched_file_that_was_written_to_since(tmp_path: Path) -
     assert (root / "opt_step-500").is_dir()
 
 
-def test_error_while_the_root_is_renamed_is_finished_never_reverted(tmp_path: Path) -> None:
-    """Nothing is patched or moved yet, but the root has another name: reverting would leave it there."""
+def test_error_while_the_checkpoint_is_parked_is_finished_never_reverted(tmp_path: Path) -> None:
+    """Nothing is patched yet, but the checkpoint is out of sight: reverting would leave it there. The root stays."""
     root, journal = make_world(tmp_path), Journal()
 
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(root))
 
+    others = {path.name for path in root.iterdir()} - {"opt_step-500"}
     with pytest.raises(StoppedPartWay):
         apply(root, change_to(root, 500, {}, patches=PATCHES), journal, Meddling(fail))
-    assert not root.exists() and [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
+    assert {path.name for path in root.iterdir()} == others and [k for _, k, _ in journal.entries] == ["rollback.intent"]
     assert recover_change("E000", journal.entries[0][2], record=journal.record) is not None
     assert (root / "opt_step-500" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=0.5 at 500"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_save_under_the_name_of_the_parked_checkpoint_goes_aside_and_is_not_lost(dies: bool, tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+
+    def save() -> None:
+        root.mkdir(exist_ok=True)
+        (root / "opt_step-500").mkdir()
+        (root / "opt_step-500" / "new.bin").write_bytes(b"saved meanwhile")
+        if dies:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(root))
+
+    change = change_to(root, 500, {}, patches=PATCHES)
+    if dies:
+        with pytest.raises(StoppedPartWay):
+            apply(root, change, journal, Meddling(save))
+        assert recover_change("E000", journal.entries[0][2], record=journal.record) is not None
+    else:
+        apply(root, change, journal, Meddling(save))
+    assert (root / "opt_step-500" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=0.5 at 500"
+    aside = root.parent / "abandoned" / "E000" / "saved-meanwhile-opt_step-500" / "new.bin"
+    assert aside.read_bytes() == b"saved meanwhile"
 
 
 def test_receipt_that_cannot_be_written_after_a_patch_alone_leaves_the_transaction_open(tmp_path: Path) -> None:
