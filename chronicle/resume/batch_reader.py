@@ -7,7 +7,7 @@ journal entry, and one line and one incident for each finding. Only the main pro
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, TypeGuard
 
@@ -34,7 +34,7 @@ NUM_EVALUATED = 200_000  # steps of one that has
 CAUSAL = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainerSays:
     """What an adapter knows beside the batch. None: unknown."""
 
@@ -56,6 +56,10 @@ class FirstBatch:
         self._told = False
         self.told: dict[str, Any] = {}  # the batch in words, once it was told
         self._classes, self._left_out = 0, 0  # labels of whole rows, and those of them that the loss leaves out
+
+    def knows(self, **known: Any) -> None:
+        """What an adapter knows beside the batch: fields of `TrainerSays`."""
+        self.says = replace(self.says, **known)
 
     def see(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
         """One micro-batch, before it enters the model."""

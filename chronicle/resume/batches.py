@@ -30,6 +30,17 @@ NUM_DEFERRED = 256  # batches on a device whose samples wait to be read
 DEPTH = 6
 
 
+@dataclass(frozen=True, slots=True)
+class Hears:
+    """Who hears of what enters the model."""
+
+    enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
+    works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
+    calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
+    look: Callable[[Any], None] = lambda batch: None  # the first batches of a launch, and the first after a save
+    lost: Callable[[Exception], None] = lambda problem: None  # an error of the guard itself
+
+
 class BatchWitness:
     """Tells `see(digest, place, step)` of every batch of the training, `step` being the value of `step()` at that moment.
 
@@ -42,19 +53,16 @@ class BatchWitness:
         step: Callable[[], int | None],
         first: Callable[[], None],
         contained: Callable[[str], AbstractContextManager[Any]],
+        hears: Hears,
     ) -> None:
+        self._hears = hears
         self._see, self._step, self._first, self._contained = see, step, first, contained
         self._watches = False
         self._handle: Any = None
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
-        self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
-        self.enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
-        self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
-        self.calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
-        self.look: Callable[[Any], None] = lambda batch: None  # the first batches of the launch, and the first after a save
         self._looks_left = NUM_LOOKS
 
     @property
@@ -86,14 +94,14 @@ class BatchWitness:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
         self._gave_up = True
         self._unhook()
-        self.lost(problem)
+        self._hears.lost(problem)
 
     def take(self, batch: Any) -> None:
         """A batch of the training, in any form."""
-        self.works()
+        self._hears.works()
         if self._gave_up:
             return
-        self.enters(batch)
+        self._hears.enters(batch)
         if not self._begun:
             self._begun = True
             self._first()
@@ -102,7 +110,7 @@ class BatchWitness:
             return
         if self._looks_left:
             self._looks_left -= 1
-            self.look(batch)
+            self._hears.look(batch)
         place, step = self._places.next(), self._step()
         if self._deferred or any(not isinstance(sample, bytes) for sample in samples):
             self._deferred.append((samples, place, step))
@@ -111,11 +119,15 @@ class BatchWitness:
         else:
             self._see(digest_of(samples), place, step)
 
+    def part_enters(self, batch: Any) -> None:
+        """A part of a container is called with what no other part made."""
+        self._hears.enters(batch)
+
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
-        self.works()
+        self._hears.works()
         if not self._begun and not self._gave_up:
-            self.calibrates(training)
+            self._hears.calibrates(training)
 
     def after_save(self) -> None:
         """A checkpoint was saved: look again."""
@@ -167,7 +179,7 @@ def _before_part(module: Any, args: Any, kwargs: Any) -> None:
         return
     tensors = tensors_of((args, kwargs))
     if tensors and not any(tensor.requires_grad for tensor in tensors):
-        witness.enters((args, kwargs))
+        witness.part_enters((args, kwargs))
 
 
 def _failed(problem: Exception) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
 from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
-from chronicle.resume.batches import BatchWitness
+from chronicle.resume.batches import BatchWitness, Hears
 from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared, noted
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
@@ -69,18 +69,26 @@ class DataWatch:
         step: Callable[[], int | None],
         first_batch: Callable[[], None],
         contained: Callable[[str], AbstractContextManager[Any]],
+        hears: Hears = Hears(),
+        *,
+        told: Callable[[int], None] = lambda digest: None,
+        failed: Callable[[str, str], None] = lambda where, error: None,
+        look_for_steps: Callable[[bool], None] = lambda surely: None,
     ) -> None:
+        """`told`: of the digest of every batch. `failed`: of errors of the guard itself. `look_for_steps(surely)`: whether
+        steps are taken that no hook sees."""
         self._options, self._journal, self._ranks, self._start = options, journal, ranks, start
-        self._contained = contained
-        self.batches = BatchWitness(self._see, step, first_batch, contained)
-        self.told: Callable[[int], None] = lambda digest: None  # of the digest of every batch
-        self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
-        self.look_for_steps: Callable[[bool], None] = lambda surely: None  # whether steps are taken that no hook sees
+        self._contained, self._told, self._failed, self._look_for_steps = contained, told, failed, look_for_steps
+        self.batches = BatchWitness(self._see, step, first_batch, contained, hears)
         self.continues = False  # the trainer itself says that it skips the batches that were seen
         self._was_equal = False
         self._said: set[str] = set()
         self._begin_anew()
         atexit.register(_finish, weakref.ref(self))
+
+    def goes_on(self, *, skips_seen: bool) -> None:
+        """The trainer itself says whether it skips the batches that were seen."""
+        self.continues = skips_seen
 
     def _begin_anew(self) -> None:
         paths, off = self._journal.paths, self._options.mode is Mode.OFF
@@ -116,12 +124,12 @@ class DataWatch:
         if self._record.is_removed:
             return
         with self._contained("batches"):
-            self.look_for_steps(False)
+            self._look_for_steps(False)
             self.batches.settle()
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
-        self.told(digest)
+        self._told(digest)
         if self._first is None:
             self._first = digest
         elif not self._record.begun and step is not None and len(self._followed.early) < NUM_FOLLOWED:
@@ -132,7 +140,7 @@ class DataWatch:
         if step is None and self._record.num_seen == NUM_WITHOUT_STEP:
             self._journal.say("no step", f"not verified: {NO_STEP_SEEN}")
         if self._record.num_seen in ASKED_AT:
-            self.look_for_steps(self._record.num_seen >= NUM_WITHOUT_STEP)
+            self._look_for_steps(self._record.num_seen >= NUM_WITHOUT_STEP)
         if self._start.resumed and step is not None:
             self._follow(digest, step)
             self._count(place, step)
@@ -203,7 +211,7 @@ class DataWatch:
             self.batches.settle()
         own = next(attempt(NAME, "M4", self._compare), None)
         if own is not None and own.error:
-            self.failed(f"check of {NAME}", own.error)
+            self._failed(f"check of {NAME}", own.error)
         report: dict[str, Any] = {"rank": self._ranks.rank, "record": fresh_id(), "strays": self.strays}
         if own is not None:
             report["data"] = {"outcome": str(own.outcome), **{name: getattr(own, name)[:most] for name, most in CUT.items()}}

@@ -67,12 +67,16 @@ class FirstGradient:
         num_ranks: Callable[[], int],
         models: Callable[[], Sequence[Any]],
         averages: Callable[[], Mapping[str, Any]],
+        *,
+        moved_otherwise: Callable[[str, int], None] = lambda words, after: None,
+        went_wrong: Callable[[Mapping[str, Any]], str] = lambda identity: "",
+        lost: Callable[[Exception], None] = lambda problem: None,
     ) -> None:
+        """`moved_otherwise`: told of a step that is another one. `went_wrong(identity)`: which incident the first step after
+        this save belongs to, in words; "" for none. `lost`: told of an error of a hook."""
         self._directory = directory if rank < NUM_RANKS else None
         self._num_ranks, self._models, self._averages = num_ranks, models, averages
-        self.moved_otherwise: Callable[[str, int], None] = lambda words, after: None  # told of a step that is another one
-        # which incident the first step after this save belongs to, in words; "" for none
-        self.went_wrong: Callable[[Mapping[str, Any]], str] = lambda identity: ""
+        self._moved_otherwise, self._went_wrong, self._lost = moved_otherwise, went_wrong, lost
         self._rank = rank
         self._batches: list[str] = []  # since the last step
         self._seen = 0
@@ -85,11 +89,14 @@ class FirstGradient:
         self._steps: _Steps | None = None  # that are being kept, or compared
         self._lrs_then: list[Any] = []  # of the first pass, from the first step after this load on
         self._kept: list[Path] = []
-        self.by_hooks = False  # an engine takes the gradients away: they are sampled as they come
-        self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of such a hook
+        self._by_hooks = False  # an engine takes the gradients away: they are sampled as they come
         self._sums: _Sums | None = None
 
     # ---- what happens -------------------------------------------------------------------------------------------
+
+    def come_by_hooks(self) -> None:
+        """An engine takes the gradients away: sample them as they come."""
+        self._by_hooks = True
 
     @property
     def is_awaited(self) -> bool:
@@ -129,8 +136,8 @@ class FirstGradient:
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
             self._state, self._wanted, self._steps = "", False, None
-        if self.by_hooks and self._sums is None:
-            self._sums = _Sums(_params(None, self._models()), self.lost)
+        if self._by_hooks and self._sums is None:
+            self._sums = _Sums(_params(None, self._models()), self._lost)
 
     def batch(self, digest: int) -> None:
         """The digest of a micro-batch, in their order."""
@@ -157,7 +164,7 @@ class FirstGradient:
         """The step before is over: keep how far it moved, or compare that. False where no further step is looked at."""
         words = steps.settle()
         if words:
-            self.moved_otherwise(f"{'this step' if steps.num else 'the first step'} {words}", steps.num)
+            self._moved_otherwise(f"{'this step' if steps.num else 'the first step'} {words}", steps.num)
         steps.num += 1
         is_last = steps.num > NUM_NEXT or (steps.path is None and steps.num == len(steps.records))
         return not (words or is_last or self._num_ranks() > 1 or not self._entered)
@@ -209,7 +216,7 @@ class FirstGradient:
         words = found.words(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
         equal = "batch, LR and the steps since the save are equal"
         text = f"the gradient of this step is not as in the first pass ({words}), although {equal}"
-        self.moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", after)
+        self._moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", after)
         return False
 
     def _describe(self, place: int, optimizer: Any, lrs: list[Any], most: int = NUM_TENSORS) -> dict[str, Any] | None:
@@ -284,13 +291,13 @@ class FirstGradient:
         where = f"{found.num} parameters, {len(self._batches)} micro-batches equal to those of the first pass"
         words = {"expected": "as after the save", "found": told, "where": where}
         may = expected.accepts(NAME)
-        wrong = self.went_wrong(expected.memory.identity) if found.is_another else ""
+        wrong = self._went_wrong(expected.memory.identity) if found.is_another else ""
         if wrong:  # what went wrong then is no measure
             return noted(NAME, "M6", **words, cause=f"{told}, and not held against it: this step of the first pass {wrong}")
         if found.is_another and not may:
             return compared(NAME, "M6", False, **words, cause=f'{CAUSE}; if that is intended, accept "{NAME}: why"')
         if found.exact and found.median > TOLD and not may:
-            self.moved_otherwise(f"the gradient of the first step is not as after the save: {told}; {CAUSE}", 0)
+            self._moved_otherwise(f"the gradient of the first step is not as after the save: {told}; {CAUSE}", 0)
         return noted(NAME, "M6", **words, cause=f"{told}: {CAUSE}, or the arithmetic is less exact")
 
 

@@ -1,24 +1,13 @@
-"""What the guard compares right before the first optimizer step of a launch. This is the complete list.
+"""What the guard compares right before the first optimizer step of a launch, in this order; the rows are in `rules.py`.
 
-Always:
-- the optimizer that steps is the guarded one, and every scheduler drives a guarded optimizer (`check_identity`);
-- as many ranks train as requested from the launcher (`check_ranks`);
-- a launch that loaded nothing is the first of its run, or asked for a fresh start (`Loads.check_unseen`);
-- warm-up, skipped batches and reshuffle that a rollback asked for are being applied (`Honours.begin`).
+Always: the optimizer that steps is the guarded one, and every scheduler drives a guarded one; as many ranks train as requested;
+a launch that loaded nothing is the first of its run, or asked for a fresh start; what a rollback asked for is being applied.
+After a resume, against the checkpoint's manifest or a rollback's contract: memory (`check_memory`), modes of the models, what
+is trained (`check_trained`), buffers, frozen parameters and objects as of the load (`check_loaded`), whether the state was
+sound and is the newest, the data position, and the first batch of every rank.
 
-After a resume, against the manifest of the checkpoint or the contract of a rollback:
-- learning rates now, in the next 20 steps and far ahead; step counts; optimizer classes, groups, their options and the
-  order of the parameters; moments and weights; schedulers; loss scaler; averaged weights; topology (`check_memory`);
-- training or evaluation mode of the models (`check_mode`);
-- what is trained: configuration of the modules, dataset, shape of the batches, scheduler states (`check_trained`);
-- buffers, frozen parameters and registered objects, as they were right after the load (`check_loaded`);
-- that the state was sound when it was saved (`check_unspoilt`);
-- that no newer checkpoint was skipped (`Loads.check_newest`);
-- the data position, and the first batch of every rank (`DataWatch.check`).
-
-Files and random generators are compared earlier, at the load (`load.py`); what differed there is judged here. Every load of a
-process opens its own expectation, so all this happens again at the first step after it. For 50 steps after the first one the
-LR in use is compared with its forecast (`checks/tripwires.py`). A value that was not recorded at the save is not compared.
+Files and random generators are compared at the load (`load.py`). Every load of a process opens its own expectation, so all this
+happens again after it. A value that was not recorded at the save is not compared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,5 +74,5 @@ def _others(start: StartingPoint) -> Sequence[str] | None:
 def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
     start = loads.start
     checks = loads.honours.begin(start.expectation, live, start.start_step or 0)
-    start.carried = loads.honours.carried
+    start.learn(carried=loads.honours.carried)
     return checks

@@ -239,7 +239,7 @@ class MovedBatches:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "sampler":  # Accelerate assigns a restored sampler
-            self.inner.sampler = value
+            change_object(self.inner, "sampler", value)
         else:
             super().__setattr__(name, value)
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from chronicle.resume.patches import change_object
+from chronicle.resume.patches import change_object, wrapped_for_torch
 
 NUM_FORECAST = 20  # steps
 NUM_FUNCTIONS = 4  # functions recorded per scheduler; a fifth was never the only one to differ
@@ -48,11 +48,10 @@ class StandInOptimizer:
         self.state: dict[Any, Any] = {}
         self._opt_called = True
 
+    @wrapped_for_torch
     def step(self) -> None:
         """Do nothing."""
 
-
-StandInOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
 def raw_scheduler(scheduler: Any) -> Any:
@@ -189,7 +188,7 @@ def _look_ahead(function: Any, begin: int, unit: int, twin: Any = None) -> tuple
     try:
         for point in points:  # nothing of the guard is called here: its errors would be taken for the function's
             if twin is not None:
-                twin.last_batch_iteration = begin + point * unit
+                vars(twin)["last_batch_iteration"] = begin + point * unit
             value = float(function(begin + point * unit) if twin is None else twin.get_lr()[0])
             if not math.isfinite(value):
                 break

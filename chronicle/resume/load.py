@@ -4,11 +4,10 @@ Two kinds of loads exist. An adapter announces the load of a checkpoint director
 loop loads an optimizer state, which carries its own description of memory. A trainer that loads without either is
 compared with the checkpoint of its step in the journal (`check_unseen`).
 
-Every load opens an expectation of its own, also the second one of a process: a recovery from NaN, the best model at the end,
-an evaluation. Whether training follows is not known at a load. What differs there is said and kept in `pending`; the first
-optimizer step after the load refuses it, if it still differs. Two cases refuse earlier, because training is sure to follow: a
-trainer announces that it begins to train, or the first load of a process has an optimizer and models in training mode (then
-damaged files are refused before any state is replaced).
+Every load opens an expectation of its own, also a second one of a process (a recovery, an evaluation). Whether training
+follows is not known at a load: what differs is said and kept in `pending`, and the first optimizer step after it refuses what
+still differs. Two cases refuse earlier, because training is sure to follow: a trainer announces it, or the first load of a
+process has an optimizer and models in training mode (then damaged files are refused before any state is replaced).
 """
 
 import contextlib
@@ -118,6 +117,14 @@ class Loads:
         """Keep what a load shows until an optimizer step follows."""
         self.pending += checks
 
+    def forget(self) -> None:
+        """Nothing that is pending is judged."""
+        self.pending = []
+
+    def saw_weights(self) -> None:
+        """A guarded model has loaded weights by its own `load_state_dict`."""
+        self.weights_loaded = True
+
     def say_pending(self, *, trains: bool) -> None:
         """One line about what differs after a load. `trains`: an optimizer is known; without one only weights matter."""
         wrong = [c.name for c in self.pending if not c.ok and (trains or c.name in OF_WEIGHTS or c.code.startswith("F"))]
@@ -198,15 +205,16 @@ class Loads:
         if memory is None:
             memory, unknown = _memory_of(root)
         if memory is not None and (why := memory.unknown.get(WHOLE)):  # the guard failed at the save, or at reading it
-            opening.no_basis, unknown, memory = why, [not_compared("memory", "M1", why, where=str(root))], None
-        opening.identity = {} if memory is None else memory.identity
-        opening.expectation = self._expect(root, memory, contract)
+            opening.learn(no_basis=why)
+            unknown, memory = [not_compared("memory", "M1", why, where=str(root))], None
+        identity = {} if memory is None else memory.identity
+        opening.learn(identity=identity, expectation=self._expect(root, memory, contract))
         if self._ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
         history = self._journal.read()
-        opening.identity = history.states.identity_of(root, opening.identity)
+        opening.learn(identity=history.states.identity_of(root, identity))
         # a rollback edits the file: then its digest in the journal is out of date
-        known = None if opening.expectation.contract else history.digests.get(str(root))
+        known = None if opening.expectation and opening.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
         if not any(check.code == "F11" for check in files):
             files += check_unspoilt(memory, root)
@@ -216,7 +224,7 @@ class Loads:
 
     def opened(self, root: Path | None) -> None:
         """The checkpoint at `root` was loaded: its expectation replaces the one before. None: it is about to be."""
-        self._opening.loaded_from = root
+        self._opening.learn(loaded_from=root)
         self.start.adopt(self._opening)
 
     def begins(self) -> None:
@@ -230,8 +238,8 @@ class Loads:
         if root is not None and expectation is not None and expectation.memory is None and root.is_dir():
             memory, _ = _memory_of(root)
             if memory is not None:
-                self.start.identity = memory.identity or self.start.identity
-                self.start.expectation = self._expect(root, memory, self.contract())
+                found = self._expect(root, memory, self.contract())
+                self.start.learn(identity=memory.identity or self.start.identity, expectation=found)
 
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
@@ -288,15 +296,16 @@ class Loads:
         if self._by_weights and not self.start.again:  # in a process that has trained, the weights may be of another save
             found = self._record_of_weights(live)
             if found is not None and found.step:
-                self.start.no_basis, memory = "", found
+                self.start.learn(no_basis="")
+                memory = found
         self.pending, self._calibration = [], Calibration()
         if self.start.again and memory is not None and not memory.step:
-            self.start.no_basis, memory = BEGINS_ANEW, None
-        self.start.state_loaded = True
-        self.start.identity = {} if memory is None else memory.identity
+            self.start.learn(no_basis=BEGINS_ANEW)
+            memory = None
+        self.start.learn(state_loaded=True, identity={} if memory is None else memory.identity)
         contract, step = self.contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
-        self.start.expectation = self.expectation(memory, bound)
+        self.start.learn(expectation=self.expectation(memory, bound))
         self.honours.loaded(self.start.expectation, live)
         self._held = {}
         if memory is not None and "weights" in memory.habits:
@@ -308,7 +317,7 @@ class Loads:
             return
         memory = self._record_of_weights(live)
         if memory is not None and memory.identity != self.start.identity:
-            self.start.no_basis = ""
+            self.start.learn(no_basis="")
             self.state_loaded(memory, live)
             self._by_weights = True
 
@@ -394,17 +403,15 @@ class Loads:
             self._loaded_unseen(AT_STEP.format(step), pending)
         if root is None or memory is None:
             return check_fresh_start(found, history, pending) if is_main and not self.start.state_loaded else []
-        self.start.loaded_from, self.start.expectation = root, self._expect(root, memory, contract)
+        self.start.learn(loaded_from=root, expectation=self._expect(root, memory, contract))
         if _are_same_weights(found, memory):  # its step alone would not show that this is what was loaded
-            self.start.identity = memory.identity
+            self.start.learn(identity=memory.identity)
         self.honours.loaded(self.start.expectation, live)
         return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
 
     def _loaded_unseen(self, why: str, pending: Contract | None) -> None:
         """State came into memory by a way that the guard does not see (`torch.load` beside a guarded Accelerator)."""
-        self.start.state_loaded = True
-        self.start.no_basis = why
-        self.start.expectation = self.expectation(None, pending)
+        self.start.learn(state_loaded=True, no_basis=why, expectation=self.expectation(None, pending))
 
     def check_newest(self) -> list[Check]:
         """Whether a newer checkpoint was skipped. Not checked at the load: a script that only evaluates may load any."""

@@ -63,7 +63,8 @@ PATCHES: Mapping[str, Patch] = {
         targets=(
             "Accelerator.chronicle", "Accelerator.save_state", "Accelerator.load_state", "Accelerator.prepare",
             "Accelerator.init_trackers", "DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.load_checkpoint",
-            "DeepSpeedEngine.step", "Trainer.training_step", "DataLoader.batch_sampler", "Module._compiled_call_impl",
+            "DeepSpeedEngine.step", "Trainer.training_step", "DataLoader.batch_sampler", "BatchSampler.sampler",
+            "Module._compiled_call_impl",
         ),
         why="saves, loads and steps of one object; options of a rollback", until="the object is gone",
     ),
@@ -115,6 +116,12 @@ def marked(call: Any) -> Any:
     """The function itself, known as ours from now on."""
     setattr(call, MARK, True)
     return call
+
+
+def wrapped_for_torch(step: Any) -> Any:
+    """A `step` of ours that schedulers take for one that torch has wrapped."""
+    step._wrapped_by_lr_sched = True
+    return step
 
 
 def is_changed(call: Any) -> bool:

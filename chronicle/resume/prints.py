@@ -118,9 +118,13 @@ class StepPrints:
         launch_dir: Path | None,
         rank: Callable[[], int],
         num_ranks: Callable[[], int],
+        trained: Callable[[], tuple[int | None, Sequence[Any]]],
+        models: Callable[[], Sequence[Any]],
+        failed: Callable[[Exception], None],
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
+        """`trained()`: steps completed, and the optimizers. `failed`: told of an error of the guard itself."""
         self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
         self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
         self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
@@ -136,8 +140,7 @@ class StepPrints:
         self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
         self._gradient_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose closures make the gradient
-        self.trained: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, ())  # steps completed, optimizers
-        self.models: Callable[[], Sequence[Any]] = tuple  # that are guarded
+        self._trained, self._models = trained, models
         self._early: dict[tuple[int, ...], Snapshot] | None = None  # weights before the first batch, by step and parameters
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
@@ -145,9 +148,9 @@ class StepPrints:
         self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
-        self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
-        self._hears = shield(self._logged, lambda problem: self.failed(problem))
-        self.updated: Callable[[Any], None] = shield(self._updated, lambda problem: self.failed(problem))
+        self.failed = failed
+        self._hears = shield(self._logged, failed)
+        self.updated: Callable[[Any], None] = shield(self._updated, failed)
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -289,8 +292,8 @@ class StepPrints:
 
     def _look_early(self) -> None:
         """The weights before the first batch: it may move them and bring them back before its step."""
-        self._modes = Modes(self.models())
-        step, optimizers = self.trained()
+        self._modes = Modes(self._models())
+        step, optimizers = self._trained()
         found = [params for one in optimizers if (params := _params(one, ()))]
         self._early = {(step or 0, *map(id, params)): _sample(params, step or 0) for params in found}
 

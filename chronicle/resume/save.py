@@ -49,11 +49,14 @@ class Sealer:
     """Writes manifests for one process."""
 
     def __init__(
-        self, ranks: Ranks, journal: GuardJournal, failed: Callable[[str, Exception], None] = lambda where, problem: None
+        self,
+        ranks: Ranks,
+        journal: GuardJournal,
+        failed: Callable[[str, Exception], None] = lambda where, problem: None,
+        compare: Callable[[Sequence[RankDigest], Mapping[str, Any], int | None], str] = lambda *_: "",
     ) -> None:
         self.ranks, self.journal = ranks, journal
-        self._failed = failed  # told of errors of the guard itself
-        self.compare: Callable[[Sequence[RankDigest], Mapping[str, Any], int | None], str] = lambda *_: ""  # replicas
+        self._failed, self._compare = failed, compare
         self._threads: list[threading.Thread] = []
         self._names: dict[str, str] = {}  # files of the last save, by their names without numbers
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
@@ -141,7 +144,7 @@ class Sealer:
         if stranger := foreign_owner(root, memory.identity):
             said = f"`{root}` held a checkpoint of {stranger} until now: two runs write the same directory"
             self.journal.say("directory", said)
-        if differ := self.compare(memory.ranks, memory.topology, memory.step):
+        if differ := self._compare(memory.ranks, memory.topology, memory.step):
             memory = replace(memory, spoilt="; ".join(filter(None, (memory.spoilt, differ))))
         made = write_first_manifest(
             root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch, without=left

@@ -158,10 +158,6 @@ def _gradients_finite(live: LiveState) -> bool | None:
 
 def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts]) -> TrainerFacts:
     plan, told = read_plan(live, first_batch.says), first_batch.told
-    model = unwrapped(live.models[0])
-    config = getattr(model, "config", None)
-    tied = getattr(config, "tie_word_embeddings", None)
-    shared = _shares_an_embedding(live)
     dataset = getattr(live.feed, "dataset", None)
     length, masked = _length(live.feed), first_batch.masked_fraction
     compiled = any(
@@ -169,9 +165,6 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts]) -> 
     )
     return TrainerFacts(
         params_counted=_count(live),
-        tied_expected=tied if isinstance(tied, bool) else None,
-        tied_in_memory=_tied(model) if isinstance(tied, bool) else True if shared else None,
-        nothing_to_tie=not shared and _nothing_to_tie(live),
         ranks=tuple(ranks),
         wrapper=wrapper_of(live),
         precision=first_batch.says.precision or precision_of(live),
@@ -196,39 +189,3 @@ def _next_lrs(live: LiveState) -> Iterator[float]:
     for row in forecast_lrs(live.optimizers, live.schedulers) or ():
         if row and row[0] is not None:
             yield row[0]
-
-
-def _tied(model: Any) -> bool | None:
-    try:
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        return bool(head.weight.data_ptr() == embedding.weight.data_ptr())
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
-
-
-def _shares_an_embedding(live: LiveState) -> bool:
-    """Whether an embedding's weight is another module's too."""
-    from torch.nn import Embedding
-
-    modules = {id(module): module for one in live.models for module in one.modules()}.values()
-    owners = [(id(weight), module) for module in modules for weight in module._parameters.values() if weight is not None]
-    inputs = {id(module.weight) for module in modules if isinstance(module, Embedding)}
-    return any(weight in inputs and not isinstance(module, Embedding) for weight, module in owners)
-
-
-def _nothing_to_tie(live: LiveState) -> bool:
-    """Whether no output could share an embedding's weight: by the model's own word, else by the shapes of all weights."""
-    from torch.nn import Embedding
-
-    model = unwrapped(live.models[0])
-    if callable(getattr(model, "get_output_embeddings", None)):
-        try:
-            return model.get_output_embeddings() is None
-        except NotImplementedError:
-            return False
-    if _count(live) is None:
-        return False  # flat shards have no shapes
-    modules = [module for one in live.models for module in one.modules()]
-    inputs = {id(one.weight): tuple(one.weight.shape) for one in modules if isinstance(one, Embedding)}
-    others = [weight for one in live.models for weight in one.parameters() if id(weight) not in inputs]
-    return not any(tuple(weight.shape) in inputs.values() for weight in others)

@@ -20,7 +20,7 @@ from chronicle.launch.pulse import PulseWriter
 from chronicle.resume.allowed import AS_FIRST_PASS, SPLIT, leave_open
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
-from chronicle.resume.batches import is_call
+from chronicle.resume.batches import Hears, is_call
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
@@ -71,7 +71,14 @@ class GuardSession:
         *,
         environ: Mapping[str, str] = os.environ,
         ranks: Ranks | None = None,
+        watch_step: Callable[[], Check | None] | None = None,
+        before_change: Callable[[], None] | None = None,
+        gradients_later: bool = False,
+        numbered: Callable[[], int | None] | None = None,
     ) -> None:
+        """`watch_step`: what else an adapter looks at before every step. `before_change`: what it must do before memory
+        changes. `gradients_later`: the backward pass runs inside the step, and it calls `gradient_ready`. `numbered`: the step
+        that is taken, as the framework counts."""
         self._observe: Callable[[], LiveState] = lambda: self._with_named(observe())
         self._retired = False
         self.options = effective_options(options, environ)
@@ -82,7 +89,9 @@ class GuardSession:
         if run_dir is None:
             self.journal.say("run", f"no run directory ({origin}): verdicts are not recorded")
         self.faults = Faults(self.journal, lambda: self.step)
-        self.sealer = Sealer(self.ranks, self.journal, self.faults.record)
+        self.sealer = Sealer(
+            self.ranks, self.journal, self.faults.record, lambda *found: self.envelope.compare_replicas(*found)
+        )
         if self.journal.launch is not None and not self.off and environ.get("RANK", "0") == "0":
             self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
         self.start = StartingPoint()
@@ -93,34 +102,26 @@ class GuardSession:
         rank, record = self.ranks.rank, self.faults.record
         step, world_size = (lambda: self.step), (lambda: self.ranks.world_size)
 
-        self.prints = StepPrints(launch_dir, lambda: self.ranks.rank, world_size, environ=environ)
+        trained, models = (lambda: (self.step, self._observe().optimizers)), (lambda: self._observe().models)
+        self.prints = StepPrints(
+            launch_dir, lambda: self.ranks.rank, world_size, trained, models, self._prints_failed, environ=environ
+        )
         self._printing = Containment(self._prints_failed)
-        self.prints.failed = self._prints_failed
-        self.prints.trained = lambda: (self.step, self._observe().optimizers)
-        self.prints.models = lambda: self._observe().models
-        self.numbered: Callable[[], int | None] = step  # the step that is taken, as the framework counts
+        self._numbered = numbered or step
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
         self.frames = LastFrames(launch_dir, rank)
 
         self.first_gradient = FirstGradient(
-            None if paths is None else paths.gradients_dir,
-            rank,
-            world_size,
-            lambda: self._observe().models,
-            lambda: self._observe().averages,
-        )
-        self.first_gradient.moved_otherwise, self.first_gradient.went_wrong = self._moved_otherwise, self._went_wrong
-        self.first_gradient.lost = partial(record, "gradient")
-
+            None if paths is None else paths.gradients_dir, rank, world_size, models, lambda: self._observe().averages,
+            moved_otherwise=self._moved_otherwise, went_wrong=self._went_wrong, lost=partial(record, "gradient"),
+        )  # fmt: skip
         self.data = DataWatch(
-            self.options, self.journal, self.ranks, self.start, step, self._before_first_batch, self.contained
-        )
-        self.data.failed, self.data.look_for_steps, self.data.told = record, self._look_for_steps, self.first_gradient.batch
+            self.options, self.journal, self.ranks, self.start, step, self._before_first_batch, self.contained,
+            Hears(self._enters, self._works, self._calibrates, self._look_at, partial(record, "batch")),
+            told=self.first_gradient.batch, failed=record, look_for_steps=self._look_for_steps,
+        )  # fmt: skip
         self.trained = TrainedWatch()
         self.batches = self.data.batches
-        self.batches.lost, self.batches.look = partial(record, "batch"), self._look_at
-        self.batches.enters = self._enters
-        self.batches.works, self.batches.calibrates = self._works, self._calibrates
 
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
@@ -133,20 +134,13 @@ class GuardSession:
         parts = (self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.loads = Loads(*parts, *kept)
         self.envelope = Envelope(
-            observe,
-            self.journal,
-            step,
-            self.ranks,
+            observe, self.journal, step, self.ranks,
             share=lambda topic, value, write: self.sealer.share(topic, value, write, at_most=NUM_RANKS_COMPARED),
             contained=self.contained,
             lr_is_ours=lambda: self.honours.used_lr is not None,
-            way_out=self._way_out,
-        )
-        self.envelope.off = self.off
-        self.sealer.compare = self.envelope.compare_replicas
-        self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
-        self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
-        self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
+            way_out=self._way_out, off=self.off,
+        )  # fmt: skip
+        self._watch_step, self._before_change, self._gradients_later = watch_step, before_change, gradients_later
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._environ = environ
@@ -167,6 +161,11 @@ class GuardSession:
         self._others: set[str] = set()  # classes of optimizers that are not guarded and step the same parameters
         self._counted: Any = None  # the optimizer whose steps are counted
         self._lr_watch = LrWatch()
+
+    def steps_by_engine(self) -> None:
+        """Steps are announced by a DeepSpeed engine, which takes the gradients away."""
+        self.engine_steps = True
+        self.first_gradient.come_by_hooks()
 
     @property
     def step(self) -> int | None:
@@ -434,15 +433,14 @@ class GuardSession:
             self.unregistered.began()
             with self._printing:
                 self.prints.loaded()
-            self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
+            self.start.learn(state_loaded=True, expectation=None, no_basis=why)
             with self.contained("load"):
                 self.envelope.loaded()
                 self.loads.state_loaded(memory, self._observe())
 
     def attached_late(self, why: str) -> None:
         """State was loaded, or steps were taken, before the guard was there; `why` says what shows it."""
-        self.start.state_loaded = True
-        self.start.no_basis = f"{why} when `attach` was called: call it before the load"
+        self.start.learn(state_loaded=True, no_basis=f"{why} when `attach` was called: call it before the load")
 
     def lost(self, where: str, problem: BaseException) -> None:
         """An adapter failed and could not tell of a load or a step: what is in memory is not known any more.
@@ -455,9 +453,10 @@ class GuardSession:
 
     def _forget(self, where: str, why: str) -> None:
         """Drop every expectation: what is pending is not judged, and the launch is unverified."""
-        self._loading, self._lr_watch.tripwire = False, None
-        self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
-        self.loads.pending = []
+        self._loading = False
+        self._lr_watch.arm(None)
+        self.start.learn(state_loaded=True, expectation=None, no_basis=why)
+        self.loads.forget()
         if where == "step" and not self._stepped and not self.off:
             self._stepped = True  # a later step would compare what training has changed
             with self.contained("verdict"):
@@ -484,7 +483,8 @@ class GuardSession:
 
     def retire(self) -> None:
         """The guard could not be set up completely, or another session took over: it does nothing more in this launch."""
-        self._retired = self.envelope.off = True
+        self._retired = True
+        self.envelope.end(for_good=True)
         self.prints.end()
 
     def begins(self) -> None:
@@ -535,7 +535,7 @@ class GuardSession:
         self.trained.shapes.see(batch)
         if not self.off and not self.first_batch.says.reads_trainer:
             with self.contained("first batch in words"):
-                self.first_batch.says.apart = any(has_decoder(model) for model in self._observe().models)
+                self.first_batch.knows(apart=any(has_decoder(model) for model in self._observe().models))
                 self.first_batch.see(*(batch if is_call(batch) else ((batch,), {})))
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
@@ -545,9 +545,9 @@ class GuardSession:
 
         `has_closure`: the step may call the model itself.
         """
-        if self.before_change is not None and not self.off:
+        if self._before_change is not None and not self.off:
             with self.contained("save"):
-                self.before_change()
+                self._before_change()
         if self._hold and self._saved_steps:
             hold_after_save(self._saved_steps[-1], self._hold, self.prints.end)
         if self._loading or self._retired or (self._stepped and not self.verdicts.refusal and not self._counts(optimizer)):
@@ -572,7 +572,8 @@ class GuardSession:
             self._watch(optimizer, has_closure=has_closure)
             is_watched = True
         if not is_watched:  # what was counted until now may be wrong: nothing is refused because of it
-            self._lr_watch.tripwire, self.watch_step = None, None
+            self._lr_watch.arm(None)
+            self._watch_step = None
 
     def _watch(self, optimizer: Any, *, has_closure: bool) -> None:
         if not self._counts(optimizer):
@@ -586,22 +587,22 @@ class GuardSession:
             with self.contained("what follows a save"):
                 self.reference.stepping(self._before_next_step)
         self._steps_here += 1
-        if not (self.gradients_later or has_closure):  # else the passes of this step are still to come
+        if not (self._gradients_later or has_closure):  # else the passes of this step are still to come
             self._look_at_buffers()
         if self.pulse is not None:
             self.pulse.step()
-        if not self.gradients_later:
+        if not self._gradients_later:
             self._see_gradient(optimizer)
         with self._printing:
-            comes = Gradient.TOLD if self.gradients_later else Gradient.AT_END if has_closure else Gradient.READY
-            self.prints.stepping(self.numbered(), optimizer, self._models, self._known, gradient=comes)
+            comes = Gradient.TOLD if self._gradients_later else Gradient.AT_END if has_closure else Gradient.READY
+            self.prints.stepping(self._numbered(), optimizer, self._models, self._known, gradient=comes)
         self._modes = _modes_of(self._models)
         lrs = self._lrs()
         if lrs != self._lr_watch.last:
             self.reference.options.add(LR, lrs)
         if (check := self._lr_watch.see(lrs)) is not None:
             self._trip(check, lrs)
-        if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
+        if self.start.resumed and self._watch_step is not None and (check := self._watch_step()) is not None:
             self._refuse_here(check)
 
     def _look_at_buffers(self) -> None:
@@ -755,7 +756,7 @@ class GuardSession:
             trained = self.trained.begin(live, expected.trained if expected else None)
         found = replace(found, trained=trained)
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
-        self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
+        self.start.learn(start_step=next((m.step for m in (found, expected) if m and m.step is not None), 0))
         self._lr_watch.foretell(found.next_lrs)
         checks = list(
             check_first_step(
@@ -776,7 +777,7 @@ class GuardSession:
             self.moving.resumes(self._known_to_move(expected))
             self.reference.frozen_now(found.frozen)
         yield from settled
-        if not self.gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
+        if not self._gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
             yield from self._compare_gradient(optimizer)
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)
@@ -804,7 +805,7 @@ class GuardSession:
         own = None
         if found.next_lrs is not None:
             own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._lr_watch.tripwire = LrTripwire.after(self.start.expectation, found, own, longer=longer)
+        self._lr_watch.arm(LrTripwire.after(self.start.expectation, found, own, longer=longer))
         yield from ()
 
     def _say_what_is_not_applied(self) -> None:
@@ -839,7 +840,7 @@ class GuardSession:
     def _trip(self, check: Check, lrs: LrRow) -> None:
         if not check.ok and self.first_gradient.used_lrs(self._steps_here) == list(lrs):
             check = replace(check, outcome=Outcome.NOTED, cause=f"{check.found} in use: {AS_FIRST_PASS}")
-            self._lr_watch.tripwire = None  # the forecast is not what the first pass did
+            self._lr_watch.arm(None)  # the forecast is not what the first pass did
         if check.outcome is Outcome.NOTED:
             self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
         else:
@@ -852,21 +853,17 @@ class GuardSession:
 
     def _with_named(self, live: LiveState) -> LiveState:
         """With the averages and objects that the script named."""
-        if self.options.averages or self.options.objects:
-            live.averages = {**live.averages, **self.options.averages}
-            live.objects = {**live.objects, **self.options.objects}
-        return live
+        if not (self.options.averages or self.options.objects):
+            return live
+        averages, objects = {**live.averages, **self.options.averages}, {**live.objects, **self.options.objects}
+        return replace(live, averages=averages, objects=objects)
 
     def _live(self) -> LiveState:
         live = self._observe()
-        live.rank = self.ranks.rank
         said = Parts()  # the script's own functions may fail, for example before its loader exists
-        if self.options.step is not None:
-            live.step = said.take("step", self.options.step, None)
-        if self.options.data_state is not None:
-            live.data = said.take("data", self.options.data_state, None)
-        live.unknown = {**live.unknown, **said.unknown}
-        return live
+        step = live.step if self.options.step is None else said.take("step", self.options.step, None)
+        data = live.data if self.options.data_state is None else said.take("data", self.options.data_state, None)
+        return replace(live, rank=self.ranks.rank, step=step, data=data, unknown={**live.unknown, **said.unknown})
 
 
 def _modes_of(models: Sequence[Any]) -> tuple[bool, ...] | None:

@@ -5,9 +5,8 @@ attributes, without calling any of their methods. One counts where it holds tens
 now and then. What moves at every step and is only a number may be a meter: nothing but its name tells (`BY_NAME`). A class that
 can be `reset` holds nothing that is meant to last.
 
-At the first save at which such an object has moved, the files of the save are searched for its values and names, right before
-the next step. What is in none of them is said once. Files that cannot be searched (compressed, or too large) end the search.
-Objects in the local variables of a function are not reached: `objects={"name": thing}` names them.
+Before the step after a save its files are searched for values and names of what moved. What is in none of them is said once.
+Files that cannot be searched (compressed, or too large) end the search. Variables of a function are not reached.
 """
 
 import functools
@@ -140,9 +139,7 @@ def _may_count(thing: Any) -> bool:
     kind: Any = type(thing)
     if isinstance(thing, deque | dict | list):
         return bool(thing)
-    if kind.__module__ == "builtins" or isinstance(thing, type) or not hasattr(thing, "__dict__"):
-        return False
-    if callable(getattr(kind, "reset", None)):
+    if kind.__module__ == "builtins" or isinstance(thing, type) or not hasattr(thing, "__dict__") or hasattr(kind, "reset"):
         return False
     if f"{kind.__module__}.".startswith(tuple(f"{one}." for one in LIBRARIES)) or hasattr(thing, "param_groups"):
         return False
@@ -168,12 +165,9 @@ def facts_of(live: LiveState) -> dict[str, str]:
             fact = parts.take(name, functools.partial(_collection, thing, shapes), "")
             found |= {name: fact} if fact else {}
         else:
-            found |= parts.take(name, functools.partial(_facts, name, thing, known), dict[str, str]())
+            attributes = functools.partial(_attributes, name, thing, known)
+            found |= parts.take(name, lambda: dict(attributes()), dict[str, str]())  # noqa: B023 called at once
     return found
-
-
-def _facts(name: str, thing: Any, known: set[int]) -> dict[str, str]:
-    return dict(_attributes(name, thing, known))
 
 
 def _collection(thing: Any, shapes: set[tuple[int, ...]]) -> str:

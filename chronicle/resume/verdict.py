@@ -46,10 +46,14 @@ class StartingPoint:
     no_basis: str = ""  # why there is nothing to compare with, where that is known
     again: bool = False  # this process had trained before: a reload, or a second call of `fit` or `train`
 
+    def learn(self, **known: Any) -> None:
+        """More is known by now: fields by their names. Every holder of this object sees it."""
+        for name, value in known.items():
+            setattr(self, name, value)
+
     def adopt(self, other: "StartingPoint") -> None:
-        """Begin anew as `other` says; every holder of this object sees it."""
-        for part in fields(self):
-            setattr(self, part.name, getattr(other, part.name))
+        """Begin anew as `other` says."""
+        self.learn(**{part.name: getattr(other, part.name) for part in fields(self)})
 
     @property
     def resumed(self) -> bool:

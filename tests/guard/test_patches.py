@@ -12,7 +12,7 @@ import pytest
 from chronicle.resume import patches
 
 ROOM = Path(patches.__file__).parent
-MOST_SET_FROM_OUTSIDE = 80  # only ever lowered
+MAY_BE_CHANGED = ("control",)  # the Trainer hands its callbacks an object that they are to change
 
 WATCHED = """
 import json, sys, types
@@ -97,6 +97,8 @@ def own_fields(tree: ast.Module) -> set[str]:
         for node in ast.walk(kind):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 found.add(node.target.id)
+            if isinstance(node, ast.Assign):
+                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
                 found.add(node.attr)
     return found
@@ -110,19 +112,20 @@ def test_no_object_is_changed_from_outside() -> None:
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
                 continue
-            if ast.unparse(node.value) not in ("self", "cls") and node.attr not in own and not node.attr.startswith("__"):
+            is_own = node.attr in own or node.attr.startswith("__") or ast.unparse(node.value) in ("self", "cls")
+            if not is_own and ast.unparse(node.value) not in MAY_BE_CHANGED:
                 found.append(f"{path.relative_to(ROOM)}:{node.lineno} {ast.unparse(node)}")
-    assert len(found) <= MOST_SET_FROM_OUTSIDE, "\n".join(found)
+    assert found == []
 
 
 def test_only_the_file_of_patches_sets_by_name() -> None:
     places = [
-        f"{path.name}:{node.lineno}"
+        path.name
         for path, tree in sources()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "object.__setattr__")
     ]
-    assert places == ["verdict.py:52"]  # `StartingPoint.adopt` sets its own fields
+    assert places == ["verdict.py"]  # `StartingPoint.learn` sets its own fields
 
 
 @pytest.mark.parametrize("name", ["_getframe", "get_objects", "addaudithook", "_current_frames", "setprofile", "settrace"])

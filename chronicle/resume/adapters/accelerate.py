@@ -37,7 +37,7 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     present = getattr(accelerator, "chronicle", None)
     if isinstance(present, GuardSession):
         return present
-    session = GuardSession(lambda: observe_accelerator(accelerator), options)
+    session = GuardSession(lambda: observe_accelerator(accelerator), options, watch_step=EpochWatch(accelerator).look)
     prepared = session.faults.shield("preparation", functools.partial(_prepared, accelerator, session))
     configured = session.faults.shield("settings", _configured)
     change_object(accelerator, "chronicle", session)
@@ -45,7 +45,6 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     change_object(accelerator, "load_state", _loading(accelerator, accelerator.load_state, session))
     change_object(accelerator, "prepare", around(accelerator.prepare, after=prepared))
     change_object(accelerator, "init_trackers", around(accelerator.init_trackers, before=configured))
-    session.watch_step = EpochWatch(accelerator).look
     hook_optimizer_steps(session)
     return session
 

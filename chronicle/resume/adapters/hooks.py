@@ -151,7 +151,7 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
     """Wrap `engine.step` once. The hook sees steps of its inner optimizer: groups one by one, or flat copies of them."""
     if is_changed(engine.step):
         return
-    session.engine_steps = session.first_gradient.by_hooks = True
+    session.steps_by_engine()
     hook_optimizer_steps(session)
 
     def look(*_: Any, **__: Any) -> None:

@@ -5,7 +5,7 @@ not part of Lightning's checkpoints and are not compared. The entry point `light
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,9 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             return
         self._trainer = trainer
         if self._session is None:
-            self._session = GuardSession(self._observe, self._options)
+            number: Callable[[], int] = lambda: int(trainer.global_step) + 1  # noqa: E731 of several optimizers all steps count
+            self._session = GuardSession(self._observe, self._options, gradients_later=True, numbered=number)
             hook_optimizer_steps(self._session)
-            self._session.gradients_later = True
-            self._session.numbered = lambda: int(trainer.global_step) + 1  # of several optimizers all steps count
         self._session.begins()
         hold(trainer.callbacks)
         watch_loaders()

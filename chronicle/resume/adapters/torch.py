@@ -53,15 +53,7 @@ class Taken:
     is_written: bool = False
 
 
-def _unguarded(problem: Exception, run: Any = None) -> "AttachedRun":
-    """What `attach` returns when the guard itself failed: a run without a guard, which is said and recorded."""
-    record_without_session("attach", problem, run)
-    attached = object.__new__(AttachedRun)
-    attached.gave_up = True
-    return attached
-
-
-@or_else(lambda problem, *args, run=None, **_: _unguarded(problem, args[0] if args else run))
+@or_else(lambda problem, *args, run=None, **_: _Unguarded(problem, args[0] if args else run))
 def attach(
     run: str | Path | None,
     model: Any,
@@ -145,7 +137,7 @@ class AttachedRun:
                 self.session.faults.record("attach", problem)
 
     def _begin(self, options: Options) -> None:
-        self.session = GuardSession(self._observe, options)
+        self.session = GuardSession(self._observe, options, before_change=self._memory_changes)
         first = self._live.optimizers[0]
         first.register_state_dict_post_hook(shield(self._on_save, self._save_failed))
         first.register_load_state_dict_pre_hook(shield(self._on_load, lambda problem: self.session.lost("load", problem)))
@@ -154,7 +146,6 @@ class AttachedRun:
             optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
         hook_optimizer_steps(self.session, takes_over=self._live.optimizers)
         hear_saves(self)
-        self.session.before_change = self._memory_changes
         for model in self._live.models:
             model.register_load_state_dict_post_hook(ModelHook(self._weights_loaded, self._load_failed))
         if self._live.models:
@@ -164,7 +155,7 @@ class AttachedRun:
 
     def _weights_loaded(self, model: Any, incompatible: Any) -> None:
         if self.session.waits_for_first_step:
-            self.session.loads.weights_loaded = True
+            self.session.loads.saw_weights()
 
     def now_trains(self, live: LiveState) -> None:
         """The loop trains with these objects from now on: more of them, or the same with their schedulers."""
@@ -341,6 +332,15 @@ class AttachedRun:
         if self._accumulation is not None:
             topology["accumulation"] = self._accumulation
         return replace(self._live, topology=topology)
+
+
+class _Unguarded(AttachedRun):
+    """What `attach` returns when the guard itself failed: a run without one, which is said and recorded."""
+
+    gave_up = True
+
+    def __init__(self, problem: Exception, run: Any) -> None:
+        record_without_session("attach", problem, run)
 
 
 def _lrs(optimizers: Sequence[Any]) -> tuple[float | None, ...]:

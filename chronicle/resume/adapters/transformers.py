@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from chronicle.journal.events import Incident
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, dtype_of, hook_optimizer_steps, split_of
-from chronicle.resume.batch_reader import TrainerSays, has_decoder, heads_of, revisions_of
+from chronicle.resume.batch_reader import has_decoder, heads_of, revisions_of
 from chronicle.resume.batches import samples_of
 from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
@@ -87,7 +87,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         directory = find_resumed(args, state, session.journal.read().checkpoints)
         # at an epoch's start the loader draws from the generators before the guard could compare them
         mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
-        session.data.continues = self._waits_for_generators = mid_epoch and not args.ignore_data_skip
+        self._waits_for_generators = mid_epoch and not args.ignore_data_skip
+        session.data.goes_on(skips_seen=self._waits_for_generators)
         session.before_load(directory, training=True)
         session.after_load(directory, generators=False)
 
@@ -148,28 +149,32 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
 
     def _prepare_words(self, trainer: Any) -> None:
         """What the Trainer knows beside the batch; its batches are seen in `training_step`, before anything is taken out."""
-        args, state, says = self._parts["args"], self._parts["state"], self.session.first_batch.says
-        says.tokenizer = says.tokenizer or self._parts.get("processing_class")
-        says.planned = int(state.max_steps) if state.max_steps > 0 else None
-        says.apart = has_decoder(self._parts.get("model"))
-        says.precision = "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32"
+        args, state, first = self._parts["args"], self._parts["state"], self.session.first_batch
+        tokenizer = first.says.tokenizer or self._parts.get("processing_class")
+        first.knows(
+            tokenizer=tokenizer,
+            planned=int(state.max_steps) if state.max_steps > 0 else None,
+            apart=has_decoder(self._parts.get("model")),
+            precision="bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32",
+        )
         if self.session.ranks.rank == 0:
-            says.revisions = revisions_of(says.tokenizer, self._parts.get("model"))
+            first.knows(revisions=revisions_of(tokenizer, self._parts.get("model")))
         if trainer is not None:
             own = getattr(trainer, "compute_loss_func", None)
             self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
         if trainer is not None and "training_step" not in vars(trainer):
             self._trainer = trainer
-            change_object(trainer, "training_step", self._step_seen(trainer.training_step, says))
+            change_object(trainer, "training_step", self._step_seen(trainer.training_step))
 
-    def _step_seen(self, original: Any, says: TrainerSays) -> Any:
+    def _step_seen(self, original: Any) -> Any:
         record = self.session.faults.record
 
         def see(inputs: Any) -> Any:
             if not isinstance(inputs, Mapping):
                 return None
             self.session.first_batch.see((), inputs)
-            says.reads_trainer = says.reads_trainer or "input_ids" in inputs
+            if "input_ids" in inputs:
+                self.session.first_batch.knows(reads_trainer=True)
             return self._keep_frame(inputs)
 
         def tell() -> None:  # a batch that the model cannot take: what is wrong with it is known

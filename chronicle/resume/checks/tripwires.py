@@ -182,6 +182,10 @@ class LrWatch:
         self.recent.clear()
         self.witness, self.tripwire = self.witness.predict(()), None
 
+    def arm(self, tripwire: LrTripwire | None) -> None:
+        """From the next step on the LRs are held to this; None: to nothing."""
+        self.tripwire = tripwire
+
     def knows(self, schedulers: Sequence[object]) -> None:
         """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
         if schedulers and not self._knows_schedulers:

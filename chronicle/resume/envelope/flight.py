@@ -108,6 +108,7 @@ class Envelope:
         contained: Callable[[str], AbstractContextManager[None]],
         lr_is_ours: Callable[[], bool],
         way_out: Callable[[Breach], str],
+        off: bool = False,
     ) -> None:
         self._observe, self._step, self._ranks = observe, step, ranks
         self._share, self._contained, self._lr_is_ours = share, contained, lr_is_ours
@@ -128,7 +129,7 @@ class Envelope:
         self._equal_at: int | None = None  # the last step after which the ranks were equal
         self._counting: weakref.ref[Any] | None = None  # the optimizer or engine whose steps time the comparison of replicas
         self.share_of_time = SHARE
-        self.off = False
+        self.off = off
 
     # ---- called by the session -------------------------------------------------------------------------------------
 
@@ -174,9 +175,10 @@ class Envelope:
         self._tell(BreachKind.REPLICAS, words, step, self._equal_at)
         return f"{BreachKind.REPLICAS.value} {self.log.told[BreachKind.REPLICAS].since}: {words}"
 
-    def end(self) -> None:
-        """Remove every hook."""
+    def end(self, *, for_good: bool = False) -> None:
+        """Remove every hook; with `for_good` watch nothing more in this process."""
         self._promises.end()
+        self.off = self.off or for_good
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
