@@ -106,6 +106,11 @@ class RetakenCase:
         return "" if self.apart is None else self.apart.parts[0]
 
     @property
+    def differs_at_once(self) -> bool:
+        """Whether the first step that was compared differs: sums in another order do so, a fault seldom."""
+        return self.apart is not None and self.equal_before < 1
+
+    @property
     def equal_before(self) -> int:
         """How many steps were compared and equal before the first one that differs, on every rank that differs."""
         return min((rank.count - 1 for rank in self.ranks if rank.apart is not None), default=0)
@@ -245,7 +250,7 @@ def _on_ranks(case: RetakenCase) -> str:
     return (
         f"on {number:,} rank{'' if number == 1 else 's'}"
         if number == case.ranks_now
-        else (f"on {number:,} of {case.ranks_now:,} ranks (the others left no prints)")
+        else (f"on {number:,} of {case.ranks_now:,} ranks (of the others nothing was compared)")
     )
 
 
@@ -457,6 +462,11 @@ def _differs_in(apart: PrintDifference, part: str, step: int) -> bool:
     return apart.step == step and part in apart.parts
 
 
+def is_close(case: RetakenCase) -> bool:
+    """Whether losses were compared, and all are the same but for their last digits."""
+    return case.loss_apart is not None and case.loss_apart <= LAST_DIGITS
+
+
 class Row(NamedTuple):
     """One row: what it is about, when it fits, its verdict and its words. The first that fits is the answer."""
 
@@ -482,8 +492,7 @@ ROWS: tuple[Row, ...] = (
     Row("generators", lambda case: case.part in ("torch", "python", "numpy"), V.NOT_COMPARABLE, _generators),
     Row("batch", lambda case: case.part == "batch", V.DATA, _other_batches),
     Row("the loss of some ranks", lambda case: bool(lone_losses(case)[1]), V.RANKS, _lone),
-    Row("the last digits", lambda case: (case.loss_apart or 0.0) <= LAST_DIGITS and case.loss_apart is not None
-        and not own_ranks(case)[1], V.CLOSE, _close),
+    Row("the last digits", lambda case: case.differs_at_once and is_close(case), V.CLOSE, _close),
     Row("something has changed", lambda case: bool(case.named(*CAUSES)), V.CODE, _changed),
     Row("another kind of machine", lambda case: bool(_moved(case)), V.CODE, _other_machine),
     Row("some ranks", lambda case: bool(own_ranks(case)[1]), V.RANKS, _ranks),

@@ -45,6 +45,7 @@ from rollback.detect import Tier
 
 BUDGET_SECONDS = 0.03  # of one call
 PAUSE_SECONDS, PAUSE_FACTOR = 5.0, 50.0  # after a pass: so long, and so many times as long as it took
+FINISH_SECONDS = 10.0  # at the end of a launch: .25 s a rank at most
 LOOK_BACK = 20  # launches in which the steps are looked for
 MAY_CHANGE = (RetakenVerdict.EQUAL, RetakenVerdict.CLOSE, RetakenVerdict.RESULT)  # by later steps
 RISES = (Tier.WARN.value, Tier.PROPOSE.value)
@@ -78,9 +79,10 @@ class StepsAgain:
             self._pause_until = now() + max(PAUSE_SECONDS, PAUSE_FACTOR * (now() - self._began))
 
     def finish(self) -> None:
-        """The launch has ended: compare all ranks once more, unless it was told already."""
+        """The launch has ended: compare the ranks once more, as many as there is time for, unless it was told already."""
         self._pass = None
-        if self._begin(0.0) and self._go_on(float("inf"), time.monotonic):
+        if self._begin(0.0):
+            self._go_on(time.monotonic() + FINISH_SECONDS, time.monotonic)
             self._judge(is_over=True)
 
     def _go_on(self, until: float, now: Callable[[], float]) -> bool:

@@ -202,6 +202,9 @@ class TestNobodyIsNamed:
             judge_retaken(RetakenCase(earlier=1, start=20, ranks=ranks, ranks_then=2, ranks_now=2)).verdict is V.RESULT
         )
 
+    def test_other_bits_behind_equal_steps_are_not_called_close(self) -> None:
+        assert judge_retaken(case({n: {"gradient": 9, "weights": 9} for n in (24, 25)})).verdict is V.RESULT
+
     def test_replicas_that_never_were_equal(self) -> None:
         assert strayed(segment(others={n: {"weights": n} for n in range(21, 26)}), segment()) is None
 
