@@ -155,11 +155,12 @@ def facts_of(live: LiveState) -> dict[str, str]:
     known = {id(one) for one in (*models, *live.averages.values(), *live.objects.values(), live.scaler)}
     known |= {id(bound.scheduler) for bound in live.schedulers}
     known |= {id(part) for model in live.models for part in model.modules()}
-    shapes = {tuple(p.shape) for model in live.models for p in model.parameters()}
+    params = {id(p): tuple(p.shape) for model in live.models for p in model.parameters()}
+    shapes = set(params.values())
     found: dict[str, str] = {}
     parts = Parts()  # what cannot be read is left out
     for name, thing in list(_things().items())[:NUM_OBJECTS]:
-        if id(thing) in known:
+        if id(thing) in known or _holds_the_model(thing, params):
             continue
         if isinstance(thing, deque | dict | list):
             fact = parts.take(name, functools.partial(_collection, thing, shapes), "")
@@ -168,6 +169,12 @@ def facts_of(live: LiveState) -> dict[str, str]:
             attributes = functools.partial(_attributes, name, thing, known)
             found |= parts.take(name, lambda: dict(attributes()), dict[str, str]())  # noqa: B023 called at once
     return found
+
+
+def _holds_the_model(thing: Any, params: Mapping[int, Any]) -> bool:
+    """Whether its weights are those of a model that is guarded: a wrapper (DDP, FSDP, a compiled model), and no average."""
+    own = [*thing.parameters()] if hasattr(thing, "_parameters") and hasattr(thing, "named_parameters") else []
+    return bool(own) and all(id(p) in params for p in own)
 
 
 def _collection(thing: Any, shapes: set[tuple[int, ...]]) -> str:

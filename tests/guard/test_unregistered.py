@@ -29,6 +29,18 @@ class Average:
             self.shadow[name].lerp_(p.detach(), 0.1)
 
 
+class Wrapper(nn.Module):
+    """Holds the model that is guarded, and rows that move with it, as DDP does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+        self.rows = {name: torch.zeros(3) for name in ("a", "b")}
+
+    def update(self) -> None:
+        self.rows = {name: row + 1 for name, row in self.rows.items()}
+
+
 class Patience:
     def __init__(self) -> None:
         self.best, self.bad = 9.5, 0
@@ -164,3 +176,8 @@ def test_files_that_cannot_be_searched_name_nobody(tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", mean=np.full(4, 0.25))
     found = Evidence([tmp_path])
     assert found.is_whole and found.holds([np.full(4, 0.25).tobytes()]) and not found.holds([np.full(4, 0.5).tobytes()])
+
+
+def test_a_wrapper_of_the_model_is_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path, monkeypatch, lambda model: {"net": Wrapper(model)})
+    assert not said(tmp_path)
