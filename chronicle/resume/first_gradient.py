@@ -7,10 +7,10 @@ one a save, the newest 64 of a launch). A resume of that state compares its own 
 step.
 
 It is compared only where it must be equal: every micro-batch of the step was the same, as many ranks began with the batches
-that followed the save, all of them, and nothing was random. That is so where no generator moved in the first launch between the
-save and this gradient, or where those of a single process stood equally when the first micro-batch entered the model. Anything
-else is no finding. Where the first pass went wrong in this very step (an incident is on record), another gradient is only
-noted. Kernels, hardware and orders of summation change the last digits: only a larger difference is refused.
+that followed the save, all of them, and nothing was random. That is so where no generator moved in the first launch between
+the save and this gradient, or where those that moved stood equally in a single process when the first micro-batch entered the
+model. Anything else is no finding. Where the first pass went wrong in this very step (an incident is on record), another
+gradient is only noted. Kernels, hardware and orders of summation change the last digits: only a larger difference is refused.
 
 An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
 
@@ -36,7 +36,7 @@ from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import rng_digests
 
-VERSION = 2
+VERSION = 3
 NAME = "gradient"
 DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"
 CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
@@ -237,7 +237,7 @@ class FirstGradient:
             "batches": list(self._batches),
             "entered": dict(self._entered),
             "seed": _seed(),
-            "still": rng_digests() == dict(self._at_save),
+            "drawn": sorted(name for name, now in rng_digests().items() if self._at_save.get(name) != now),
             "exact": are_plain and not self._autocast,
             "rows": _short(rows),
             "lrs": lrs,
@@ -506,7 +506,9 @@ def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     """Whether both are of the same step, and of the same random numbers if any."""
     if not _is_same_step(kept, own):
         return False
-    return bool(kept["still"] or (own["ranks"] == 1 and kept["entered"] == own["entered"] and kept["entered"]))
+    drawn = kept["drawn"]  # generators that moved between the save and this step: the others had no part in it
+    stood_alike = all(kept["entered"].get(name, "") == own["entered"].get(name) for name in drawn)
+    return not drawn or (own["ranks"] == 1 and stood_alike)
 
 
 def difference(one: Rows, other: Rows) -> float | None:
