@@ -342,7 +342,7 @@ def _again(story: Story) -> Iterator[_Row]:
     found = [event for entry, event in events_of(story.entries, StepsRetaken) if entry.launch == number]
     for event in found[-1:]:
         differs = event.verdict in (RetakenVerdict.RANKS, RetakenVerdict.RESULT, RetakenVerdict.CODE)
-        yield _Row("taken again", plain(f"{event.why} (launch {event.earlier} took them first)"), WARN if differs else PLAIN)
+        yield _Row("again", plain(f"{event.why} (launch {event.earlier} took them first)"), WARN if differs else PLAIN)
 
 
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
