@@ -187,6 +187,19 @@ def may_be_state(path: Path) -> bool:
         return True
 
 
+def is_saved_file(path: Path) -> bool:
+    """Whether a file begins as torch or pickle write it, whatever it is called."""
+    try:
+        with open_state_file(path) as (fd, size_bytes):
+            head = pread(fd, min(size_bytes, _HEAD_BYTES), 0)
+    except RollbackError:
+        return False
+    if head.startswith(b"PK\x03\x04"):
+        name_bytes = int.from_bytes(head[26:28], "little")
+        return head[30 : 30 + name_bytes].endswith(b"/data.pkl")  # of all its records torch writes this one first
+    return head.startswith(LEGACY_MAGIC) or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05")
+
+
 def _is_text(head: bytes) -> bool:
     try:
         text = head[: len(head) - 4 if len(head) == _HEAD_BYTES else None].decode("utf-8")

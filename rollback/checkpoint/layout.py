@@ -200,13 +200,16 @@ RANKED = re.compile(r"(?i)(?<![a-z])(?:rank|shard|part|world|proc|process|gpu|no
 def parts_beside(name: str, others: Iterable[str]) -> tuple[str, ...]:
     """Those of `others` that carry the last number of `name` after other letters: `model_20.pt` for `optim_20.pt`.
 
-    Names whose letters are the same are a series (`a_10.pt`, `a_20.pt`; days, ranks, shards) and no parts of one save.
+    Names whose letters are the same are a series (`a_10.pt`, `a_20.pt`; days) and no parts of one save, unless they differ
+    in their rank alone.
     """
     own = _letters_and_number(name)
     if own is None:
         return ()
     found = {other: _letters_and_number(other) for other in others if other != name and not is_leftover(other)}
-    return tuple(sorted(o for o, seen in found.items() if seen and seen[1] == own[1] and seen[0] != own[0]))
+    same = [other for other, seen in found.items() if seen and seen[1] == own[1]]
+    ranks = {other for other in same if RANKED.search(name) and RANKED.search(other)}
+    return tuple(sorted(other for other in same if other in ranks or found[other] != own))
 
 
 def saved_number(name: str) -> int | None:

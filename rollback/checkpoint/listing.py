@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollback.checkpoint.account import may_be_state, with_account
-from rollback.checkpoint.formats import FORMATS
+from rollback.checkpoint.account import is_saved_file, may_be_state, with_account
+from rollback.checkpoint.formats import FORMATS, SCRIPT_FOLDER, TORCH
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import (
     Checkpoint,
@@ -38,6 +38,7 @@ from rollback.checkpoint.layout import (
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
 from rollback.checkpoint.state import CheckpointState, as_mapping, find_states
 from rollback.checkpoint.state_digest import digest_in_file
+from rollback.disk import RemoteView
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
@@ -47,7 +48,7 @@ IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer, written before 
 _MOST_STATES = 8  # files of a directory
 IDENTITY_CALLBACK = "ChronicleCallback"  # start of the callback's name (`chronicle.resume.adapters.lightning`)
 IDENTITY_FIELDS = {"id": str, "run_id": str, "run": str, "launch": int, "step": int}
-_COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
+_COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/][^\d/]*")
 
 
 def find_format(name: str, entries: Sequence[DirectoryEntry]) -> CheckpointFormat | None:
@@ -112,10 +113,17 @@ def list_rolling(root: Path | str) -> list[Checkpoint]:
 def _listed_in(folder: Path, abandoned: str | None) -> list[Checkpoint]:
     """The checkpoints directly in `folder`, files of one save together, links to one of them left out."""
     counted = [_with_counted_step(checkpoint) for checkpoint in _checkpoints_in(folder, abandoned)]
-    own = [one for one in counted if one.step is not None or one.strays or one.trains or not format_of(one).by_content]
+    own = [one for one in counted if _is_checkpoint(one)]
     known = {one.path for one in own}
     stateless = {one.path.name: one.size_bytes for one in counted if one.single_file and one.path not in known}
     return _without_links(_side_by_side(own, stateless))
+
+
+def _is_checkpoint(one: Checkpoint) -> bool:
+    """Whether it is what a run goes on from: a writer's by its layout, or by what was found in it."""
+    known = format_of(one)
+    counts = one.step is not None and known.is_checkpoint_name(one.path.name)
+    return bool(not known.by_content or one.strays or one.trains or counts)
 
 
 def _side_by_side(own: Sequence[Checkpoint], stateless: Mapping[str, int]) -> list[Checkpoint]:
@@ -150,7 +158,8 @@ def list_unrecognised(root: Path | str, listed: Iterable[Checkpoint]) -> tuple[s
     """
     root = Path(os.path.abspath(root))
     known = {name for one in listed if one.abandoned is None for name in one.names}
-    known |= {one.path.name for one in _checkpoints_in(root, None)}  # weights alone, or what `verify` finds damaged
+    described = _checkpoints_in(root, None)  # weights alone, or what `verify` finds damaged
+    known |= {one.path.name for one in described if format_of(one).is_checkpoint_name(one.path.name)}
     rest = [entry for entry in _entries_of(root) if entry.name not in known and not entry.name.startswith(".")]
     return tuple(entry.name for entry in rest if entry.kind is not FileType.LINK and _may_be_state(root, entry))
 
@@ -289,7 +298,7 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
         entries = scan_entries(path)
     # a `scheduler.pt` alone is a file that a script could have saved, not the directory that a Trainer puts it into
     found = (form for form in FORMATS if form.single_file == single_file and form.claims(path.name, entries))
-    known = next(found, None)
+    known = next(found, None) or _format_by_content(path, entries)
     if known is None:
         return None
     manifest = None if single_file else _manifest_if_whole(path)
@@ -308,6 +317,17 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
         single_file=single_file,
         written=written,
     )
+
+
+def _format_by_content(path: Path, entries: Sequence[DirectoryEntry]) -> CheckpointFormat | None:
+    """The format of a script's own, for files of other names whose content is what torch saved, or a pickle."""
+    if RemoteView.opened is not None or not path.exists():
+        return None  # in a store each look is a request
+    if not path.is_dir():
+        return TORCH if is_saved_file(path) else None
+    files = [entry for entry in entries if entry.kind is FileType.FILE and entry.path.count("/") < 2]
+    saved = [entry.path for entry in files if not is_leftover(entry.name) and is_saved_file(path / entry.path)]
+    return SCRIPT_FOLDER if SCRIPT_FOLDER.is_one_save(path.name, saved) else None
 
 
 def _manifest_if_whole(path: Path) -> Manifest | None:

@@ -173,6 +173,7 @@ _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"
                    {"hyperparam_value", "metric_values"})  # timm, mmengine, Megatron, SpeechBrain  # fmt: skip
 _MAX_COUNTERS = 64
 _MAX_SEARCHED = 200_000
+_MAX_DEPTH = 200  # as deep as numbers are edited
 MAX_LEVELS = 12  # nested schedulers: each takes two levels
 _MAX_VALUES = 1_000_000  # of one state dict; a container counts as _CONTAINER of them
 _CONTAINER = 10
@@ -227,15 +228,20 @@ def walk_states(tree: object) -> Walk:
     found: list[Found] = []
     todo: deque[tuple[Prefix, object]] = deque([((), tree)])
     seen: set[int] = set()
+    is_cut = False
     while todo and len(seen) <= _MAX_SEARCHED:
         prefix, value = todo.popleft()
+        if id(value) in seen or not isinstance(value, (dict, list, tuple, bytes, Opaque)):
+            continue
+        seen.add(id(value))
         kind = _kind_of(value)
         if kind is not None:
             found.append(Found(prefix, value, kind))
-        elif id(value) not in seen and isinstance(value, (dict, list, tuple, Opaque)):
-            seen.add(id(value))
+        elif len(prefix) < _MAX_DEPTH:
             todo += [((*prefix, key), part) for key, part in _parts_of(value)]
-    return Walk(tuple(found), bool(todo))
+        else:
+            is_cut = True
+    return Walk(tuple(found), is_cut or bool(todo))
 
 
 def _parts_of(value: object) -> Iterator[tuple[Any, object]]:
@@ -315,7 +321,7 @@ def hints_in(file: str, tree: object, found: Sequence[Prefix]) -> tuple[LrHint, 
             hints.append(LrHint(file=file, keys=prefix, kind=kind, values=values))
             if kind is HintKind.SCHEDULER and not holds:
                 continue
-        for key, part in parts.items():
+        for key, part in parts.items() if len(prefix) < _MAX_DEPTH else ():
             if not isinstance(part, TensorRef):
                 name = key if isinstance(key, (str, int)) else str(key)
                 todo.append(((*prefix, name), part, named or _SCHEDULER_NAME.search(str(key)) is not None))

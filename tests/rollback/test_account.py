@@ -13,6 +13,7 @@ import torch
 from rollback.api import apply, plan_rollback, undo
 from rollback.checkpoint.account import Reading
 from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, open_checkpoint, read_state
+from rollback.checkpoint.state import walk_states
 from rollback.checks.verify import verify_checkpoint
 from rollback.errors import PlanRefused, Severity
 from rollback.plan.plan import format_plan
@@ -143,3 +144,22 @@ def test_what_is_no_checkpoint_and_no_text_is_said(tmp_path: Path) -> None:
     (tmp_path / "7-save").mkdir()
     (tmp_path / "7-save" / "blob").write_bytes(b"\x00\x01\x02 binary")
     assert list_unrecognised(tmp_path, list_checkpoints(tmp_path)) == ("7-save", "step_6.npz2")
+
+
+@pytest.mark.parametrize("name", ["state_{}", "training.{}.snapshot", "2026-11-{}_run/ck.pt", "step_{}/state", "it{}/a/state.dat"])
+def test_a_save_is_found_by_its_content_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    for step in (10, 20):
+        path = root / name.format(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({**parts(), "step": step}, path)
+        (root / f"note_{step}.txt").write_text("text")
+    assert [c.step for c in list_checkpoints(root)] == [10, 20]
+    assert list_unrecognised(root, list_checkpoints(root)) == ()
+
+
+def test_values_nested_without_end_are_cut_and_said(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {}
+    for _ in range(300):
+        tree = {"k": tree}
+    assert walk_states({"deep": tree}).is_cut and not walk_states(parts()).is_cut

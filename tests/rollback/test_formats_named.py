@@ -101,24 +101,13 @@ def torchtune(top: Path) -> Path:
     return path
 
 
-def nanochat(top: Path) -> Path:
-    path = top / "d4"
-    path.mkdir()
-    for step in (100, 200):
-        torch.save({"w": torch.ones(2)}, path / f"model_{step:06d}.pt")
-        torch.save([trained().state_dict(), trained().state_dict()], path / f"optim_{step:06d}_rank0.pt")
-        meta = {"step": step, "val_bpb": 1.1, "user_config": {"matrix_lr": 0.02}}
-        (path / f"meta_{step:06d}.json").write_text(json.dumps(meta))
-    return path
-
-
 def safetensors(top: Path) -> Path:
     path = top / "optimizer.safetensors"
     tensors(path, "state.0.exp_avg", "state.0.exp_avg_sq")
     return path
 
 
-MADE = [keras, orbax, peft, nemo, nemo2, nanochat, safetensors]
+MADE = [keras, orbax, peft, nemo, nemo2, safetensors]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +119,6 @@ MADE = [keras, orbax, peft, nemo, nemo2, nanochat, safetensors]
         (nemo, "nemo", ("an archive of weights and config",)),
         (nemo2, "nemo 2", ("step 400", "weights and context")),
         (torchtune, "torchtune", ("2e-05", "epochs_run", "recipe_state/recipe_state.pt")),
-        (nanochat, "nanochat", ("step 200", "matrix_lr", "2e-05", "100, 200")),
         (safetensors, "safetensors", ("tensors alone",)),
     ],
 )
@@ -168,8 +156,6 @@ def test_a_rollback_to_it_is_refused_by_name(
         (peft, "adapter_model.safetensors cut", "truncated"),
         (nemo2, "weights/.metadata", "weights/.metadata"),
         (torchtune, "recipe_state/recipe_state.pt cut", ""),
-        (nanochat, "optim_000200_rank0.pt", "step 200 cannot be resumed"),
-        (nanochat, "model_000200.pt", "step 200 has no weights"),
         (safetensors, "cut", "truncated"),
     ],
 )

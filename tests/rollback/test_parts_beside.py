@@ -83,7 +83,7 @@ def test_files_of_later_steps_that_were_cut_are_moved_too_and_come_back(
         ("opt000100.pt", ["model000100.pt", "ema_0.9_000100.pt", "opt000200.pt"], ("ema_0.9_000100.pt", "model000100.pt")),
         ("optim_5.bin", ["unet_5.safetensors", "args_5.json", "picture_5.png"], ("args_5.json", "unet_5.safetensors")),
         ("2026-11-21_12-00-00.pt", ["2026-11-22_12-00-00.pt"], ()),
-        ("optim_20_rank0.pt", ["optim_20_rank1.pt", "model_20.pt"], ("model_20.pt",)),
+        ("optim_20_rank0.pt", ["optim_20_rank1.pt", "model_20.pt"], ("model_20.pt", "optim_20_rank1.pt")),
         ("optim_5.pt", ["model-00001-of-00005.safetensors", "optim_15.pt"], ()),
         ("optim_step_20.pt", ["model_step_20.pt", "model_step_10.pt"], ("model_step_20.pt",)),
         ("last.pt", ["best.pt", "model_20.pt"], ()),

@@ -15,6 +15,8 @@ from rollback.checkpoint.formats.named import NAMED
 from rollback.checkpoint.formats.torch_checkpoint import LightningFormat, TorchFormat
 from rollback.checkpoint.formats.transformers import TransformersFormat
 
+SCRIPT_FOLDER, TORCH = ScriptFolder(), TorchFormat()
+
 FORMATS: tuple[CheckpointFormat, ...] = (
     AccelerateDeepSpeedFormat(),
     AccelerateFormat(),
@@ -25,7 +27,7 @@ FORMATS: tuple[CheckpointFormat, ...] = (
     *FOLDERS,
     *NAMED,
     DcpFormat(),
-    ScriptFolder(),
+    SCRIPT_FOLDER,
     LightningFormat(),
-    TorchFormat(),
+    TORCH,
 )

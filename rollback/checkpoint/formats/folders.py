@@ -236,7 +236,10 @@ class ScriptFolder(FolderFormat):
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """Torch files of one save, whatever the directory is called; several numbers in their names make it a run's."""
         files = [e.path for e in entries if e.kind is not FileType.DIRECTORY and re.fullmatch(self.torch_files, e.path)]
-        files = [path for path in files if not is_leftover(path)]
+        return self.is_one_save(name, [path for path in files if not is_leftover(path)])
+
+    def is_one_save(self, name: str, files: Sequence[str]) -> bool:
+        """Whether these files in a directory of this name are of one save."""
         numbers = {saved_numbers(part)[-1:] for path in files for part in path.split("/")} - {()}
         mine = saved_numbers(name)
         is_one_save = not numbers or (len(numbers) == 1 and mine[-1:] in numbers)
