@@ -146,7 +146,7 @@ def test_what_is_no_checkpoint_and_no_text_is_said(tmp_path: Path) -> None:
     assert list_unrecognised(tmp_path, list_checkpoints(tmp_path)) == ("7-save", "step_6.npz2")
 
 
-@pytest.mark.parametrize("name", ["state_{}", "training.{}.snapshot", "2026-11-{}_run/ck.pt", "step_{}/state", "it{}/a/state.dat"])
+@pytest.mark.parametrize("name", ["state_{}", "training.{}.snapshot", "2026-11-{}_run/ck.pt", "step_{}/state", "it{}/a/s.dat"])
 def test_a_save_is_found_by_its_content_whatever_it_is_called(name: str, tmp_path: Path) -> None:
     root = tmp_path / "ck"
     for step in (10, 20):
