@@ -1,21 +1,26 @@
 """`chronicle rehearse -- <launcher …>`: kill a script, resume it, and compare it with the same script undisturbed."""
 
-import re
+import os
 import shlex
 import shutil
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.errors import UsageProblem
-from chronicle.journal import Entry
-from chronicle.journal.events import Rehearsed, events_of
+from chronicle.journal import Entry, read_journal
+from chronicle.journal.events import Rehearsed, events_of, is_of
 from chronicle.launch.code import read_code
 from chronicle.story.plain import format_age, say
+from rollback.disk.lock import hold_lock
+
+if TYPE_CHECKING:
+    from chronicle.rehearse.rehearse import Rehearsal
+
+KEPT = "rehearsal"  # below the run's directory
 
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 SIGNALS: Mapping[str, signal.Signals] = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
@@ -25,9 +30,10 @@ def rehearse(
     launcher: list[str] | None = None,
     at: int = 10,
     to: int = 20,
-    signal_: str = "KILL",
+    signal_: str = "",
     resume_args: str = "",
     resume_with: str = "",
+    only: str = "",
     keep: Path | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -58,47 +64,78 @@ def rehearse(
       --signal NAME: KILL once a checkpoint is whole; or TERM, USR1: does it save by itself?
       --resume-args WORDS: Added to the command of the resume; `{checkpoint}` is what it resumes from.
       --resume-with COMMAND: The whole command of the resume, as with another number of ranks.
-      --keep DIR: Write there, and keep it [a temporary directory].
+      --only WHAT: kill (as --signal KILL), term (what --signal TERM or USR1 saves; one launch), or data (two steps after --at).
+      --keep DIR: Write there, and keep all of it.
     """
+    from chronicle.preflight.host import largest_size
     from chronicle.rehearse.judge import Verdict
-    from chronicle.rehearse.rehearse import Rehearsal, play_rehearsal
+    from chronicle.rehearse.kept import identity_of, said_before, tidy
+    from chronicle.rehearse.rehearse import play_rehearsal
     from chronicle.rehearse.told import page, record, to_json
 
-    number = SIGNALS.get(signal_.upper().removeprefix("SIG"))
-    if number is None:
-        raise UsageProblem(f"--signal {signal_}: expected {', '.join(SIGNALS)}")
     if not launcher:
         raise UsageProblem("no launcher given", "chronicle rehearse -- python train.py --output_dir {out}")
-    asked = Rehearsal(
-        command=tuple(launcher),
-        at=at,
-        to=to,
-        signal=number,
-        resume_args=tuple(shlex.split(resume_args)),
-        resume_with=tuple(shlex.split(resume_with)),
-    )
+    asked = _asked(launcher, (at, to), signal_, only, (shlex.split(resume_args), shlex.split(resume_with)))
     settings = settings_from(run, logs)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended first
-    scratch = _scratch(keep)
-    try:
-        answer = play_rehearsal(asked, scratch, say)
-    finally:
-        if keep is None:
-            shutil.rmtree(scratch, ignore_errors=True)
+    identity = identity_of(asked.command, (asked.at, asked.to), Path.cwd(), os.environ)
+    scratch = _scratch(keep, settings.paths.run_dir / KEPT / (identity or "unknown")[:16])
+    entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else []
+    last = _last_of(asked.command, entries)
+    with hold_lock(scratch.parent / "lock"):
+        shutil.rmtree(scratch / "b", ignore_errors=True)
+        say(said_before(scratch, asked.to, largest_size(settings.checkpoints_dir), last[1].seconds if last else None))
+        try:
+            answer = play_rehearsal(asked, scratch, say)
+        finally:
+            if keep is None:
+                tidy(scratch, is_known=identity is not None)
     entry = record(settings.paths, answer)
     codes = {
-        Verdict.DIFFERS: ExitCode.FINDINGS, Verdict.NOT_DONE: ExitCode.REFUSED, Verdict.PARTLY: ExitCode.REFUSED,
+        Verdict.DIFFERS: ExitCode.FINDINGS, Verdict.LOST: ExitCode.FINDINGS,
+        Verdict.NOT_DONE: ExitCode.REFUSED, Verdict.PARTLY: ExitCode.REFUSED,
     }  # fmt: skip
     code = codes.get(answer.verdict, ExitCode.DONE)
     return CommandResult(text=page(answer), data={"entry": entry.id, **to_json(answer)}, exit_code=code)
 
 
+def _asked(
+    launcher: Sequence[str], steps: tuple[int, int], signal_: str, only: str, resume: tuple[Sequence[str], Sequence[str]]
+) -> "Rehearsal":
+    from chronicle.rehearse.rehearse import DATA_STEPS, Rehearsal
+
+    at, to = steps
+    if only not in ("", "kill", "term", "data"):
+        raise UsageProblem(f"--only {only}: expected kill, term or data")
+    name = signal_.upper().removeprefix("SIG") or ("TERM" if only == "term" else "KILL")
+    number = SIGNALS.get(name)
+    if number is None:
+        raise UsageProblem(f"--signal {signal_}: expected {', '.join(SIGNALS)}")
+    if (only == "term") is (name == "KILL") and only:
+        raise UsageProblem(f"--only {only} with --signal {name}: --only term goes with TERM or USR1, kill and data with KILL")
+    return Rehearsal(
+        command=tuple(launcher),
+        at=at,
+        to=min(to, at + DATA_STEPS) if only == "data" else to,
+        signal=number,
+        resume_args=tuple(resume[0]),
+        resume_with=tuple(resume[1]),
+        only="" if only == "kill" else only,
+    )
+
+
+def _last_of(command: Sequence[str], entries: Sequence[Entry]) -> tuple[Entry, Rehearsed] | None:
+    """The last rehearsal of this command."""
+    found = [(entry, event) for entry, event in events_of(entries, Rehearsed) if is_of(event, command)]
+    return found[-1] if found else None
+
+
 def said_of(command: Sequence[str], entries: Sequence[Entry], cwd: Path, now: float) -> str:
     """What the last rehearsal of this command found, in one line; "" where it was never rehearsed."""
-    rehearsed = [(entry, event) for entry, event in events_of(entries, Rehearsed) if _is_of(event, command)]
-    if not rehearsed:
+    last = _last_of(command, entries)
+    if last is None:
         return ""
-    entry, event = rehearsed[-1]
+    entry, event = last
     age = format_age(max(0.0, now - datetime.fromisoformat(entry.ts).timestamp()))
     code = read_code(cwd, with_patch=False)
     is_same = code.commit is not None and (code.commit, code.digest) == (event.git_commit, event.git_dirty_digest)
@@ -106,25 +143,12 @@ def said_of(command: Sequence[str], entries: Sequence[Entry], cwd: Path, now: fl
     return f"rehearsed {age} ago {where}: the script {event.verdict} ({event.signal} at step {event.at})"
 
 
-def _is_of(event: Rehearsed, command: Sequence[str]) -> bool:
-    """Whether this is the command of a rehearsal, whatever stands where its `{out}`, `{name}` and `{port}` stood."""
-    return any(
-        len(words) == len(command) and all(map(_is_same, words, command)) for words in (event.command, event.resume)
-    )
-
-
-def _is_same(pattern: str, word: str) -> bool:
-    parts = re.split(r"\{(?:out|name|port|checkpoint)\}", pattern)
-    return re.fullmatch(".*".join(map(re.escape, parts)), word, re.DOTALL) is not None
-
-
-def _scratch(keep: Path | None) -> Path:
-    if keep is None:
-        return Path(tempfile.mkdtemp(prefix="chronicle-rehearsal-")).resolve()
-    if keep.exists() and any(keep.iterdir()):
+def _scratch(keep: Path | None, kept: Path) -> Path:
+    if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageProblem(f"--keep {keep}: it is not empty", "name a directory that does not exist")
-    keep.mkdir(parents=True, exist_ok=True)
-    return keep.resolve()
+    scratch = keep or kept
+    scratch.mkdir(parents=True, exist_ok=True)
+    return scratch.resolve()
 
 
 rehearse.context_settings = CONTEXT  # type: ignore[attr-defined]  # options after the launcher's name belong to the launcher

@@ -15,7 +15,8 @@ by `dataclasses.dataclass`: it generates code for every class at import, about 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
@@ -750,7 +751,20 @@ class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):
     git_commit: str | None = None
     git_dirty_digest: str | None = None
     env_digest: str | None = None
+    ranks: int | None = None  # of the undisturbed launches
     seconds: float | None = None
+
+
+def is_of(event: Rehearsed, command: Sequence[str]) -> bool:
+    """Whether this is the command of a rehearsal, whatever stands where its `{out}`, `{name}` and `{port}` stood."""
+    return any(
+        len(words) == len(command) and all(map(_is_same, words, command)) for words in (event.command, event.resume)
+    )
+
+
+def _is_same(pattern: str, word: str) -> bool:
+    parts = re.split(r"\{(?:out|name|port|checkpoint)\}", pattern)
+    return re.fullmatch(".*".join(map(re.escape, parts)), word, re.DOTALL) is not None
 
 
 class Autopilot(JournalEvent, kind=EntryKind.AUTOPILOT):

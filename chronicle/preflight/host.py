@@ -188,7 +188,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:4])
 
 
-def _largest_size(checkpoints_dir: Path | None) -> int | None:
+def largest_size(checkpoints_dir: Path | None) -> int | None:
+    """Bytes of the largest checkpoint there; None where there is none."""
     if checkpoints_dir is None or not checkpoints_dir.is_dir():
         return None
     from rollback.checkpoint.listing import list_checkpoints
@@ -256,7 +257,7 @@ def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ..
     skipped = frozenset(skip)
     directory = host.checkpoints_dir
     facts = TrainerFacts(
-        checkpoint_bytes=None if "PF21" in skipped else _largest_size(directory),
+        checkpoint_bytes=None if "PF21" in skipped else largest_size(directory),
         checkpoints_kept=1,
         save_seconds=measured_save_seconds(host.entries),
     )

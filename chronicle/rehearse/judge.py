@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from typing import Any
 
+from chronicle.prints.compared import PARTS, PrintDifference, compare_prints
 from chronicle.rehearse.leaves import LeafForm, Value
+from chronicle.resume.ring import Print
 from rollback.channels import Role, role_of
 
 SPREAD = 10.0  # times the difference of A and A′ that one of A and B may have
@@ -23,6 +26,7 @@ NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")  # keys of lists
 GENERATOR_BYTES = 5056  # of torch.get_rng_state(), since torch 1.0
 
 Series = Mapping[int, Mapping[str, float]]  # by step: channel -> value
+Printed = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 Gap = Callable[[Value, Value], float]
 
 
@@ -34,11 +38,15 @@ class Verdict(StrEnum):
     PARTLY = "differs in nothing that was compared, and not everything could be"
     DIFFERS = "does not resume exactly"
     NOT_DONE = "could not be told"
+    SAVES = "saves when the signal comes"
+    LOST = "does not save when the signal comes"
+    DATA = "reads the same batches after the resume"
 
 
 class Rank(IntEnum):
     """The order in which findings are told: causes before what follows from them."""
 
+    SIGNAL = -1  # what was not saved when it came
     START = 0  # where the resumed launch began
     DATA = 1
     LR = 2
@@ -65,16 +73,21 @@ class Compared:
 
     findings: tuple[Finding, ...]
     not_compared: tuple[str, ...]
-    num_leaves: int
-    num_values: int  # logged
-    by_nature: tuple[str, ...]  # names that differ between A and A′
+    num_leaves: int = 0
+    num_values: int = 0  # logged
+    num_prints: int = 0  # steps whose batches were compared, where nothing else was asked for
+    by_nature: tuple[str, ...] = ()  # names that differ between A and A′
     unsure: tuple[str, ...] = ()  # state and losses that could not be read, or that two undisturbed launches do not share
+    must_differ: tuple[str, ...] = ()  # what follows the number of ranks, where the resume has another one
 
 
 def judge(compared: Compared) -> Verdict:
     """The word for it. Exact needs files that were compared whole, and nothing in them that differs by nature."""
     if compared.findings:
-        return Verdict.DIFFERS
+        is_lost = all(one.rank is Rank.SIGNAL for one in compared.findings)
+        return Verdict.LOST if is_lost else Verdict.DIFFERS
+    if compared.num_prints:
+        return Verdict.DATA
     if not compared.num_leaves:
         return Verdict.NOT_DONE
     if compared.unsure:
@@ -93,6 +106,7 @@ class Files:
     by_nature: list[str]
     not_compared: list[str]
     unsure: list[str]
+    must_differ: list[str]
     num_leaves: int = 0
 
 
@@ -107,13 +121,16 @@ def compare_files(
     is_shared: bool = True,
     asked: Sequence[str],
     steps: tuple[int, int],
+    ranks: tuple[int, int] = (1, 1),
 ) -> Files:
     """Compare the last checkpoint of A, A′ and B. `saved`: the one that B resumed from. `asked`: options of the resume alone.
 
     `gap`: the largest difference of two values. `size`: the largest number in one. `steps`: k and 2k.
     `is_shared`: A and A′ train alike; else one pair of values says nothing about how far apart another pair may be.
+    `ranks`: of A and of the resume. With another number the files of ranks must differ, and sums are rounded otherwise.
     """
-    files = Files(findings=[], by_nature=[], not_compared=[], unsure=[])
+    files = Files(findings=[], by_nature=[], not_compared=[], unsure=[], must_differ=[])
+    of_ranks = _files_of_ranks(first, resumed) if ranks[0] != ranks[1] else set()
     moved: dict[str, list[tuple[str, float]]] = defaultdict(list)
     changed: dict[str, list[Finding]] = defaultdict(list)
     varied: set[str] = set()  # lists with a value that is another one in A and A′: so may be its others, which met by chance
@@ -122,6 +139,9 @@ def compare_files(
             files.not_compared.append(f"{name}: the resume was asked to set it")
             continue
         one, other, twin = first.get(name), resumed.get(name), again.get(name)
+        if _family(name) in of_ranks or (ranks[0] != ranks[1] and _are_counts(one, other, ranks)):
+            files.must_differ.append(name)
+            continue
         if one is None or other is None:
             if (name in again) is (name in first):
                 changed[NUMBERS.sub("*", name)].append(_missing(name, one is None))
@@ -142,6 +162,8 @@ def compare_files(
             continue
         files.num_leaves += 1
         found = gap(one, other)
+        if ranks[0] != ranks[1] and math.isfinite(found):
+            natural = max(natural, VARIES * size(one) / SPREAD)
         if found == 0 or found <= SPREAD * natural:
             continue
         if one.form is LeafForm.TENSOR and math.isinf(found):
@@ -153,6 +175,20 @@ def compare_files(
     files.findings += [_first_of(alike, pattern) for pattern, alike in changed.items() if pattern not in varied]
     files.findings += [_tensors(group, names) for group, names in moved.items()]
     return files
+
+
+def _family(name: str) -> str:
+    return re.sub(r"\d+", "*", name.partition(": ")[0])
+
+
+def _files_of_ranks(first: Mapping[str, Value], resumed: Mapping[str, Value]) -> set[str]:
+    """Names of files, with their numbers left out, of which there are as many as ranks: another number in each launch."""
+    counts = [Counter(map(_family, {name.partition(": ")[0] for name in leaves})) for leaves in (first, resumed)]
+    return {family for family in counts[0].keys() & counts[1].keys() if counts[0][family] != counts[1][family]}
+
+
+def _are_counts(one: Value | None, other: Value | None, ranks: tuple[int, int]) -> bool:
+    return one is not None and other is not None and (one.value, other.value) == ranks
 
 
 def _is_asked(name: str, asked: Sequence[str]) -> bool:
@@ -233,8 +269,10 @@ class Logs:
     num_values: int = 0
 
 
-def compare_logs(first: Series, again: Series, resumed: Series, steps: tuple[int, int]) -> Logs:
-    """Compare the steps k+1 … 2k, channel by channel."""
+def compare_logs(
+    first: Series, again: Series, resumed: Series, steps: tuple[int, int], *, is_resharded: bool = False
+) -> Logs:
+    """Compare the steps k+1 … 2k, channel by channel; with another number of ranks sums are rounded otherwise."""
     logs = Logs(findings=[], by_nature=[], measured=[], unsure=[])
     channels = sorted({name for values in first.values() for name in values})
     spreads = {channel: _spread(_column(first, channel), _column(again, channel)) for channel in channels}
@@ -247,11 +285,13 @@ def compare_logs(first: Series, again: Series, resumed: Series, steps: tuple[int
             continue
         if spread > 0:
             logs.by_nature.append(channel)
+        if is_resharded:
+            spread = max(spread, VARIES / SPREAD * max(map(abs, mine.values()), default=0.0))
         common = [step for step in sorted(mine.keys() & other.keys()) if steps[0] < step <= steps[1]]
         logs.num_values += len(common)
         apart = [step for step in common if _differs(mine[step], other[step], spread)]
         if apart:
-            logs.findings.append(_logged(channel, mine, other, apart, len(common)))
+            logs.findings.append(_logged(channel, mine, other, apart, len(common), steps[0]))
     return logs
 
 
@@ -273,10 +313,14 @@ def _differs(one: float, other: float, spread: float) -> bool:
 
 
 def _logged(
-    channel: str, mine: Mapping[int, float], other: Mapping[int, float], apart: Sequence[int], num_common: int
+    channel: str, mine: Mapping[int, float], other: Mapping[int, float], apart: Sequence[int], num_common: int, resumed: int
 ) -> Finding:
     at = apart[0]
     text = f"differs in {len(apart)} of {num_common} steps, first at step {at}: {mine[at]:.8g} → {other[at]:.8g}"
+    gone = mine.get(resumed, 0.0)
+    if gone and all(math.isclose(mine[step] - other[step], gone, rel_tol=1e-6) for step in apart):
+        text += f": it began anew at the resume; it was {gone:.8g} at step {resumed}"
+        return Finding(rank=Rank.ANEW, what=channel, text=text)
     rank = Rank.LR if role_of(channel) is Role.LR else Rank.LOGGED
     return Finding(rank=rank, what=channel, text=text)
 
@@ -284,15 +328,6 @@ def _logged(
 # --- prints of the guard
 
 
-PARTS = (
-    ("batch", "the batch"),
-    ("options", "the options of the optimizer (LR, decay, betas)"),
-    ("torch", "torch's random generators"),
-    ("python", "Python's random generator"),
-    ("numpy", "NumPy's random generator"),
-    ("gradient", "the gradient"),
-    ("weights", "the weights"),
-)
 ADVICE = {
     "batch": "save and load the position in the data, or skip the batches that were read",
     "torch": "save and load torch's generator states",
@@ -301,42 +336,55 @@ ADVICE = {
 }
 
 
-def compare_prints(
-    first: Mapping[int, Mapping[int, object]],
-    again: Mapping[int, Mapping[int, object]],
-    resumed: Mapping[int, Mapping[int, object]],
-    steps: tuple[int, int],
-) -> Iterator[Finding]:
-    """By rank: the first step whose print differs, and in what. A part that A and A′ differ in says nothing."""
-    for rank in sorted(first.keys() & resumed.keys()):
-        mine, twin, other = first[rank], again.get(rank, {}), resumed[rank]
-        for step in sorted(mine.keys() & other.keys()):
-            if not steps[0] < step <= steps[1]:
-                continue
-            parts = [name for name, _ in PARTS if _part_differs(name, mine[step], twin.get(step), other[step])]
-            if parts:
-                yield _print_finding(rank, step, parts, mine, other[step], several=len(first) > 1)
-                break
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prints:
+    """What was found in the prints of the guard."""
+
+    findings: tuple[Finding, ...] = ()
+    by_nature: tuple[str, ...] = ()  # parts of a step that differ between A and A′
+    idle: tuple[str, ...] = ()  # generators that stand elsewhere after the resume, with no effect in these steps
 
 
-def _part_differs(name: str, one: object, twin: object | None, other: object) -> bool:
-    mine, theirs = getattr(one, name), getattr(other, name)
-    if not mine or not theirs or mine == theirs:
-        return False  # what was not seen is 0
-    return twin is None or getattr(twin, name) == mine
+def judge_prints(first: Printed, again: Printed, resumed: Printed, steps: tuple[int, int]) -> Prints:
+    """The first step whose print differs, and in what. A part in which A and A′ differ says nothing."""
+    natural = _parts_apart(first, again)
+    mine, other = _without(first, natural), _without(resumed, natural)
+    found = compare_prints(mine, other, start=steps[0], until=steps[1], begins={})
+    words = tuple(PARTS[part][1] for part in natural)
+    if found.first is None:
+        return Prints(by_nature=words, idle=tuple(PARTS[part][1] for part in found.unrestored))
+    causes = [part for part in found.first.parts if part in ADVICE] or [found.first.parts[0]]
+    findings = tuple(_print_finding(part, found.first, mine) for part in causes)
+    return Prints(findings=findings, by_nature=words)
 
 
-def _print_finding(
-    rank: int, step: int, parts: Sequence[str], mine: Mapping[int, object], other: object, *, several: bool
-) -> Finding:
-    words = dict(PARTS)
-    where = f"step {step} of rank {rank}" if several else f"step {step}"
-    text = f"differs from {where} on, first in {words[parts[0]]}"
-    kind = Rank.PRINT
-    if parts[0] == "batch":
-        kind = Rank.DATA
-        seen = [at for at, one in sorted(mine.items()) if getattr(one, "batch", 0) == getattr(other, "batch", None)]
-        if seen and seen[0] < step:
-            text = f"the batch of {where} is the batch of step {seen[0]} of the undisturbed launch"
-            text += ": the data begin again" if seen[0] == 1 else ""
-    return Finding(rank=kind, what=parts[0], text=text, advice=ADVICE.get(parts[0], ""))
+def _parts_apart(first: Printed, again: Printed) -> list[str]:
+    pairs = [(one, again.get(rank, {}).get(step)) for rank, rows in first.items() for step, one in rows.items()]
+    known = [(one, twin) for one, twin in pairs if twin is not None]
+    return [part for part in PARTS if any(_is_apart(part, one, twin) for one, twin in known)]
+
+
+def _is_apart(part: str, one: Print, twin: Print) -> bool:
+    needed = PARTS[part][0]
+    if needed not in one.seen & twin.seen:
+        return False
+    return bool(getattr(one, part) != getattr(twin, part))
+
+
+def _without(prints: Printed, parts: Sequence[str]) -> dict[int, dict[int, Print]]:
+    blank: dict[str, Any] = dict.fromkeys(parts, 0)
+    return {rank: {step: replace(one, **blank) for step, one in rows.items()} for rank, rows in prints.items()}
+
+
+def _print_finding(part: str, found: PrintDifference, first: Printed) -> Finding:
+    where = f"step {found.step}"
+    if len(first) > 1:
+        where += f" of rank {found.ranks[0]}"
+    text = f"differs from {where} on, first in the {PARTS[part][1]}"
+    if part != "batch":
+        return Finding(rank=Rank.PRINT, what=part, text=text, advice=ADVICE.get(part, ""))
+    seen = [step for step, one in sorted(first[found.ranks[0]].items()) if one.batch == found.other.batch]
+    if seen and seen[0] < found.step:
+        text = f"the batch of {where} is the batch of step {seen[0]} of the undisturbed launch"
+        text += ": the data begin again" if seen[0] == 1 else ""
+    return Finding(rank=Rank.DATA, what=part, text=text, advice=ADVICE[part])

@@ -7,14 +7,16 @@ the scratch directory too, and no tracker is told.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +25,7 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import LaunchEnd, events_of
 from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
 from chronicle.launch.live_metrics import last_point
-from chronicle.launch.processes import send_signal
+from chronicle.launch.processes import read_variable, send_signal
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
@@ -95,6 +97,7 @@ class Played:
     points: tuple[Point, ...]
     prints: Mapping[int, Mapping[int, Print]]  # by rank, by step
     end: str  # why it ended, in words
+    ranks: int = 1  # as the launcher told its processes, or as many as were printed
     ended_in: float | None = None  # seconds from our signal to the end
 
     @property
@@ -127,6 +130,7 @@ class Running:
         self._output = place.scratch / place.name / "output.log"
         self._read_to = self._output.stat().st_size if self._output.exists() else 0
         self._lines, self._printed = PrintedLines(), 0
+        self._ranks = 1
         with self._output.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=place.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -147,7 +151,14 @@ class Running:
         """The newest logged step (0: none yet), again and again while the launch lives."""
         while self._process.poll() is None:
             time.sleep(LOOK_SECONDS)
-            yield self._step()
+            step = self._step()
+            if step == 0 or self._ranks == 1:
+                self._ranks = max(self._ranks, *self._world_sizes())
+            yield step
+
+    def _world_sizes(self) -> list[int]:
+        told = [read_variable(one.process.pid, "WORLD_SIZE") for one in self._alive()]
+        return [1, *(int(text) for text in told if text is not None and text.isdecimal())]
 
     def is_still(self) -> bool:
         """Whether nothing in `out` has changed for some looks."""
@@ -157,7 +168,7 @@ class Running:
 
     def kill_ranks(self) -> None:
         """SIGKILL to every process of the launch but its supervisor, as when a node's memory is gone."""
-        self._told = time.monotonic()
+        self._told = self._told or time.monotonic()
         for one in self._alive():
             if one.role is not ProcessRole.SUPERVISOR:
                 send_signal(one.process, signal.SIGKILL)
@@ -178,23 +189,10 @@ class Running:
         own = set(list_launch_numbers(self.place.paths)) - self._earlier
         if not own:
             raise ChronicleError(f"launch `{self.place.name}` did not start: {self._last_lines()}")
-        return self._read(max(own), ended_in)
-
-    def _read(self, launch: int, ended_in: float | None) -> Played:
-        paths = self.place.paths
-        entries = read_journal(paths).entries
-        ends = [end for entry, end in events_of(entries, LaunchEnd) if entry.launch == launch]
-        path = paths.metrics_path(launch)
-        rings = rings_of(paths.launch_dir(launch))
-        return Played(
-            launch=launch,
-            exit_code=self._process.returncode,
-            seconds=time.monotonic() - self._began,
-            points=tuple(read_metrics(path)) if path.is_file() else (),
-            prints={rank: ring.steps() for rank, ring in rings.items()},
-            end=ends[-1].because or str(ends[-1].cause) if ends else self._last_lines(),
-            ended_in=ended_in,
-        )
+        played = read_played(self.place, max(own), ranks=self._ranks)
+        end = played.end or self._last_lines()
+        seconds = time.monotonic() - self._began
+        return replace(played, end=end, exit_code=self._process.returncode, seconds=seconds, ended_in=ended_in)
 
     def _step(self) -> int:
         own = set(list_launch_numbers(self.place.paths)) - self._earlier
@@ -221,14 +219,41 @@ class Running:
         return " / ".join(lines[-3:]) or "it printed nothing"
 
 
+def read_played(place: Place, launch: int | None = None, *, ranks: int | None = None) -> Played:
+    """What a launch left in its directory; the last launch there, where none is named."""
+    paths = place.paths
+    number = launch or max(list_launch_numbers(paths))
+    noted = place.scratch / place.name / f"ranks-{number}"
+    if ranks is None:
+        ranks = int(noted.read_text())
+    noted.write_text(str(ranks))
+    ends = [end for entry, end in events_of(read_journal(paths).entries, LaunchEnd) if entry.launch == number]
+    path = paths.metrics_path(number)
+    prints = {rank: ring.steps() for rank, ring in rings_of(paths.launch_dir(number)).items()}
+    return Played(
+        launch=number,
+        exit_code=0,
+        seconds=0.0,
+        points=tuple(read_metrics(path)) if path.is_file() else (),
+        prints=prints,
+        end=(ends[-1].because or str(ends[-1].cause)) if ends else "",
+        ranks=max(ranks, len(prints)),
+    )
+
+
 def saved_in(out: Path) -> dict[int, Checkpoint]:
     """The checkpoints in a directory, and in those below it, by their step; those whose step is not known are left out."""
     return {one.step: one for one in checkpoints_below(out) if one.step is not None}
 
 
 def checkpoints_below(out: Path) -> list[Checkpoint]:
-    """Every checkpoint in a directory, and in those below it."""
+    """Every checkpoint in a directory, and in those below it.
+
+    Where no layout is known, what has exactly one number in its name, and a number that nothing else there has, is the save of
+    that step: `rl_model_400_steps.zip`.
+    """
     found: list[Checkpoint] = []
+    named: dict[int, list[Path]] = defaultdict(list)
     folders = [(out, 0)]
     while folders:
         folder, level = folders.pop()
@@ -238,14 +263,24 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
             listed = []
         found += listed
         inside = {one.path for one in listed}
+        for path in _entries_in(folder):
+            numbers = re.findall(r"\d+", path.name)
+            if len(numbers) == 1 and path not in inside:
+                named[int(numbers[0])].append(path)
         if level < MOST_LEVELS and folder not in inside:
-            folders += [(path, level + 1) for path in _folders_in(folder) if path not in inside]
-    return found
+            folders += [(path, level + 1) for path in _entries_in(folder) if path.is_dir() and path not in inside]
+    if any(one.step is not None for one in found):
+        return found
+    alone = {step: paths[0] for step, paths in named.items() if len(paths) == 1}
+    return [
+        Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
+        for step, path in alone.items()
+    ]
 
 
-def _folders_in(folder: Path) -> list[Path]:
+def _entries_in(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]
+        return [path for path in folder.iterdir() if not path.is_symlink() and not path.name.startswith(".")]
     except OSError:
         return []
 
@@ -273,7 +308,8 @@ def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     scratch = place.scratch / place.name
     environ |= {name: value.format(sandbox=scratch) for name, value in NO_TRACKERS.items()}
-    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", "CHRONICLE_GUARD": "warn", **handed}
+    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", "CHRONICLE_GUARD": "warn"}
+    environ |= {"PYTHONHASHSEED": "0", **handed}
     if asked.text():
         environ[REHEARSAL_VARIABLE] = asked.text()
     return environ

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -131,6 +132,9 @@ def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Val
     if path.suffix == ".distcp":
         yield from _of_entries(path)
         return
+    if path.suffix == ".zip":
+        yield from _of_archive(path, places)
+        return
     head = path.read_bytes()[:2] if path.stat().st_size < MOST_JSON_BYTES else b""
     if head[:1] in (b"{", b"["):
         yield from _of_json(json.loads(path.read_bytes()), "", places)
@@ -141,6 +145,16 @@ def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Val
         yield "", Value(LeafForm.BYTES, _digest_of_text(path, places))
         return
     yield from _of_tree(file, places)
+
+
+def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
+    """The files of an archive, as Stable-Baselines3 saves; they are unpacked beside it, so that tensors can be compared."""
+    unpacked = path.with_name(f".{path.name}.unpacked")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(unpacked)
+    for name, inner in _files_of(unpacked):
+        for keys, value in _leaves_of(inner, places):
+            yield f"{name}: {keys}" if keys else name, value
 
 
 def _of_tree(file: TorchFile, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:

@@ -5,6 +5,7 @@
     B    to step k, ended by a signal; then resumed as the user resumes, to step 2k
 
 Everything is written into scratch directories. Where a launch does not come to its step, the rehearsal ends with that sentence.
+`--only term` plays B up to its end alone; `--only data` plays two steps after k, and compares what is read in them.
 """
 
 from __future__ import annotations
@@ -19,22 +20,28 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import read_journal
 from chronicle.journal.events import GuardVerdict, LaunchStart, events_of
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
+from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import (
     Compared,
     Finding,
+    Prints,
     Rank,
     Series,
     Verdict,
     compare_files,
     compare_logs,
-    compare_prints,
     judge,
+    judge_prints,
 )
-from chronicle.rehearse.launches import Place, Played, Running, checkpoints_below, saved_in
+from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
+from chronicle.rehearse.launches import Place, Played, Running, checkpoints_below, read_played, saved_in
 from chronicle.rehearse.leaves import Value, largest_difference, largest_number, read_leaves
+from chronicle.rehearse.script import likely_line, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
+DATA_STEPS = 2  # after k, with `--only data`
+BATCH = PARTS["batch"][1]
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
 Say = Callable[[str], None]
 
@@ -49,6 +56,7 @@ class Rehearsal:
     signal: signal.Signals
     resume_args: tuple[str, ...] = ()
     resume_with: tuple[str, ...] = ()  # the whole command of the resume, instead of the same with `resume_args`
+    only: str = ""  # "", "term" or "data"
 
     def __post_init__(self) -> None:
         if not 0 < self.at < self.to:
@@ -83,47 +91,59 @@ class Answer:
     compared_at: int | None  # step of the checkpoints that were compared
     seconds: float
     start: LaunchStart | None  # of A: its code and packages
+    ranks: int | None = None  # of A; None: not known
 
 
 def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
-    """Play the four launches in `scratch` and compare. Raises `ChronicleError` where a launch could not be played."""
+    """Play the launches in `scratch` and compare. Raises `ChronicleError` where a launch could not be played."""
     began = time.monotonic()
-    say(f"rehearsal: 4 launches, about {3 * asked.to} steps; everything is written into `{scratch}`")
     is_copy = not _names_out(asked.command)
     first_place, again_place, broken_place = (
         Place(name=name, scratch=scratch, is_copy=is_copy) for name in ("a", "again", "b")
     )
     if is_copy:
+        refuse_outside(asked.command, Path.cwd())
         say("no {out} in the command: each launch runs in a copy of this directory; what it writes elsewhere is not kept apart")
-    first = _undisturbed(asked, first_place, say)
-    again = _undisturbed(asked, again_place, say)
-    broken = _ended(asked, broken_place, say)
-    notes = [_how_it_ended(asked, broken)]
-    target, found = _target(asked, broken_place, broken)
+    if asked.only == "term":
+        return _answer_of_signal(asked, broken_place, _ended(asked, broken_place, say), began)
+    first, again = _pair(asked, first_place, again_place, say)
+    ended = _ended(asked, broken_place, say)
+    signalled = _signalled(asked, broken_place, ended)
+    target, found = _target(asked, broken_place)
     if target is None:
-        return _without_resume(asked, found, notes, time.monotonic() - began, _start_of(first_place))
-    if found.text:
-        notes.append(found.text)
+        return _without_resume(asked, signalled or found, ended, began, _start_of(first_place))
     assert target.step is not None
     saved = read_leaves(target.path, target.step, broken_place.stands_for())
     say(f"resumed from the checkpoint of step {target.step}")
-    lost = (broken.last_step or 0) - target.step
-    if asked.signal is not signal.SIGKILL and lost > 0:
-        notes.append(f"{lost} steps before {asked.signal.name} are in no checkpoint: {_advice(asked.signal)}")
     resumed = _resumed(asked, broken_place, target)
     steps = (target.step, asked.to)
     compared, at = _compare(asked, (first_place, again_place, broken_place), (first, again, resumed), saved, steps)
-    notes += _verdicts_of(broken_place, resumed)
+    if signalled is not None:
+        compared = replace(compared, findings=(signalled, *compared.findings))
+    notes = [_how_it_ended(asked, broken_place, ended), found.text, *_verdicts_of(broken_place, resumed)]
     return Answer(
         asked=asked,
         verdict=judge(compared),
         compared=compared,
-        notes=tuple(notes),
+        notes=tuple(note for note in notes if note),
         resumed_at=target.step,
         compared_at=at,
         seconds=time.monotonic() - began,
         start=_start_of(first_place),
+        ranks=first.ranks or None,
     )
+
+
+def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Played, Played]:
+    """A and A′: those of an earlier rehearsal of the same, or played now."""
+    if (first.scratch / PLAYED).exists():
+        say("A and A′ are those of an earlier rehearsal: command, code, packages, environment and settings are the same")
+        return read_played(first), read_played(again)
+    one = _undisturbed(asked, first, say)
+    ensure_room(first.scratch)
+    two = _undisturbed(asked, again, say)
+    mark_played(first.scratch)
+    return one, two
 
 
 # --- the launches
@@ -168,13 +188,23 @@ def _until_the_last_step(running: Running, asked: Rehearsal) -> Played:
     return running.wait(MOST_SECONDS)
 
 
-def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """B up to its end, and the steps of the checkpoints that it had when the signal came."""
+
+    played: Played
+    before: frozenset[int]
+
+
+def _ended(asked: Rehearsal, place: Place, say: Say) -> Ended:
     """B to step k, and the signal."""
+    before: frozenset[int] = frozenset()
     is_kill = asked.signal is signal.SIGKILL
     steps = Asked(save=asked.at, hold=asked.at, end=asked.to) if is_kill else Asked(end=asked.to)
     with Running(place, place.fill(asked.command), steps, {}) as running:
         for step in running.looks():
             if not is_kill and step >= asked.at:
+                before = frozenset(saved_in(place.out))
                 running.tell(asked.signal)
                 break
             is_saved = is_kill and running.is_still() and any(one >= asked.at for one in saved_in(place.out))
@@ -183,10 +213,10 @@ def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
                 break
         played = running.wait(MOST_SECONDS)
     say(f"B: {asked.signal.name} after step {played.last_step or 0}")
-    return played
+    return Ended(played=played, before=before)
 
 
-def _target(asked: Rehearsal, place: Place, broken: Played) -> tuple[Checkpoint | None, Finding]:
+def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, Finding]:
     """The checkpoint that B resumes from. What a fast script saved after it is moved away, as a rollback would.
 
     A finding without a text says that nothing is to be told.
@@ -197,8 +227,8 @@ def _target(asked: Rehearsal, place: Place, broken: Played) -> tuple[Checkpoint 
         text = f"the step of `{unknown[0]}` is not known: it has no counter, and none in its name"
         return None, Finding(rank=Rank.START, what="checkpoints", text=text)
     if not saves:
-        text = f"nothing was saved: {broken.last_step or 0} steps are lost"
-        return None, Finding(rank=Rank.START, what=asked.signal.name, text=text, advice=_advice(asked.signal))
+        text = "nothing was saved"
+        return None, Finding(rank=Rank.START, what=asked.signal.name, text=text, advice=SAVE_MORE)
     nothing = Finding(rank=Rank.START, what="", text="")
     if asked.signal is not signal.SIGKILL:
         return saves[max(saves)], nothing
@@ -218,26 +248,61 @@ def _target(asked: Rehearsal, place: Place, broken: Played) -> tuple[Checkpoint 
     return saves[min(usable)], nothing
 
 
-def _advice(number: signal.Signals) -> str:
-    if number is signal.SIGKILL:
-        return "save more often, or name steps at which it saves: --at, --to"
-    return "save when the signal comes: HF `enable_jit_checkpoint=True`, Lightning's SLURM plugin, or a handler of your own"
+SAVE_MORE = "save more often, or name steps at which it saves: --at, --to"
+SAVES_AT_SIGNAL = {
+    "transformers": "TrainingArguments(enable_jit_checkpoint=True)",
+    "lightning": "plugins=SLURMEnvironment(requeue_signal=signal.SIGTERM), or a callback that saves in on_exception",
+    "accelerate": "signal.signal(signal.SIGTERM, …) that sets a flag, and accelerator.save_state() at the next step",
+}
+OWN_HANDLER = "signal.signal(signal.SIGTERM, …) that sets a flag, and a save at the next step; HF: enable_jit_checkpoint=True"
 
 
-def _how_it_ended(asked: Rehearsal, broken: Played) -> str:
-    took = "" if broken.ended_in is None else f", {broken.ended_in:.1f} s after the signal"
-    return f"{asked.signal.name} after step {broken.last_step or 0}: it ended with code {broken.exit_code}{took}"
+def _signalled(asked: Rehearsal, place: Place, ended: Ended) -> Finding | None:
+    """A signal that is to be answered by a save, and was not; None else."""
+    saves = saved_in(place.out)
+    if asked.signal is signal.SIGKILL or saves.keys() - ended.before:
+        return None
+    last = ended.played.last_step or 0
+    text = f"nothing saved, {last - max(saves, default=0)} steps lost"
+    if last >= asked.to:
+        text = f"it went on to step {last}: the signal was not heard"
+    written = {one.format for one in saves.values()}
+    advice = next((words for name, words in SAVES_AT_SIGNAL.items() if name in written), OWN_HANDLER)
+    return Finding(rank=Rank.SIGNAL, what=_name(asked), text=text, advice=advice)
 
 
-def _without_resume(
-    asked: Rehearsal, why: Finding, notes: Sequence[str], seconds: float, start: LaunchStart | None
-) -> Answer:
-    compared = Compared(findings=(), not_compared=(f"{why.what}: {why.text}",), num_leaves=0, num_values=0, by_nature=())
-    if why.rank is Rank.START and why.what == asked.signal.name:
-        compared = replace(compared, findings=(why,), not_compared=())
+def _name(asked: Rehearsal) -> str:
+    return asked.signal.name.removeprefix("SIG")
+
+
+def _how_it_ended(asked: Rehearsal, place: Place, ended: Ended) -> str:
+    played = ended.played
+    new = saved_in(place.out).keys() - ended.before
+    if asked.signal is not signal.SIGKILL and new:
+        return f"{_name(asked)}: saved at step {max(new)} within {played.ended_in or 0:.1f} s"
+    took = "" if played.ended_in is None else f", {played.ended_in:.1f} s after the signal"
+    return f"{asked.signal.name} after step {played.last_step or 0}: it ended with code {played.exit_code}{took}"
+
+
+def _answer_of_signal(asked: Rehearsal, place: Place, ended: Ended, began: float) -> Answer:
+    """What `--only term` tells."""
+    found = _signalled(asked, place, ended)
+    compared = Compared(findings=() if found is None else (found,), not_compared=("the resume: --only term",))
     return Answer(
-        asked=asked, verdict=judge(compared), compared=compared, notes=(*notes, *([why.advice] if why.advice else [])),
-        resumed_at=None, compared_at=None, seconds=seconds, start=start,
+        asked=asked, verdict=Verdict.SAVES if found is None else judge(compared), compared=compared,
+        notes=(_how_it_ended(asked, place, ended),), resumed_at=None, compared_at=None,
+        seconds=time.monotonic() - began, start=_start_of(place),
+    )  # fmt: skip
+
+
+def _without_resume(asked: Rehearsal, why: Finding, ended: Ended, began: float, start: LaunchStart | None) -> Answer:
+    compared = Compared(findings=(), not_compared=(f"{why.what}: {why.text}",))
+    if why.what in (asked.signal.name, _name(asked)):
+        compared = Compared(findings=(why,), not_compared=())
+    notes = [f"B came to step {ended.played.last_step or 0}: {ended.played.end}", "" if compared.findings else why.advice]
+    return Answer(
+        asked=asked, verdict=judge(compared), compared=compared, notes=tuple(note for note in notes if note),
+        resumed_at=None, compared_at=None, seconds=time.monotonic() - began, start=start,
     )  # fmt: skip
 
 
@@ -257,28 +322,37 @@ def _compare(
     begun = resumed.first_step
     if begun is None:
         findings.append(Finding(rank=Rank.START, what="the resume", text=f"took no step: {resumed.end}"))
-    elif begun <= steps[0]:
+    elif begun < steps[0]:
         text = f"took step {begun} first: it did not go on from step {steps[0]}"
         advice = "say how it resumes: --resume-args '…', or --resume-with '…'"
         findings.append(Finding(rank=Rank.START, what="the resume", text=text, advice=advice))
     elif _reached(places[2], resumed) < asked.to:
         text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
         findings.append(Finding(rank=Rank.START, what="the resume", text=text))
-    logs = compare_logs(_series(first), _series(again), _series(resumed), steps)
+    is_resharded = first.ranks != resumed.ranks
+    logs = compare_logs(_series(first), _series(again), _series(resumed), steps, is_resharded=is_resharded)
     findings += logs.findings
     if logs.measured:
         not_compared.append(f"measured anew in each launch: {', '.join(logs.measured)}")
     if logs.num_values == 0:
         not_compared.append("logged values: none of the same step and name in both launches")
     counted_from = min((step for ring in resumed.prints.values() for step in ring), default=0)
-    if first.prints and 0 < counted_from <= steps[0]:
+    why = ""
+    if not first.prints or not resumed.prints:
+        why = "no guard was attached (docs/guard.md)"
+    elif is_resharded:
+        why = f"{first.ranks} and {resumed.ranks} ranks read other batches"
+    elif counted_from <= steps[0]:
         why = f"the guard counted its steps from {counted_from}, as the optimizer does"
+    prints = Prints() if why else judge_prints(first.prints, again.prints, resumed.prints, steps)
+    findings += prints.findings
+    if why:
         not_compared.append(f"batches, generators, gradients and weights of each step: {why}")
-    elif first.prints and resumed.prints:
-        findings += compare_prints(first.prints, again.prints, resumed.prints, steps)
-    else:
-        not_compared.append("batches, generators, gradients and weights of each step: no guard was attached (docs/guard.md)")
-    by_nature, unsure, num_leaves = list(logs.by_nature), list(logs.unsure), 0
+    not_compared += [f"{name} stand elsewhere after the resume, with no effect in these steps" for name in prints.idle]
+    if asked.only == "data":
+        return _only_data(findings, not_compared, prints, why), None
+    must_differ: list[str] = []
+    by_nature, unsure, num_leaves = [*logs.by_nature, *prints.by_nature], list(logs.unsure), 0
     at = _common_step(places, steps)
     if at is None:
         not_compared.append(f"files: no checkpoint after step {steps[0]} that all launches saved")
@@ -287,23 +361,44 @@ def _compare(
         files = compare_files(
             leaves[0], leaves[1], leaves[2], saved,
             gap=largest_difference, size=largest_number, is_shared=not logs.unsure,
-            asked=asked.options_of_resume, steps=(steps[0], at),
+            asked=asked.options_of_resume, steps=(steps[0], at), ranks=(first.ranks, resumed.ranks),
         )  # fmt: skip
         findings += files.findings
         by_nature += files.by_nature
         not_compared += files.not_compared
         unsure += files.unsure
         num_leaves = files.num_leaves
-    ordered = tuple(sorted(findings, key=lambda one: (one.rank, one.what)))
+        must_differ = files.must_differ
+    ordered = sorted(findings, key=lambda one: (one.rank, one.what))
     compared = Compared(
-        findings=ordered,
+        findings=tuple(_with_line(one, asked.command) for one in ordered),
         not_compared=tuple(not_compared),
         num_leaves=num_leaves,
         num_values=logs.num_values,
         by_nature=tuple(by_nature),
         unsure=tuple(unsure),
+        must_differ=tuple(must_differ),
     )
     return compared, at
+
+
+def _only_data(findings: Sequence[Finding], not_compared: Sequence[str], prints: Prints, why: str) -> Compared:
+    """What `--only data` tells: the batches, and what decides them."""
+    told = tuple(one for one in findings if one.rank in (Rank.START, Rank.DATA, Rank.PRINT))
+    return Compared(
+        findings=told, not_compared=tuple(not_compared), by_nature=prints.by_nature,
+        num_prints=0 if why or BATCH in prints.by_nature else DATA_STEPS,
+    )  # fmt: skip
+
+
+def _with_line(one: Finding, command: Sequence[str]) -> Finding:
+    """With the line of the script that is likely to be changed, where state was not loaded."""
+    if one.rank not in (Rank.DATA, Rank.ANEW, Rank.PRINT, Rank.STATE):
+        return one
+    keys = [part for part in one.what.rpartition(": ")[2].split(".") if part.isidentifier()]
+    line = likely_line(command, Path.cwd(), keys[0] if keys and one.rank is not Rank.DATA else "")
+    advice = "; ".join(words for words in (one.advice, line) if words)
+    return replace(one, advice=advice)
 
 
 def _series(played: Played) -> Series:

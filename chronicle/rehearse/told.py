@@ -30,6 +30,8 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "by_nature": list(compared.by_nature),
         "leaves": compared.num_leaves,
         "logged_values": compared.num_values,
+        "must_differ": list(compared.must_differ),
+        "ranks": answer.ranks,
         "resumed_at": answer.resumed_at,
         "compared_at": answer.compared_at,
         "signal": answer.asked.signal.name,
@@ -55,6 +57,7 @@ def record(paths: RunPaths, answer: Answer) -> Entry:
         git_commit=None if start is None else start.git_commit,
         git_dirty_digest=None if start is None else start.git_dirty_digest,
         env_digest=None if start is None else start.env_digest,
+        ranks=answer.ranks,
         seconds=answer.seconds,
     )
     with JournalWriter(paths) as writer:
@@ -72,6 +75,7 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield f"  … and {len(compared.findings) - SHOWN_FINDINGS} more: --json"
     yield from (f"  {text}" for text in answer.notes)
     yield from _rows("not compared", compared.not_compared)
+    yield from _rows("must differ with another number of ranks", compared.must_differ)
     yield from _rows("not settled (not readable, or another one in each launch: is the script seeded?)", compared.unsure)
     yield from _rows("differs between two undisturbed launches, too", compared.by_nature)
 

@@ -12,11 +12,11 @@ from chronicle.rehearse.judge import (
     Verdict,
     compare_files,
     compare_logs,
-    compare_prints,
     judge,
+    judge_prints,
 )
 from chronicle.rehearse.leaves import LeafForm, Value, largest_difference, largest_number
-from chronicle.resume.ring import Print
+from chronicle.resume.ring import Print, SeenParts
 
 
 def numbers(**values: float | str) -> dict[str, Value]:
@@ -91,13 +91,15 @@ def test_a_logged_value_is_compared_with_the_spread_of_two_launches() -> None:
 
 def prints(batches: dict[int, int], weights: dict[int, int] | None = None) -> dict[int, dict[int, Print]]:
     known = weights or {}
-    return {0: {step: Print(step=step, batch=batch, weights=known.get(step, step)) for step, batch in batches.items()}}
+    seen = SeenParts.BATCH | SeenParts.WEIGHTS
+    rows = {step: Print(step=step, seen=seen, batch=batch, weights=known.get(step, step)) for step, batch in batches.items()}
+    return {0: rows}
 
 
 def test_a_batch_that_was_read_before_says_that_the_data_begin_again() -> None:
     first = prints({step: 100 + step for step in range(1, 21)})
     resumed = prints({step: 90 + step for step in range(11, 21)})
-    (one,) = compare_prints(first, first, resumed, (10, 20))
+    (one,) = judge_prints(first, first, resumed, (10, 20)).findings
     assert one.rank is Rank.DATA
     assert one.text == "the batch of step 11 is the batch of step 1 of the undisturbed launch: the data begin again"
 
@@ -105,9 +107,10 @@ def test_a_batch_that_was_read_before_says_that_the_data_begin_again() -> None:
 def test_the_first_part_that_differs_names_the_cause_and_what_varies_anyway_does_not() -> None:
     steps = dict.fromkeys(range(1, 21), 5)
     first, resumed = prints(steps), prints(steps, dict.fromkeys(range(15, 21), 77))
-    (one,) = compare_prints(first, first, resumed, (10, 20))
+    (one,) = judge_prints(first, first, resumed, (10, 20)).findings
     assert one.text == "differs from step 15 on, first in the weights"
-    assert not list(compare_prints(first, resumed, resumed, (10, 20))), "A and A′ differ there, too"
+    natural = judge_prints(first, resumed, resumed, (10, 20))
+    assert (natural.findings, natural.by_nature) == ((), ("weights",)), "A and A′ differ there, too"
 
 
 @pytest.mark.parametrize(
@@ -127,3 +130,19 @@ def test_exact_needs_files_that_were_compared(
 def test_values_that_cannot_be_subtracted_are_infinitely_far_apart() -> None:
     one, other = Value(LeafForm.TEXT, "a"), Value(LeafForm.TEXT, "b", Path("x"))
     assert math.isinf(largest_difference(one, other)) and largest_difference(one, one) == 0
+
+
+def test_with_other_ranks_their_files_and_counts_must_differ_and_rounding_is_allowed() -> None:
+    first = numbers(**{"rng_0.pkl: a": 1, "rng_1.pkl: a": 1, "s.json: ranks": 2, "s.json: step": 20, "s.json: loss": 1.0})
+    resumed = numbers(**{"rng_0.pkl: a": 5, "s.json: ranks": 1, "s.json: step": 15, "s.json: loss": 1.001})
+    measure = {"gap": largest_difference, "size": largest_number}
+    files = compare_files(first, first, resumed, {}, **measure, asked=(), steps=(10, 20), ranks=(2, 1))
+    assert files.must_differ == ["rng_0.pkl: a", "rng_1.pkl: a", "s.json: ranks"]
+    assert [one.what for one in files.findings] == ["s.json: step"]
+
+
+def test_a_logged_count_that_begins_anew_is_told_as_that() -> None:
+    first = {step: {"tokens": 50.0 * step} for step in range(1, 21)}
+    late = {step: {"tokens": 50.0 * (step - 10)} for step in range(11, 21)}
+    (one,) = compare_logs(first, first, late, (10, 20)).findings
+    assert one.rank is Rank.ANEW and one.text.endswith("it began anew at the resume; it was 500 at step 10")

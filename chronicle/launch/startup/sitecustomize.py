@@ -26,27 +26,31 @@ said = []
 
 
 class TrainerAwaited:
-    """A finder that finds one module, once: the one in which the Trainer is."""
+    """A finder that finds one module, once: the one in which the Trainer is, or one to be seeded."""
+
+    def __init__(self, awaited=AWAITED, then=None):
+        self.awaited = awaited
+        self.then = then or enter_trainers
 
     def find_spec(self, name, path=None, target=None):
-        """The awaited module's spec, whose loader wraps the Trainer once the module is there; None for all others."""
-        if name != AWAITED or self not in sys.meta_path:
+        """The awaited module's spec, whose loader does what is to be done once the module is there; None for all others."""
+        if name != self.awaited or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                spec.loader.exec_module = then_enter(spec.loader.exec_module)
+                spec.loader.exec_module = then_do(spec.loader.exec_module, self.then)
                 return spec
         return None
 
 
-def then_enter(load):
-    """What fills the module in, and wraps its Trainer afterwards."""
+def then_do(load, then):
+    """What fills the module in, and does something with it afterwards."""
 
     def exec_module(module):
         load(module)
-        enter_trainers(module)
+        then(module)
 
     return exec_module
 
@@ -136,6 +140,15 @@ def note_beginning():
     sys._chronicle_began = time.time()
 
 
+def seed_all():
+    """In a rehearsal: every process begins with the same random numbers, as far as its script does not say otherwise."""
+    import random
+
+    random.seed(1)
+    sys.meta_path.insert(0, TrainerAwaited("numpy", lambda module: module.random.seed(1)))
+    sys.meta_path.insert(0, TrainerAwaited("torch", lambda module: module.manual_seed(1)))
+
+
 def give_way():
     """Import the `sitecustomize` that Python would have taken without this directory, if there is one."""
     sys.path[:] = [entry for entry in sys.path if os.path.normpath(entry) != HERE]  # absolute: the directory may be gone
@@ -159,4 +172,6 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
         note_beginning()
+    if "CHRONICLE_REHEARSAL" in os.environ:
+        seed_all()
 give_way()

@@ -1,0 +1,62 @@
+"""What a command and its script tell by their text: which places it names outside, and which line loads the checkpoint."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from chronicle.errors import UsageProblem
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.errors import RollbackError
+
+LOADS = re.compile(r"\b(?:torch\.load|pickle\.load|load_state\w*|load_checkpoint\w*|resume\w*)\s*\(")
+
+
+def refuse_outside(command: Sequence[str], cwd: Path) -> None:
+    """Refuse a command without `{out}` that names a place outside the working directory to write to.
+
+    What it reads exists and holds something. A place that does not exist, an empty directory and a directory of checkpoints
+    are written to.
+    """
+    for number, word in enumerate(command):
+        option, equals, value = word.rpartition("=")
+        path = cwd / value
+        if "/" not in value or path.resolve().is_relative_to(cwd) or not path.parent.parent.is_dir():
+            continue
+        why = _is_written_to(path)
+        if why:
+            named = option + equals or f"{command[number - 1]} "
+            raise UsageProblem(
+                f"`{value}` is outside of this directory, and {why}: the launches would write there",
+                f"write `{named}{{out}}`, and each launch gets a directory of its own",
+            )
+
+
+def _is_written_to(path: Path) -> str:
+    if not path.exists():
+        return "does not exist yet"
+    if not path.is_dir():
+        return ""
+    if not any(path.iterdir()):
+        return "is empty"
+    try:
+        return "holds checkpoints" if list_checkpoints(path) else ""
+    except RollbackError:
+        return ""
+
+
+def likely_line(command: Sequence[str], cwd: Path, key: str) -> str:
+    """Which line of the script to change for state that is called `key`; "" where the script cannot be read."""
+    scripts = [cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()]
+    if not scripts:
+        return ""
+    lines = scripts[0].read_text(errors="replace").splitlines()
+    loads = _first(lines, LOADS)
+    names = _first(lines, re.compile(rf"\b{re.escape(key)}\b")) if key else None
+    name = scripts[0].name
+    if loads is None:
+        return f"{name} has no line that loads a checkpoint" + (f"; line {names} names `{key}`" if names else "")
+    return f"{name}:{loads} loads the checkpoint" + (f"; line {names} names `{key}`" if names else "")
+
+
+def _first(lines: Sequence[str], pattern: re.Pattern[str]) -> int | None:
+    return next((number for number, line in enumerate(lines, start=1) if pattern.search(line.partition("#")[0])), None)

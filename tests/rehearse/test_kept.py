@@ -1,0 +1,84 @@
+"""A and A′ are used again where nothing that decides them has changed; what a rehearsal costs is said before."""
+
+from pathlib import Path
+
+import pytest
+
+from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.rehearse import kept
+from chronicle.rehearse.script import likely_line, refuse_outside
+
+COMMAND = ("python", "train.py", "--data", "rows", "{out}")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("import torch\nema = 1\nstate = torch.load('x')\n")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "1.txt").write_text("one")
+    return tmp_path
+
+
+def test_the_identity_follows_command_steps_code_data_and_environment_and_nothing_else(place: Path) -> None:
+    def identity(command: tuple[str, ...] = COMMAND, to: int = 20, **environ: str) -> str | None:
+        return kept.identity_of(command, (10, to), place, environ)
+
+    first = identity()
+    assert first == identity() == identity(SLURM_JOB_ID="7"), "the clock and the job do not count"
+    assert len({first, identity((*COMMAND, "--fast")), identity(to=30), identity(LR="3")}) == 4
+    (place / "rows" / "1.txt").write_text("other")
+    with_data = identity()
+    (place / "helper.py").write_text("x = 1\n")
+    assert len({first, with_data, identity()}) == 3
+    (place / "train.py").write_text("import torch\n")
+    assert identity() not in (first, with_data)
+
+
+def test_what_is_needed_is_said_before_and_a_full_disk_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = kept.said_before(place, 20, 1 << 20, 61.0)
+    assert said.startswith("rehearsal: 4 launches, about 60 steps, 61 s the last time; disk: about 6")
+    kept.mark_played(place)
+    said = kept.said_before(place, 20, None, None)
+    assert "2 launches (A and A′ are those of an earlier rehearsal)" in said and "is not known yet" in said
+    monkeypatch.setattr(kept, "size_of", lambda folder: 1 << 60)
+    with pytest.raises(ChronicleError, match="left for A′ and B"):
+        kept.ensure_room(place)
+
+
+def test_only_whole_and_known_pairs_of_reasonable_size_are_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("old", "new"):
+        (place / "kept" / name / "b").mkdir(parents=True)
+    kept.mark_played(place / "kept" / "new")
+    kept.tidy(place / "kept" / "new", is_known=True)
+    assert [path.name for path in (place / "kept").iterdir()] == ["new"] and not (place / "kept" / "new" / "b").exists()
+    monkeypatch.setattr(kept, "size_of", lambda folder: kept.MOST_KEPT_BYTES + 1)
+    kept.tidy(place / "kept" / "new", is_known=True)
+    assert not list((place / "kept").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--out", "{there}/new"), "does not exist yet"), (("--out={there}/empty",), "is empty"),
+        (("{there}/saves",), "holds checkpoints"),
+    ],
+)  # fmt: skip
+def test_a_command_that_writes_outside_is_refused_with_the_place_for_out(
+    tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there / "empty", there / "saves" / "global_step10", there / "rows"):
+        folder.mkdir(parents=True)
+    (there / "saves" / "global_step10" / "mp_rank_00_model_states.pt").write_bytes(b"x")
+    (there / "rows" / "1.txt").write_text("data")
+    refuse_outside(("python", "train.py", "--data", f"{there}/rows", "--rate=1/2"), here)
+    with pytest.raises(UsageProblem, match=why) as found:
+        refuse_outside(tuple(word.format(there=there) for word in words), here)
+    assert "{out}" in str(found.value.remedy)
+
+
+def test_the_line_that_loads_is_named(place: Path) -> None:
+    assert likely_line(COMMAND, place, "ema") == "train.py:3 loads the checkpoint; line 2 names `ema`"
+    assert likely_line(("python", "-m", "trl"), place, "ema") == ""
+    (place / "train.py").write_text("pass\n")
+    assert likely_line(COMMAND, place, "") == "train.py has no line that loads a checkpoint"
