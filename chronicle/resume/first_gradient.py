@@ -39,6 +39,7 @@ from chronicle.resume.fingerprint import rng_digests
 VERSION = 3
 NAME = "gradient"
 DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"
+DRAWN_ON_RANKS = "random numbers are drawn in this step, and how the generators of the other ranks stand is not known here"
 CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
 NUM_TENSORS = 128
 NUM_KEPT = 64  # files of one launch and rank
@@ -270,9 +271,8 @@ class FirstGradient:
                 yield not_compared(NAME, "M6", "the gradient of this step cannot be read before it")
             return
         if not _comparable(kept, own):
-            # other batches have a check of their own; what the generators of other ranks do is not known here
-            if _is_same_step(kept, own) and kept["entered"] != own["entered"]:
-                yield not_compared(NAME, "M6", DRAWN)
+            if _is_same_step(kept, own):  # other batches have a check of their own
+                yield not_compared(NAME, "M6", DRAWN if own["ranks"] == 1 else DRAWN_ON_RANKS)
             return
         self._lrs_then = [one.get("lrs") for one in steps]
         if kept["exact"] and own["exact"] and not expected.accepted and expected.contract is None:

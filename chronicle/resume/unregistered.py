@@ -23,7 +23,7 @@ from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.resume.configuration import is_of_the_script
-from chronicle.resume.fingerprint import LiveState, Parts, digest, plain_bytes
+from chronicle.resume.fingerprint import LiveState, Parts, digest, own_shard, plain_bytes
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.moving import Facts, moved
 
@@ -69,8 +69,7 @@ class Unregistered:
     def stepping(self, live: LiveState) -> None:
         """A step is about to be taken."""
         now = facts_of(live)
-        for name, thing in _things().items():
-            self._ids.setdefault(name, set()).add(id(thing))
+        self._note_ids()
         if self._looks < NUM_LOOKS:
             self._looks += 1
             self._often |= set(moved(self._last, now))
@@ -82,10 +81,16 @@ class Unregistered:
     def at_save(self, live: LiveState, step: int | None) -> Facts:
         """What moved so far and counts, as it is now, for the checkpoint."""
         now = facts_of(live)
+        self._note_ids()
         found = [key for key in moved(self._first, now) if self._counts(key, now[key])][:NUM_KEYS]
-        things = _things()
-        self._step, self._saved = step, {key: list(_traces(key, now[key], things)) for key in found}
+        things, parts = _things(), Parts()
+        traces = {key: parts.take(key, functools.partial(_traces, key, now[key], things), list[bytes]()) for key in found}
+        self._step, self._saved = step, {key: one for key, one in traces.items() if key not in parts.unknown}
         return {key: now[key] for key in found}
+
+    def _note_ids(self) -> None:
+        for name, thing in _things().items():
+            self._ids.setdefault(name, set()).add(id(thing))
 
     def _counts(self, key: str, fact: str) -> bool:
         name = key.rpartition(".")[2]
@@ -155,15 +160,17 @@ def facts_of(live: LiveState) -> dict[str, str]:
     known = {id(one) for one in (*models, *live.averages.values(), *live.objects.values(), live.scaler)}
     known |= {id(bound.scheduler) for bound in live.schedulers}
     known |= {id(part) for model in live.models for part in model.modules()}
+    known.discard(id(None))
+    parts = Parts()  # what cannot be read is left out
     params = {id(p): tuple(p.shape) for model in live.models for p in model.parameters()}
     shapes = set(params.values())
+    own = parts.take("own tensors", lambda: set(_places(live.models)), set[int]())
     found: dict[str, str] = {}
-    parts = Parts()  # what cannot be read is left out
     for name, thing in list(_things().items())[:NUM_OBJECTS]:
         if id(thing) in known or _holds_the_model(thing, params):
             continue
         if isinstance(thing, deque | dict | list):
-            fact = parts.take(name, functools.partial(_collection, thing, shapes), "")
+            fact = parts.take(name, functools.partial(_collection, thing, shapes, own), "")
             found |= {name: fact} if fact else {}
         else:
             attributes = functools.partial(_attributes, name, thing, known)
@@ -177,13 +184,18 @@ def _holds_the_model(thing: Any, params: Mapping[int, Any]) -> bool:
     return bool(own) and all(id(p) in params for p in own)
 
 
-def _collection(thing: Any, shapes: set[tuple[int, ...]]) -> str:
-    """A collection that the script names: one of tensors shaped as weights, or a queue of more than numbers."""
+def _places(models: Iterable[Any]) -> Iterator[int]:
+    for model in models:
+        yield from (own_shard(tensor).data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _collection(thing: Any, shapes: set[tuple[int, ...]], own: set[int]) -> str:
+    """A collection that the script names: one of tensors shaped as weights but not these, or a queue of more than numbers."""
     values = list(thing.values() if isinstance(thing, dict) else thing)[:NUM_ATTRIBUTES]
     if isinstance(thing, deque):
         return "" if _is_plain(values) else VALUES + _digest(thing)
     tensors = [one for one in values if hasattr(one, "untyped_storage")]
-    alike = [one for one in tensors if tuple(one.shape) in shapes and not one.requires_grad]
+    alike = [one for one in tensors if tuple(one.shape) in shapes and own_shard(one).data_ptr() not in own]
     return VALUES + _digest(thing) if tensors and 2 * len(alike) >= len(values) else ""
 
 
@@ -283,19 +295,16 @@ class Evidence:
         return any(trace in self._bytes for trace in traces)
 
 
-def _traces(key: str, fact: str, things: Mapping[str, Any]) -> Iterator[bytes]:
+def _traces(key: str, fact: str, things: Mapping[str, Any]) -> list[bytes]:
     """What shows in a file that this was saved: the first elements of its tensors; of a number its name, or its exact value."""
     name, *path = key.split(".")
     value = functools.reduce(_get, path, things.get(name))
     if fact[0] == VALUES:
-        for tensor in _arrays(value):
-            yield from _needles(tensor)
-        return
+        return [needle for tensor in _arrays(value) for needle in _needles(tensor)]
+    found = [path[-1].lstrip("_").encode()] if path and len(path[-1]) > 3 else []
     if isinstance(value, float) and value:
-        yield struct.pack(">d", value)
-        yield repr(value).encode()
-    if path and len(path[-1]) > 3:
-        yield path[-1].lstrip("_").encode()
+        found += [struct.pack(">d", value), repr(value).encode()]
+    return found
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -330,7 +339,7 @@ def _needles(thing: Any) -> Iterator[bytes]:
         thing = sys.modules["torch"].as_tensor(thing) if thing.dtype.kind in "fiu" else None
     if thing is None or thing.is_sparse or thing.is_meta:
         return
-    first = thing.detach().reshape(-1)[:16].cpu()
+    first = own_shard(thing).detach().reshape(-1)[:16].cpu()
     if first.numel() and bool((first != 0).any()):
         torch, kinds = sys.modules["torch"], {first.dtype}
         if first.is_floating_point():

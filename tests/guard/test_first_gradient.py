@@ -33,8 +33,9 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.loss, self.step, self.clip, self.micro = loss, 0, 0.0, 1
         self.noise: Callable[[Any], Any] = lambda labels: labels
+        self.run: Any = None
         if run is not None:
-            chronicle.attach(run, self.model, self.optimizer, **options)
+            self.run = chronicle.attach(run, self.model, self.optimizer, **options)
 
     def train(self, num_steps: int) -> "Loop":
         for _ in range(num_steps):
@@ -248,6 +249,18 @@ def test_gradient_of_another_number_of_ranks_is_not_compared(tmp_path: Path, run
     kept.write_text(kept.read_text().replace('"ranks":1', '"ranks":4'))
     Loop(run_dir, loss=smoothed).load(tmp_path / "step.pt").train(1)
     assert told(run_dir) == ""
+
+
+def test_random_numbers_on_several_ranks_are_a_row_that_says_so(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(run_dir, tmp_path / "step.pt", dropout=0.5)
+    (kept,) = (run_dir / "gradients").iterdir()
+    kept.write_text(kept.read_text().replace('"ranks":1', '"ranks":2'))
+    again = Loop(run_dir, dropout=0.5).load(tmp_path / "step.pt")
+    monkeypatch.setattr(again.run.session.first_gradient, "_num_ranks", lambda: 2)
+    again.train(1)
+    assert told(run_dir) == "not compared"
 
 
 def test_difference_of_the_median_tensor_ignores_rounding() -> None:

@@ -68,6 +68,17 @@ class Meter:
         self.total, self.mean = self.total + 1.5, self.mean + 1
 
 
+class Engine(nn.Module):
+    """A wrapper of the model, with numbers of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module, self.norm = model, torch.ones(4)
+
+    def update(self) -> None:
+        self.norm = self.norm + 1
+
+
 class Log:
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -143,7 +154,7 @@ def test_what_moves_and_is_in_no_file_is_named_once(
         (lambda model: {"ema": Average(model)}, lambda things: {"h": [t.half() for t in things["ema"].shadow.values()]}),
         (lambda model: {"stop": Patience()}, lambda things: {"least": things["stop"].best}),
         (lambda model: {"norm": Normaliser()}, lambda things: {"statistics": things["norm"].mean}),
-        (lambda model: {"meter": Meter(), "log": Log(), "np": np}, lambda things: {}),
+        (lambda model: {"meter": Meter(), "log": Log(), "np": np, "engine": Engine(model)}, lambda things: {}),
     ],
 )
 def test_what_is_in_a_file_or_is_no_state_is_not_named(
