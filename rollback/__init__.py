@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rollback.checkpoint.listing import list_checkpoints, read_state
     from rollback.checkpoint.state import CheckpointState
     from rollback.plan.plan import Plan
-    from rollback.plan.retention import Retention, Save, plan_retention
     from rollback.transaction.change import Receipt
 
 __all__ = [
@@ -25,13 +24,10 @@ __all__ = [
     "Finding",
     "Plan",
     "Receipt",
-    "Retention",
     "RollbackError",
-    "Save",
     "Severity",
     "apply",
     "list_checkpoints",
-    "plan_retention",
     "plan_rollback",
     "read_state",
     "recover",
@@ -45,10 +41,7 @@ _PLACES = {
     "CheckpointState": "rollback.checkpoint.state",
     "Plan": "rollback.plan.plan",
     "Receipt": "rollback.transaction.change",
-    "Retention": "rollback.plan.retention",
-    "Save": "rollback.plan.retention",
     "list_checkpoints": "rollback.checkpoint.listing",
-    "plan_retention": "rollback.plan.retention",
     "read_state": "rollback.checkpoint.listing",
 }
 

@@ -112,7 +112,7 @@ def questions(top: Path) -> dict[str, list[str]]:
         "preflight": ["preflight", *both, "--", "python", "train.py"],
         "audit": ["audit", "--full", *both],
         "ps": ["ps", *places],
-        "keep": ["keep", *both],
+        "prune": ["prune", *both],
         "export": ["export", "-f", "csv", *places],
         "latest": ["latest", "--verified", *both],
         "recover": ["recover", *both],

@@ -60,7 +60,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Operate": {
         "watch": ("chronicle.cli.watch:watch", "Follow a run or a log file and report what the detector finds."),
         "ps": ("chronicle.cli.processes:ps", "List the living processes of a run, or end its orphans."),
-        "keep": ("chronicle.cli.keep:keep", "Keep within a budget the checkpoints a rollback may need."),
+        "prune": ("chronicle.cli.prune:prune", "Delete what rollbacks moved aside and no undo needs."),
     },
     "Tell": {
         "report": ("chronicle.cli.report:write_report", "Write the run as one HTML page, or its story as Markdown."),
@@ -88,7 +88,6 @@ FOLDED: Mapping[str, tuple[str, str]] = {
     "apply": ("chronicle.cli.rollback:apply_written_plan", "rollback --plan FILE"),
     "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
     "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),
-    "prune": ("", "keep --prune"),
     "render": ("", "report --markdown"),
     "sweep": ("", "ps --sweep"),
 }

@@ -14,7 +14,7 @@ from chronicle.cli.options import CommandResult
 from chronicle.errors import ChronicleError, Declined, UsageProblem
 from chronicle.goback.applying import plan_store, uninterrupted
 from chronicle.goback.planning import WORTH_BYTES
-from chronicle.journal.events import Quarantined, QuarantineUndone, SetAside, SetAsideUndone, events_of
+from chronicle.journal.events import Quarantined, QuarantineUndone, events_of
 from rollback.disk.content import ByteProgress
 from rollback.errors import one_line
 from rollback.plan.plan import Plan, format_plan
@@ -82,31 +82,27 @@ def agree(question: str, text: str, *, yes: bool) -> None:
         raise Declined
 
 
-def move_back(opened: goback.OpenedRun, kind: type[Quarantined] | type[SetAside], wanted: str, *, yes: bool) -> CommandResult:
-    """Move what one `verify --quarantine` or `keep` moved away back to where it was; asks first.
+def move_back(opened: goback.OpenedRun, wanted: str, *, yes: bool) -> CommandResult:
+    """Move what one `verify --quarantine` moved away back to where it was; asks first.
 
     Raises `ChronicleError` when there is no such entry, `Refused` instead of overwriting a file.
     """
     from rollback.transaction import cleanup  # only where something comes back
 
-    strays = kind is Quarantined
-    entries, noun = ("quarantines", "strays") if strays else ("entries of `keep`", "checkpoints")
-    made_here = events_of(opened.journal.entries, kind)
+    made_here = events_of(opened.journal.entries, Quarantined)
     found = [(entry, event) for entry, event in made_here if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
     if len(found) != 1:
-        raise ChronicleError(f"{len(found)} {entries} are called `{wanted}`: expected one", "`chronicle log` lists them")
+        raise ChronicleError(f"{len(found)} quarantines are called `{wanted}`: expected one", "`chronicle log` lists them")
     made, event = found[0]
     root, moves = Path(event.root), cleanup.moves_from_json(list(event.moves))
-    text = "\n".join([f"{noun} to move back:", *(f"  {one_line(move.path)}" for move in moves)])
+    text = "\n".join(["strays to move back:", *(f"  {one_line(move.path)}" for move in moves)])
     agree("Move them back?", text, yes=yes)
-    where = cleanup.quarantine_dir(root, made.id) if strays else cleanup.set_aside_dir(root, made.id)
     with uninterrupted():
-        undone = QuarantineUndone(root=str(root)) if strays else SetAsideUndone(root=str(root))
-        entry = opened.writer.write(undone, title=f"{len(moves)} {noun} moved back", refs=(made.id,))
-        count = cleanup.restore(root, where, moves)
-        if isinstance(event, Quarantined):
-            pointers = cleanup.pointers_from_json(event.pointers)
-            cleanup.point_elsewhere(root, [pointer.reversed() for pointer in pointers])
+        undone = QuarantineUndone(root=str(root))
+        entry = opened.writer.write(undone, title=f"{len(moves)} strays moved back", refs=(made.id,))
+        count = cleanup.restore(root, cleanup.quarantine_dir(root, made.id), moves)
+        pointers = cleanup.pointers_from_json(event.pointers)
+        cleanup.point_elsewhere(root, [pointer.reversed() for pointer in pointers])
     return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
 
 

@@ -4,7 +4,6 @@ The journal is the log of operations: `undo --list` reads it, and the undo of ea
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from chronicle import goback
@@ -19,7 +18,6 @@ from chronicle.journal.events import (
     Note,
     Restarted,
     RollbackReceipt,
-    SetAside,
     find_open_transaction,
 )
 from chronicle.story.plain import format_when
@@ -131,13 +129,12 @@ def _mark_title(note: Note) -> str:
     return ", ".join(f"tag {tag}" for tag in note.tags)
 
 
-UNDONE_BY_THEIR_VERB = (EntryKind.ROLLBACK_RECEIPT, EntryKind.QUARANTINE, EntryKind.KEEP)
-TAKEN_BACK = (EntryKind.UNDO_RECEIPT, EntryKind.QUARANTINE_UNDONE, EntryKind.KEEP_UNDONE)
+UNDONE_BY_THEIR_VERB = (EntryKind.ROLLBACK_RECEIPT, EntryKind.QUARANTINE)
+TAKEN_BACK = (EntryKind.UNDO_RECEIPT, EntryKind.QUARANTINE_UNDONE)
 FINAL = {  # kinds that nothing takes back, and the way that there is instead
     EntryKind.UNDO_RECEIPT: "an undo is not undone: `chronicle rollback` makes the rollback again",
     EntryKind.RECOVER_RECEIPT: "it ended an interrupted transaction: the checkpoints are as before it or as planned",
     EntryKind.QUARANTINE_UNDONE: "`chronicle verify --quarantine` moves the strays again",
-    EntryKind.KEEP_UNDONE: "`chronicle keep --budget SIZE` sets them aside again",
     EntryKind.PRUNE: "what was deleted does not come back",
     EntryKind.SWEEP: "processes that were ended do not come back",
     EntryKind.IMPORT: "imported points are part of the run: import the others as another run",
@@ -158,11 +155,6 @@ def _stands(entry: Entry, later: Sequence[Entry], taken_back: Entry | None, last
         opposite = [Hardware.of(one) for one in later if one.kind == EntryKind.HARDWARE]
         if any(one.host == said.host and one.action not in (None, said.action) for one in opposite):
             return "undone: the node was excluded or readmitted again later"
-    if entry.kind == EntryKind.KEEP:
-        from rollback.transaction.cleanup import set_aside_dir
-
-        if not set_aside_dir(Path(SetAside.of(entry).root), entry.id).exists():
-            return "`chronicle keep --prune` deleted them, or they lie elsewhere now"
     return ""
 
 
@@ -199,10 +191,6 @@ def _undo_other(one: Operation, at: Changing) -> CommandResult:
         from chronicle.cli.verify import verify_checkpoints
 
         return verify_checkpoints(restore=one.entry.id, yes=at.yes, at=at)
-    if one.entry.kind == EntryKind.KEEP:
-        from chronicle.cli.keep import keep
-
-        return keep(restore_id=one.entry.id, at=at)
     if one.entry.kind == EntryKind.HARDWARE:
         from chronicle.cli.hardware import exclude_node
         from chronicle.launch.admission import EXCLUDE

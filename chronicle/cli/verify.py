@@ -29,8 +29,13 @@ from rollback.checks.verify import passes, root_stray_findings, unrecognised_fin
 from rollback.disk import remote
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
-from rollback.plan.retention import check_retention
-from rollback.transaction.cleanup import apply_moves, plan_quarantine, quarantine_dir, refuse_mount_points
+from rollback.transaction.cleanup import (
+    KEEP_VERIFIED,
+    apply_moves,
+    plan_quarantine,
+    quarantine_dir,
+    refuse_mount_points,
+)
 
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
@@ -61,7 +66,7 @@ def verify_checkpoints(
     """
     if restore is not None:
         with open_run(at.settings()) as opened:
-            return move_back(opened, Quarantined, restore, yes=yes)
+            return move_back(opened, restore, yes=yes)
     stores = not quarantine  # which moves what it finds
     if checkpoint and not all_:
         root, checkpoint = None, checkpoint if quarantine else str(remote.local_path(checkpoint))
@@ -135,8 +140,11 @@ def _retention(found: Found) -> list[Finding]:
     standing = [(c, passes(findings)) for _, c, findings in found if c is not None and not c.abandoned]
     if not standing:
         return []
-    good = {c.path for c, passed in standing if passed}
-    return check_retention(standing[-1][0], [c for c, _ in standing], lambda c: c.path in good)
+    good = sum(passed for _, passed in standing[:-1])
+    if good >= KEEP_VERIFIED:
+        return []
+    passed = f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}"
+    return [Finding("F10", Severity.INFO, ".", f"{passed}: expected at least {KEEP_VERIFIED}; do not delete any")]
 
 
 def _counts(finding: Finding) -> bool:

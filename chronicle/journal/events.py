@@ -51,8 +51,6 @@ class EntryKind(StrEnum):
     VERIFIED = "verified"
     QUARANTINE = "quarantine"
     QUARANTINE_UNDONE = "quarantine.undone"
-    KEEP = "keep"
-    KEEP_UNDONE = "keep.undone"
     PRUNE = "prune"
     INCIDENT = "incident"
     PROPOSAL = "proposal"
@@ -611,26 +609,6 @@ class Quarantined(JournalEvent, kind=EntryKind.QUARANTINE):
 
 class QuarantineUndone(JournalEvent, kind=EntryKind.QUARANTINE_UNDONE):
     """Strays of an earlier quarantine (the entry's `refs`) are moved back."""
-
-    root: str
-
-
-class SetAside(JournalEvent, kind=EntryKind.KEEP):
-    """Checkpoints that a byte budget has no room for leave the checkpoints directory, until `prune` or an undo."""
-
-    root: str
-    moves: tuple[Mapping[str, Any], ...]
-    budget: int | None  # bytes
-    kept: tuple[Mapping[str, Any], ...]
-    bytes: int | None  # of what was set aside
-    expected_loss: float | None  # steps, with what stays
-    worst_loss: int | None
-    force: str | None = None  # why it went on although its journal was damaged
-    overrode: tuple[str, ...] = ()  # that damage
-
-
-class SetAsideUndone(JournalEvent, kind=EntryKind.KEEP_UNDONE):
-    """Checkpoints that an earlier `keep` (the entry's `refs`) set aside are moved back."""
 
     root: str
 

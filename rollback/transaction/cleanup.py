@@ -1,4 +1,4 @@
-"""Quarantine moves strays out of the checkpoints directory, `keep` sets whole checkpoints aside, pruning deletes those.
+"""Quarantine moves strays out of the checkpoints directory, pruning deletes what rollbacks moved away.
 
 Both are lists of renames, to `<root>/../quarantine/<id>/` and `<root>/../abandoned/<id>/`, and can be restored. It needs
 no recovery: the journal entry with the moves is written first, any part of the moves is a safe state, and a second run
@@ -18,7 +18,7 @@ from rollback.disk.durable import REAL_DISK, Disk, is_mount_point, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
 from rollback.plan.request import PointerEdit
 from rollback.records import record_of
-from rollback.transaction.change import ABANDONED, workspace_of
+from rollback.transaction.change import workspace_of
 
 QUARANTINE_DIR = "quarantine"
 
@@ -66,21 +66,10 @@ def refuse_mount_points(root: Path) -> None:
         )
 
 
-def plan_set_aside(root: Path, checkpoints: Sequence[Checkpoint], stay: Sequence[Checkpoint] = ()) -> tuple[StrayMove, ...]:
-    """Whole checkpoints that leave `root`, where no loader finds them and `prune` may delete them. Shared parts `stay`."""
-    paths = [Path(os.path.abspath(path)).relative_to(os.path.abspath(root)) for path in _whole(checkpoints, stay)]
-    return tuple(StrayMove(path=path.as_posix(), inode=os.lstat(root / path).st_ino) for path in sorted(set(paths)))
-
-
 def _whole(checkpoints: Sequence[Checkpoint], stay: Sequence[Checkpoint]) -> list[Path]:
     """The paths of checkpoints with their parts beside them, but for the parts that a checkpoint that stays needs."""
     needed = {one.path.parent / name for one in stay for name in one.names}
     return [path for one in checkpoints for name in one.names if (path := one.path.parent / name) not in needed]
-
-
-def set_aside_dir(root: Path, id_: str) -> Path:
-    """Where the checkpoints are that the journal entry `id_` set aside: beside those that rollbacks abandoned."""
-    return Path(os.path.abspath(root)).parent / ABANDONED / id_
 
 
 def apply_moves(root: Path, where: Path, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:

@@ -11,7 +11,7 @@ from chronicle.cli.main import run as chronicle
 
 PRINTED = re.compile(r"`(chronicle [^`\n]+)`")
 TO_FILL_IN = re.compile(r"…|\.\.\.|<\S|\bDIR\b|\bNAME\b|\bID\b|\bFILE\b|\bN\b|\|")
-CHANGES = {"rollback": "--dry-run", "keep": "--dry-run"}  # verbs that ask before they change anything, and how to look only
+CHANGES = {"rollback": "--dry-run", "prune": "--dry-run"}  # verbs that ask before they change anything, and how to look only
 LEFT_OUT = ("run", "serve", "watch", "replay", "rehearse", "mcp")  # they start a trainer or do not end
 RAN = (0, 5)  # done, or done with findings
 RUNS = stored_runs()
@@ -49,7 +49,7 @@ def test_every_printed_command_runs(
     own = sorted(path.name for path in (top / "logs").iterdir() if path.is_dir())[0]
     monkeypatch.setenv("CHRONICLE_RUN", own)
     commands: set[str] = set()
-    for verb in ("status", "log", "log open", "spikes", "runs", "costs", "verify", "rollback", "undo", "keep", "latest"):
+    for verb in ("status", "log", "log open", "spikes", "runs", "costs", "verify", "rollback", "undo", "prune", "latest"):
         lay(RUNS[name], top)
         commands |= printed_by(asked[verb], capsys)
     failed = []

@@ -6,7 +6,7 @@ from chronicle.skill import skill_text
 from tests.commands.cli import Cli
 from tests.docs.test_commands_in_docs import commands
 
-ACTS = {"undo", "recover", "run", "keep", "prune", "ps", "sweep", "hardware", "close", "init", "import", "apply"}
+ACTS = {"undo", "recover", "run", "prune", "ps", "sweep", "hardware", "close", "init", "import", "apply"}
 
 
 def test_no_command_of_the_skill_changes_a_run() -> None:

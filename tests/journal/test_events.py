@@ -48,8 +48,6 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.RETAKEN,
     EntryKind.REHEARSAL,
     EntryKind.CHECKPOINT_SEEN,
-    EntryKind.KEEP,
-    EntryKind.KEEP_UNDONE,
     EntryKind.RESTART,
     EntryKind.LAUNCH_ATTEMPT,
     EntryKind.LAUNCH_SETTINGS,

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from chronicle.cli.main import run
 from rollback.checkpoint.layout import parts_beside, stamp_of
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state
+from rollback.checkpoint.listing import list_checkpoints, read_state
 from rollback.checks.verify import verify_checkpoint
 from rollback.errors import Severity
 
@@ -162,22 +162,6 @@ def test_one_file_of_an_abandoned_step_is_not_brought_back_alone(pairs: Path, ca
     aside = next(pairs.parent.glob("abandoned/*/optim_30.pt"))
     assert run(["rollback", "--to", str(aside), "--checkpoints", str(pairs), "--yes"]) != 0
     assert "model_30.pt, sched_30.pt beside it" in capsys.readouterr().err
-
-
-def test_a_budget_counts_and_takes_whole_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "saved"
-    for step in (10, 20, 30, 40, 50):
-        save(root, step, "optim_{}.pt", ("model_{}.pt", "ema_{}.safetensors"), None)
-    assert run(["verify", "--all", "--checkpoints", str(root)]) == 0
-    assert open_checkpoint(root / "optim_30.pt").size_bytes == sum(path.stat().st_size for path in root.glob("*_30.*"))
-    assert run(["keep", "--budget", "60%", "--checkpoints", str(root), "--yes"]) == 0
-    assert run(["log"]) == 0
-    assert "2 checkpoints set aside" in capsys.readouterr().out
-    steps = {name.rpartition("_")[2].partition(".")[0] for name in names(root)}
-    assert len(names(root)) == 3 * len(steps) and len(steps) == 3
 
 
 def test_two_optimizers_of_one_step_side_by_side_are_edited_together(
