@@ -127,17 +127,6 @@ def top_of(cwd: Path) -> Path | None:
     return None if found is None else Path(os.fsdecode(found.rstrip(b"\n")))
 
 
-def commits_between(cwd: Path, first: str, last: str) -> list[tuple[str, str]] | None:
-    """(commit, subject) of `first` and each commit after it up to `last`, along first parents; None where git knows no such."""
-    begin = _git(cwd, "rev-parse", "--verify", "--quiet", f"{first}^{{commit}}")
-    listed = _git(cwd, "rev-list", "--reverse", "--first-parent", f"{first}..{last}", "--")
-    if begin is None or not listed:
-        return None
-    names = [line.decode("ascii") for line in (begin + listed).split()]
-    subjects = _git(cwd, "show", "--no-patch", "--format=%s", *names) or b""
-    return list(zip(names, subjects.decode("utf-8", "replace").splitlines(), strict=False))
-
-
 def lay_code(change: CodeChange) -> str:
     """Make the tracked files those of the commit and its patch; why it could not, "" when it is done.
 

@@ -22,7 +22,6 @@ from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFi
 from rollback.checkpoint.state import CheckpointState
 from rollback.errors import Finding
 
-_MAX_JSON = 1 << 20
 _NO_EDIT = "its LR is not edited"
 
 
