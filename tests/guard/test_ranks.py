@@ -91,7 +91,7 @@ def test_four_ranks_resume_exactly_and_the_last_one_alone_stops_all(run_dir: Pat
     halved, stderr = play(run_dir, checkpoint, "resume", "resume_on_another_number_of_ranks")
     assert halved["resume"] == {0: REFUSED, 1: REFUSED} and "world size" in stderr
     assert all(isinstance(losses, list) for losses in halved["resume_on_another_number_of_ranks"].values())
-    assert count_unverified(run_dir) == 0
+    assert count_unverified(run_dir) == 1, "the resume on four ranks: its gradient has dropout of all of them"
 
 
 @pytest.mark.slow

@@ -246,7 +246,9 @@ def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_pat
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        prints = StepPrints(directory, lambda: 0, lambda: 1, environ=environ)
+        prints = StepPrints(
+            directory, lambda: 0, lambda: 1, lambda: (None, ()), tuple, lambda problem: None, environ=environ
+        )
         for step in steps:
             batch = torch.full((3, 2), float(step))
             prints.enters(batch)

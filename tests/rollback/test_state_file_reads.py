@@ -14,6 +14,7 @@ from tests.rollback.command_line import chronicle
 
 PURPOSES = {
     "read_accelerate_state": "state",
+    "account_for": "account",
     "check_moments": "moments",
     "check_values": "values",
     "_check_edited": "check of the edit",
@@ -43,6 +44,7 @@ def test_one_rollback_reads_each_state_file_once_a_purpose(
     edited = ("optimizer.bin", "custom_checkpoint_0.pkl")
     assert dict(reads) == {
         **{(name, "state"): 1 for name in state},
+        **{(name, "account"): 1 for name in state},
         ("optimizer.bin", "moments"): 1,
         **{(name, "values"): 1 for name in state},
         ("optimizer.bin", "identity"): 1,
