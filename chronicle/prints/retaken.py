@@ -120,13 +120,25 @@ class RetakenCase:
         """By how much a loss differs at most, relative to itself; None where none was compared."""
         return max((_apart(*pair) for rank in self.ranks for pair in rank.losses.values()), default=None)
 
+    def same_batches(self, until: int) -> bool:
+        """Whether the batches of all ranks were compared up to this step, and are equal."""
+        is_known = all("batch" in rank.parts for rank in self.compared)
+        return is_known and all(rank.other_batch is None or rank.other_batch > until for rank in self.compared)
+
+    @property
+    def batches(self) -> str:
+        """What is known of the batches of all steps, in words."""
+        if any("batch" not in rank.parts for rank in self.compared):
+            return "batches not compared"
+        others = [rank.other_batch for rank in self.compared if rank.other_batch is not None]
+        return f"other batches from step {min(others):,} on" if others else "the same batches"
+
     @property
     def came_again(self) -> bool | None:
         """Whether the rise came again, with the same batches; None where nobody can tell."""
         peak = 0 if self.rise is None else self.rise.peak
         pair = next((rank.losses[peak] for rank in self.ranks if peak in rank.losses), None)
-        others = [rank.other_batch for rank in self.ranks if rank.other_batch is not None]
-        if self.rise is None or pair is None or min(others, default=self.rise.peak + 1) <= self.rise.peak:
+        if self.rise is None or pair is None or not self.same_batches(peak):
             return None
         then, now = pair
         return now == then or abs(now - then) <= SAME_RISE * abs(self.rise.excess)
@@ -263,7 +275,7 @@ def _close(case: RetakenCase) -> str:
     assert apart is not None
     size = f", but for {case.loss_apart:.0e} of it" if case.loss_apart else ""
     bits = f"other bits from step {apart.step:,} on, {PARTS[case.part][1]}"
-    return f"{_steps(case)} taken again {_on_ranks(case)}: the same batches and the same loss{size} ({bits}){_of_rise(case)}"
+    return f"{_steps(case)} taken again {_on_ranks(case)}: {case.batches} and the same loss{size} ({bits}){_of_rise(case)}"
 
 
 def _of_rise(case: RetakenCase) -> str:
@@ -313,7 +325,7 @@ def lone_losses(case: RetakenCase) -> tuple[int, tuple[int, ...]]:
             continue
         rest = max((size for rank, size in apart.items() if rank not in far), default=inf)
         is_lone = rest * FAR_APART <= min(apart[rank] for rank in far)
-        is_whole = step > steps[0] and len(case.compared) == case.ranks_now
+        is_whole = step > steps[0] and len(case.compared) == case.ranks_now and case.same_batches(step)
         return (step, far) if is_lone and is_whole else (0, ())
     return 0, ()
 
@@ -422,7 +434,7 @@ def _all(case: RetakenCase) -> str:
     apart = case.apart
     assert apart is not None
     where = f"rank {_numbers(apart.ranks)}" if len(apart.ranks) < case.ranks_now else "every rank"
-    said = f"another result from step {apart.step:,} on, {where} ({PARTS[case.part][1]}), with equal batches"
+    said = f"another result from step {apart.step:,} on, {where} ({PARTS[case.part][1]}), {case.batches}"
     if case.loss_apart is not None:
         said += f"; the loss differs by at most {case.loss_apart:.1g} of it"
     said += _of_rise(case)
@@ -445,7 +457,7 @@ def own_ranks(case: RetakenCase) -> tuple[str, tuple[int, ...]]:
     all hold the same weights, else another rank's share may lie in their part.
     """
     apart = case.apart
-    if apart is None or case.equal_before < 1 or len(case.compared) != case.ranks_now:
+    if apart is None or case.equal_before < 1 or len(case.compared) != case.ranks_now or not case.same_batches(apart.step):
         return "", ()
     are_replicas = len({rank.begins for rank in case.ranks}) == 1 and case.ranks[0].begins != 0
     has_gradient = all("gradient" in rank.parts for rank in case.ranks)
@@ -467,13 +479,24 @@ def is_close(case: RetakenCase) -> bool:
     return case.loss_apart is not None and case.loss_apart <= LAST_DIGITS
 
 
+Named = tuple[int, tuple[int, ...]]  # a step, and ranks
+
+
+def _apart_of(case: RetakenCase) -> Named:
+    return (case.start, ()) if case.apart is None else (case.apart.step, tuple(case.apart.ranks))
+
+
 class Row(NamedTuple):
-    """One row: what it is about, when it fits, its verdict and its words. The first that fits is the answer."""
+    """One row: what it is about, when it fits, its verdict and its words. The first that fits is the answer.
+
+    `named`: the step and the ranks that it is about.
+    """
 
     name: str
     fits: Callable[[RetakenCase], bool]
     verdict: RetakenVerdict
     words: Callable[[RetakenCase], str]
+    named: Callable[[RetakenCase], Named] = _apart_of
 
 
 V = RetakenVerdict
@@ -481,7 +504,8 @@ ROWS: tuple[Row, ...] = (
     Row("another number of ranks", lambda case: case.ranks_then != case.ranks_now, V.NOT_COMPARABLE, _other_ranks),
     Row("other weights to begin with", lambda case: any(rank.begins_equal is False for rank in case.ranks),
         V.NOT_COMPARABLE, _other_begin),
-    Row("a replica strayed", lambda case: bool(strays(case)[2]), V.RANKS, _strayed),
+    Row("a replica strayed", lambda case: bool(strays(case)[2]), V.RANKS, _strayed,
+        lambda case: (strays(case)[0], strays(case)[2])),
     Row("no result in the prints",
         lambda case: case.apart is None and not any(rank.parts & {"gradient", "weights", "loss"} for rank in case.compared),
         V.NOT_COMPARABLE, lambda case: "not comparable: the prints hold no gradient, loss or weights"),
@@ -491,11 +515,12 @@ ROWS: tuple[Row, ...] = (
         V.NOT_COMPARABLE, _skipped),
     Row("generators", lambda case: case.part in ("torch", "python", "numpy"), V.NOT_COMPARABLE, _generators),
     Row("batch", lambda case: case.part == "batch", V.DATA, _other_batches),
-    Row("the loss of some ranks", lambda case: bool(lone_losses(case)[1]), V.RANKS, _lone),
+    Row("the loss of some ranks", lambda case: bool(lone_losses(case)[1]), V.RANKS, _lone, lone_losses),
     Row("the last digits", lambda case: case.differs_at_once and is_close(case), V.CLOSE, _close),
     Row("something has changed", lambda case: bool(case.named(*CAUSES)), V.CODE, _changed),
     Row("another kind of machine", lambda case: bool(_moved(case)), V.CODE, _other_machine),
-    Row("some ranks", lambda case: bool(own_ranks(case)[1]), V.RANKS, _ranks),
+    Row("some ranks", lambda case: bool(own_ranks(case)[1]), V.RANKS, _ranks,
+        lambda case: (_apart_of(case)[0], own_ranks(case)[1])),
     Row("settings have changed", lambda case: bool(case.named(*SETTINGS)), V.CODE, _changed),
     Row("the result alone", lambda case: True, V.RESULT, _all),
 )  # fmt: skip
@@ -503,16 +528,19 @@ ROWS: tuple[Row, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retaken:
-    """The verdict and its sentence."""
+    """The verdict and its sentence, and the step and ranks that it is about."""
 
     verdict: RetakenVerdict
     why: str
+    step: int
+    ranks: tuple[int, ...]
 
 
 def judge_retaken(case: RetakenCase) -> Retaken:
     """The verdict: that of the first row that fits."""
     row = next(row for row in ROWS if row.fits(case))
-    return Retaken(verdict=row.verdict, why=row.words(case))
+    step, ranks = row.named(case)
+    return Retaken(verdict=row.verdict, why=row.words(case), step=step, ranks=ranks)
 
 
 def rise_in(rises: Iterable[Rise], ranks: Sequence[RankRetaken]) -> Rise | None:

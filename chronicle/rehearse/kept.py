@@ -1,7 +1,8 @@
 """What a rehearsal costs, and what is kept of it: A and A′, by a digest of all that decides them.
 
 The digest holds the command, the steps, the code (the commit and what differs from it, or every source file), the packages, the
-variables of the environment, the files that the command names, and names and sizes in the directories that it names. No clock.
+variables of the environment, the files that the command names, and names, sizes and times of change in the directories that it
+names; of a file too large to read its time of change as well. A time that moves without a change only plays A again.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, envir
             digest.update(_of_file(path))
     for path in named:
         for one in sorted(_below(path)) if path.is_dir() else [path]:
-            digest.update(_of_file(one) if one == path else f"{one}{one.lstat().st_size}".encode())
+            digest.update(_of_file(one) if one == path else f"{one}{one.lstat().st_size}{one.lstat().st_mtime_ns}".encode())
     digest.update(read_packages(command, environ) or b"")
     digest.update(repr(sorted(one for one in environ.items() if NOT_COMPARED.fullmatch(one[0]) is None)).encode())
     return digest.hexdigest()
@@ -66,9 +67,10 @@ def _below(root: Path) -> Iterator[Path]:
 
 
 def _of_file(path: Path) -> bytes:
-    size = path.stat().st_size
-    content = path.read_bytes() if size <= MOST_READ_BYTES else b""
-    return f"{path}{size}{hashlib.sha256(content).hexdigest()}".encode()
+    found = path.stat()
+    is_small = found.st_size <= MOST_READ_BYTES
+    content = hashlib.sha256(path.read_bytes()).hexdigest() if is_small else str(found.st_mtime_ns)
+    return f"{path}{found.st_size}{content}".encode()
 
 
 def said_before(scratch: Path, to: int, largest: int | None, seconds: float | None) -> str:

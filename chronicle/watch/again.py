@@ -34,10 +34,7 @@ from chronicle.prints.retaken import (
     compare_rank,
     find_segment,
     judge_retaken,
-    lone_losses,
-    own_ranks,
     rise_in,
-    strays,
 )
 from chronicle.resume.launch_facts import changed_facts, read_facts
 from chronicle.resume.ring import Print, Ring, Segment, read_ring
@@ -213,9 +210,7 @@ class StepsAgain:
     def _tell(self, case: RetakenCase, found: Retaken) -> None:
         """One line, one entry; an incident where ranks differ."""
         apart = case.apart
-        own = strays(case)[2] or own_ranks(case)[1] or lone_losses(case)[1]
-        ranks = own or (() if apart is None else apart.ranks)
-        hosts = {str(rank.rank): list(rank.hosts) for rank in case.ranks if rank.rank in ranks}
+        hosts = {str(rank.rank): list(rank.hosts) for rank in case.ranks if rank.rank in found.ranks}
         event = StepsRetaken(
             verdict=found.verdict.value,
             why=found.why,
@@ -227,7 +222,7 @@ class StepsAgain:
             parts=tuple(sorted(frozenset.intersection(*(rank.parts for rank in case.compared)))),
             apart_step=None if apart is None else apart.step,
             apart_part=case.part,
-            apart_ranks=ranks,
+            apart_ranks=found.ranks,
             hosts=hosts,
             rise=None if case.rise is None else case.rise.onset,
             came_again=case.came_again,
@@ -237,9 +232,8 @@ class StepsAgain:
         self._write(case.start, title, event)
         self._say(f"chronicle: {title}")
         if found.verdict is RetakenVerdict.RANKS:
-            step = strays(case)[0] or lone_losses(case)[0] or (case.start if apart is None else apart.step)
-            incident = Incident.from_json({"kind": "ranks-differ", "tier": Tier.WARN.value, "onset_step": step})
-            self._write(step, f"{Tier.WARN.value}: {found.why}", incident)
+            incident = Incident.from_json({"kind": "ranks-differ", "tier": Tier.WARN.value, "onset_step": found.step})
+            self._write(found.step, f"{Tier.WARN.value}: {found.why}", incident)
 
 
 def _read_or_none(path: Path, since: int) -> Ring | None:

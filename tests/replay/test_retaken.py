@@ -127,7 +127,7 @@ CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
     "the result alone": (
         case(OTHER_RESULT),
         V.RESULT,
-        "another result from step 23 on, every rank (gradient), with equal batches",
+        "another result from step 23 on, every rank (gradient), the same batches",
     ),
 }
 
@@ -211,6 +211,32 @@ class TestNobodyIsNamed:
     def test_half_of_the_replicas_strayed(self) -> None:
         one = case(None, None, from_23(weights=9), from_23(weights=9))
         assert "other weights than" not in judge_retaken(one).why
+
+
+class TestBatchesThatWereNotCompared:
+    """A model that is called inside of the step leaves no batch in its prints: nothing is said of them, and nobody is named."""
+
+    def without(self, *ranks: Any, **known: Any) -> RetakenCase:
+        one = case(*ranks, **known)
+        return replace(one, ranks=[replace(rank, parts=rank.parts - {"batch"}) for rank in one.ranks])
+
+    def test_no_rank_is_named(self) -> None:
+        found = judge_retaken(self.without(None, {24: {"gradient": 9, "weights": 9}}))
+        assert found.verdict is V.RESULT and "batches not compared" in found.why
+
+    def test_no_loss_names_a_rank(self) -> None:
+        one, _, _ = CASES["the loss of some ranks"]
+        found = judge_retaken(replace(one, ranks=[replace(rank, parts=rank.parts - {"batch"}) for rank in one.ranks]))
+        assert found.verdict is not V.RANKS and "batches not compared" in found.why
+
+    def test_a_rise_tells_nothing(self) -> None:
+        one = self.without(None)
+        assert replace(one, rise=rise_in([Rise(onset=23, peak=24, excess=2.0)], one.ranks)).came_again is None
+
+    def test_other_batches_later_name_nobody(self) -> None:
+        one, _, _ = CASES["the loss of some ranks"]
+        found = judge_retaken(replace(one, ranks=[replace(rank, other_batch=22) for rank in one.ranks]))
+        assert found.verdict is not V.RANKS and "other batches from step 22 on" in found.why
 
 
 class TestRise:
