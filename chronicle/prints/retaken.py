@@ -267,7 +267,8 @@ def _on_ranks(case: RetakenCase) -> str:
 
 
 def _equal(case: RetakenCase) -> str:
-    return f"{_steps(case)} taken again: equal {_on_ranks(case)}{_of_rise(case)}"
+    beside = "" if case.same_batches(0) else f" ({case.batches})"
+    return f"{_steps(case)} taken again: equal {_on_ranks(case)}{beside}{_of_rise(case)}"
 
 
 def _close(case: RetakenCase) -> str:

@@ -224,6 +224,9 @@ class TestBatchesThatWereNotCompared:
         found = judge_retaken(self.without(None, {24: {"gradient": 9, "weights": 9}}))
         assert found.verdict is V.RESULT and "batches not compared" in found.why
 
+    def test_equal_says_what_was_not_compared(self) -> None:
+        assert judge_retaken(self.without(None)).why == "steps 21–25 taken again: equal on 1 rank (batches not compared)"
+
     def test_no_loss_names_a_rank(self) -> None:
         one, _, _ = CASES["the loss of some ranks"]
         found = judge_retaken(replace(one, ranks=[replace(rank, parts=rank.parts - {"batch"}) for rank in one.ranks]))
