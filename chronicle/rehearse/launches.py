@@ -99,6 +99,7 @@ class Played:
     end: str  # why it ended, in words
     ranks: int = 1  # as the launcher told its processes, or as many as were printed
     ended_in: float | None = None  # seconds from our signal to the end
+    saved_before: frozenset[int] = frozenset()  # steps of the checkpoints that were there when we sent it
 
     @property
     def last_step(self) -> int | None:
@@ -122,6 +123,7 @@ class Running:
         self.place = place
         self._began = time.monotonic()
         self._told: float | None = None
+        self._saved: frozenset[int] = frozenset()
         self._seen: list[object] = []
         self._earlier = set(list_launch_numbers(place.paths))
         place.prepare()
@@ -175,6 +177,7 @@ class Running:
 
     def tell(self, number: signal.Signals) -> None:
         """A signal to the supervisor, as a scheduler sends it."""
+        self._saved = frozenset(saved_in(self.place.out))
         self._told = time.monotonic()
         self._process.send_signal(number)
 
@@ -192,7 +195,8 @@ class Running:
         played = read_played(self.place, max(own), ranks=self._ranks)
         end = played.end or self._last_lines()
         seconds = time.monotonic() - self._began
-        return replace(played, end=end, exit_code=self._process.returncode, seconds=seconds, ended_in=ended_in)
+        code = self._process.returncode
+        return replace(played, end=end, exit_code=code, seconds=seconds, ended_in=ended_in, saved_before=self._saved)
 
     def _step(self) -> int:
         own = set(list_launch_numbers(self.place.paths)) - self._earlier
@@ -254,21 +258,17 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     """
     found: list[Checkpoint] = []
     named: dict[int, list[Path]] = defaultdict(list)
-    folders = [(out, 0)]
-    while folders:
-        folder, level = folders.pop()
-        try:
-            listed = list_checkpoints(folder, include_abandoned=False)
-        except RollbackError:
-            listed = []
+    for place, names, files in os.walk(out):
+        folder = Path(place)
+        listed = _listed(folder)
         found += listed
-        inside = {one.path for one in listed}
-        for path in _entries_in(folder):
-            numbers = re.findall(r"\d+", path.name)
-            if len(numbers) == 1 and path not in inside:
-                named[int(numbers[0])].append(path)
-        if level < MOST_LEVELS and folder not in inside:
-            folders += [(path, level + 1) for path in _entries_in(folder) if path.is_dir() and path not in inside]
+        others = [name for name in (*names, *files) if folder / name not in {one.path for one in listed}]
+        is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in {one.path for one in listed}
+        names[:] = [] if is_deep else [name for name in names if name in others and not name.startswith(".")]
+        for name in others:
+            numbers = re.findall(r"\d+", name)
+            if len(numbers) == 1:
+                named[int(numbers[0])].append(folder / name)
     if any(one.step is not None for one in found):
         return found
     alone = {step: paths[0] for step, paths in named.items() if len(paths) == 1}
@@ -278,10 +278,10 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     ]
 
 
-def _entries_in(folder: Path) -> list[Path]:
+def _listed(folder: Path) -> list[Checkpoint]:
     try:
-        return [path for path in folder.iterdir() if not path.is_symlink() and not path.name.startswith(".")]
-    except OSError:
+        return list_checkpoints(folder, include_abandoned=False)
+    except RollbackError:
         return []
 
 

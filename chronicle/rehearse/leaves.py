@@ -11,26 +11,29 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
+from chronicle.metrics.log import Point
 from rollback.checkpoint.manifest import is_manifest_name
 from rollback.checks.values import NOT_FINITE, TensorPlace, decode_floats, places_in_entries, places_in_tree
 from rollback.disk import pread
 from rollback.errors import RollbackError
+from rollback.files.edits import dotted
+from rollback.files.json_file import Keys
 from rollback.files.pickle_values import ArrayRef, Opaque
 from rollback.files.safetensors_file import list_tensors
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import open_state_file
-from rollback.files.torch_tree import Leaf, TorchFile
+from rollback.files.torch_tree import walk_leaves
 
 OURS = {"ChronicleCallback"}  # what the guard keeps in a checkpoint of Lightning
 MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 20_000
 CHUNK_BYTES = 1 << 20
+AT_STEP = " at step "  # between a channel and the step
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -38,6 +41,7 @@ class LeafForm(StrEnum):
     """How a leaf is compared."""
 
     NUMBER = "number"
+    LOGGED = "logged number"
     TEXT = "text"
     TENSOR = "tensor"
     BYTES = "bytes"
@@ -52,6 +56,24 @@ class Value:
     value: float | str
     file: Path | None = None
     place: TensorPlace | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is one number, of a file or of a log."""
+        return self.form in (LeafForm.NUMBER, LeafForm.LOGGED)
+
+
+Leaves = Mapping[str, Value]
+
+
+def logged_leaves(points: Iterable[Point], after: int, until: int) -> dict[str, Value]:
+    """The values that were logged in the steps after one and up to another, by channel and step."""
+    found: dict[str, Value] = {}
+    for point in points:
+        if after < point.step <= until:
+            for channel, value in point.values.items():
+                found[f"{channel}{AT_STEP}{point.step}"] = Value(LeafForm.LOGGED, value)
+    return found
 
 
 def read_leaves(checkpoint: Path, step: int, places: Mapping[str, str]) -> dict[str, Value]:
@@ -77,8 +99,11 @@ def largest_difference(one: Value, other: Value) -> float:
     """The largest |a − b| of two values of the same form, 0 where they are equal; inf where they cannot be subtracted."""
     if one.value == other.value:
         return 0.0
-    if one.form is LeafForm.NUMBER and other.form is LeafForm.NUMBER:
-        return abs(float(one.value) - float(other.value))
+    if one.is_number and other.is_number:
+        if math.isnan(float(one.value)) and math.isnan(float(other.value)):
+            return 0.0
+        gap = abs(float(one.value) - float(other.value))
+        return gap if math.isfinite(gap) else math.inf
     if one.place is None or other.place is None or one.file is None or other.file is None:
         return math.inf
     if one.place.dtype not in NOT_FINITE or (one.place.dtype, one.place.shape) != (other.place.dtype, other.place.shape):
@@ -88,7 +113,7 @@ def largest_difference(one: Value, other: Value) -> float:
 
 def largest_number(value: Value) -> float:
     """The largest |a| in a number or a tensor of floats; 0 of what holds none."""
-    if value.form is LeafForm.NUMBER:
+    if value.is_number:
         return abs(float(value.value))
     if value.place is None or value.file is None or value.place.dtype not in NOT_FINITE:
         return 0.0
@@ -135,16 +160,16 @@ def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Val
     if path.suffix == ".zip":
         yield from _of_archive(path, places)
         return
-    head = path.read_bytes()[:2] if path.stat().st_size < MOST_JSON_BYTES else b""
-    if head[:1] in (b"{", b"["):
-        yield from _of_json(json.loads(path.read_bytes()), "", places)
+    is_small = path.stat().st_size < MOST_JSON_BYTES
+    if is_small and path.read_bytes()[:1] in (b"{", b"["):
+        yield from _of_tree(json.loads(path.read_bytes()), {}, path, places)
         return
     try:
         file = read_state_file(path)
     except RollbackError:
-        yield "", Value(LeafForm.BYTES, _digest_of_text(path, places))
+        yield "", Value(LeafForm.BYTES, _digest(_placed(path.read_bytes().decode("latin-1"), places)))
         return
-    yield from _of_tree(file, places)
+    yield from _of_tree(file.tree, dict(places_in_tree(file)), path, places)
 
 
 def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
@@ -157,39 +182,38 @@ def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Va
             yield f"{name}: {keys}" if keys else name, value
 
 
-def _of_tree(file: TorchFile, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
-    where = dict(places_in_tree(file))
-    for leaf in file.leaves():
-        name = _dotted(leaf.keys)
+def _of_tree(
+    tree: object, where: Mapping[Keys, TensorPlace | None], path: Path, places: Mapping[str, str]
+) -> Iterator[tuple[str, Value]]:
+    for leaf in walk_leaves(tree):
         if leaf.keys in where:
-            yield name, _tensor(file.path, where[leaf.keys])
+            yield dotted(leaf.keys), _tensor(path, where[leaf.keys])
         else:
-            yield name, _plain(leaf, places)
+            yield dotted(leaf.keys), _plain(leaf.value, places)
 
 
-def _plain(leaf: Leaf, places: Mapping[str, str]) -> Value:
-    value = leaf.value
-    if isinstance(value, bool) or value is None:
-        return Value(LeafForm.TEXT, str(value))
-    if isinstance(value, int | float):
-        return Value(LeafForm.NUMBER, float(value))
-    if isinstance(value, str):
-        return Value(LeafForm.TEXT, _placed(value, places))
-    if isinstance(value, bytes | bytearray):
-        return Value(LeafForm.BYTES, hashlib.sha256(value).hexdigest())
+def _plain(value: object, places: Mapping[str, str]) -> Value:
     if isinstance(value, ArrayRef):
         if value.content is None:
             return Value(LeafForm.UNREAD, "an array whose bytes lie elsewhere")
-        return Value(LeafForm.BYTES, hashlib.sha256(bytes(value.content)).hexdigest())
+        value = bytes(value.content)
+    if isinstance(value, bytes | bytearray):
+        return Value(LeafForm.BYTES, _digest(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Value(LeafForm.NUMBER, float(value))
     if isinstance(value, Opaque):
         plain = [one for one in value.args if isinstance(one, str | int | float)]
-        return Value(LeafForm.TEXT, _placed(f"an object {value.name} {plain}", places))
-    return Value(LeafForm.TEXT, type(value).__name__)
+        value = f"an object {value.name} {plain}"
+    return Value(LeafForm.TEXT, _placed(str(value), places))
+
+
+def _digest(content: bytes | bytearray | str) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def _of_entries(path: Path) -> Iterator[tuple[str, Value]]:
     for keys, place in places_in_entries(path):
-        yield _dotted(keys), _tensor(path, place)
+        yield dotted(keys), _tensor(path, place)
 
 
 def _of_safetensors(path: Path) -> Iterator[tuple[str, Value]]:
@@ -215,32 +239,7 @@ def _chunks(path: Path, place: TensorPlace) -> Iterator[bytes]:
             yield pread(fd, min(CHUNK_BYTES, place.num_bytes - at), place.offset + at)
 
 
-def _of_json(value: Any, name: str, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _of_json(part, f"{name}.{key}" if name else str(key), places)
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _of_json(part, f"{name}.{number}", places)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, Value(LeafForm.NUMBER, float(value))
-    else:
-        yield name, Value(LeafForm.TEXT, _placed(str(value), places))
-
-
-def _digest_of_text(path: Path, places: Mapping[str, str]) -> str:
-    """Of the bytes of a file, with what stands for the places of this launch."""
-    content = path.read_bytes()
-    for place, stands in places.items():
-        content = content.replace(place.encode(), stands.encode())
-    return hashlib.sha256(content).hexdigest()
-
-
 def _placed(text: str, places: Mapping[str, str]) -> str:
     for place, stands in places.items():
         text = text.replace(place, stands)
     return text
-
-
-def _dotted(keys: tuple[str | int, ...]) -> str:
-    return ".".join(map(str, keys))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,27 +21,17 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import GuardVerdict, LaunchStart, events_of
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
-from chronicle.rehearse.judge import (
-    Compared,
-    Finding,
-    Prints,
-    Rank,
-    Series,
-    Verdict,
-    compare_files,
-    compare_logs,
-    judge,
-    judge_prints,
-)
+from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
 from chronicle.rehearse.launches import Place, Played, Running, checkpoints_below, read_played, saved_in
-from chronicle.rehearse.leaves import Value, largest_difference, largest_number, read_leaves
+from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import likely_line, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
 DATA_STEPS = 2  # after k, with `--only data`
 BATCH = PARTS["batch"][1]
+PRINTS = "batches, generators, gradients and weights of each step"
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
 Say = Callable[[str], None]
 
@@ -84,53 +74,55 @@ class Answer:
     """What a rehearsal found."""
 
     asked: Rehearsal
-    verdict: Verdict
     compared: Compared
-    notes: tuple[str, ...]
-    resumed_at: int | None  # step of the checkpoint that B resumed from
-    compared_at: int | None  # step of the checkpoints that were compared
     seconds: float
-    start: LaunchStart | None  # of A: its code and packages
+    start: LaunchStart | None  # of the first launch: its code and packages
+    resumed_at: int | None = None  # step of the checkpoint that B resumed from
+    compared_at: int | None = None  # step of the checkpoints that were compared
     ranks: int | None = None  # of A; None: not known
+
+    @property
+    def verdict(self) -> Verdict:
+        """The word for it."""
+        return judge(self.compared, is_saved=self.asked.only == "term")
 
 
 def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     """Play the launches in `scratch` and compare. Raises `ChronicleError` where a launch could not be played."""
     began = time.monotonic()
     is_copy = not _names_out(asked.command)
-    first_place, again_place, broken_place = (
-        Place(name=name, scratch=scratch, is_copy=is_copy) for name in ("a", "again", "b")
-    )
+    first_place, again_place, broken = (Place(name=name, scratch=scratch, is_copy=is_copy) for name in ("a", "again", "b"))
     if is_copy:
         refuse_outside(asked.command, Path.cwd())
         say("no {out} in the command: each launch runs in a copy of this directory; what it writes elsewhere is not kept apart")
+    if asked.only != "term":
+        first, again = _pair(asked, first_place, again_place, say)
+    ended = _ended(asked, broken, say)
+    rows = [_signalled(asked, broken, ended)]
+    target = None
     if asked.only == "term":
-        return _answer_of_signal(asked, broken_place, _ended(asked, broken_place, say), began)
-    first, again = _pair(asked, first_place, again_place, say)
-    ended = _ended(asked, broken_place, say)
-    signalled = _signalled(asked, broken_place, ended)
-    target, found = _target(asked, broken_place)
-    if target is None:
-        return _without_resume(asked, signalled or found, ended, began, _start_of(first_place))
-    assert target.step is not None
-    saved = read_leaves(target.path, target.step, broken_place.stands_for())
+        rows.append(Row(rank=Rank.NOT_COMPARED, what="the resume", text="--only term"))
+    else:
+        target, why = _target(asked, broken)
+        rows += why
+    if target is None or target.step is None:
+        rows.append(Row(rank=Rank.NOTE, what=f"B came to step {ended.last_step or 0}", text=ended.end))
+        compared = Compared(rows=tuple(rows))
+        return Answer(asked=asked, compared=compared, seconds=time.monotonic() - began, start=_start_of(broken))
+    saved = read_leaves(target.path, target.step, broken.stands_for())
     say(f"resumed from the checkpoint of step {target.step}")
-    resumed = _resumed(asked, broken_place, target)
+    resumed = _resumed(asked, broken, target)
     steps = (target.step, asked.to)
-    compared, at = _compare(asked, (first_place, again_place, broken_place), (first, again, resumed), saved, steps)
-    if signalled is not None:
-        compared = replace(compared, findings=(signalled, *compared.findings))
-    notes = [_how_it_ended(asked, broken_place, ended), found.text, *_verdicts_of(broken_place, resumed)]
+    compared, at = _compare(asked, (first_place, again_place, broken), (first, again, resumed), saved, steps)
+    told = (_with_line(row, asked.command) for row in (*rows, *_verdicts_of(broken, resumed), *compared.rows))
     return Answer(
         asked=asked,
-        verdict=judge(compared),
-        compared=compared,
-        notes=tuple(note for note in notes if note),
+        compared=replace(compared, rows=tuple(told)),
         resumed_at=target.step,
         compared_at=at,
         seconds=time.monotonic() - began,
         start=_start_of(first_place),
-        ranks=first.ranks or None,
+        ranks=first.ranks,
     )
 
 
@@ -188,23 +180,13 @@ def _until_the_last_step(running: Running, asked: Rehearsal) -> Played:
     return running.wait(MOST_SECONDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """B up to its end, and the steps of the checkpoints that it had when the signal came."""
-
-    played: Played
-    before: frozenset[int]
-
-
-def _ended(asked: Rehearsal, place: Place, say: Say) -> Ended:
+def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
     """B to step k, and the signal."""
-    before: frozenset[int] = frozenset()
     is_kill = asked.signal is signal.SIGKILL
     steps = Asked(save=asked.at, hold=asked.at, end=asked.to) if is_kill else Asked(end=asked.to)
     with Running(place, place.fill(asked.command), steps, {}) as running:
         for step in running.looks():
             if not is_kill and step >= asked.at:
-                before = frozenset(saved_in(place.out))
                 running.tell(asked.signal)
                 break
             is_saved = is_kill and running.is_still() and any(one >= asked.at for one in saved_in(place.out))
@@ -213,39 +195,34 @@ def _ended(asked: Rehearsal, place: Place, say: Say) -> Ended:
                 break
         played = running.wait(MOST_SECONDS)
     say(f"B: {asked.signal.name} after step {played.last_step or 0}")
-    return Ended(played=played, before=before)
+    return played
 
 
-def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, Finding]:
-    """The checkpoint that B resumes from. What a fast script saved after it is moved away, as a rollback would.
-
-    A finding without a text says that nothing is to be told.
-    """
+def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, list[Row]]:
+    """The checkpoint that B resumes from. What a fast script saved after it is moved away, as a rollback would."""
     saves = saved_in(place.out)
-    unknown = [one.path.name for one in checkpoints_below(place.out) if one.step is None]
-    if unknown and not saves:
-        text = f"the step of `{unknown[0]}` is not known: it has no counter, and none in its name"
-        return None, Finding(rank=Rank.START, what="checkpoints", text=text)
     if not saves:
-        text = "nothing was saved"
-        return None, Finding(rank=Rank.START, what=asked.signal.name, text=text, advice=SAVE_MORE)
-    nothing = Finding(rank=Rank.START, what="", text="")
+        unknown = [one.path.name for one in checkpoints_below(place.out)]
+        text = f"the step of `{unknown[0]}` is not known: it has no counter, and none in its name" if unknown else ""
+        if text:
+            return None, [Row(rank=Rank.NOT_COMPARED, what="checkpoints", text=text)]
+        is_told = asked.signal is not signal.SIGKILL
+        rank = Rank.NOTE if is_told else Rank.START
+        return None, [Row(rank=rank, what=asked.signal.name, text="nothing was saved", advice=SAVE_MORE)]
     if asked.signal is not signal.SIGKILL:
-        return saves[max(saves)], nothing
+        return saves[max(saves)], []
     usable = [step for step in saves if asked.at <= step < asked.to]
     if not usable:
         listed = ", ".join(map(str, sorted(saves)))
-        text = f"no checkpoint between step {asked.at} and {asked.to}: there are {listed}"
-        return None, Finding(rank=Rank.START, what="checkpoints", text=text, advice="name steps at which it saves: --at, --to")
+        text = f"none between step {asked.at} and {asked.to}: there are {listed}; {SAVE_MORE}"
+        return None, [Row(rank=Rank.NOT_COMPARED, what="checkpoints", text=text)]
     later = [one for step, one in saves.items() if step > min(usable)]
     for one in later:
         aside = place.scratch / place.name / "later"
         aside.mkdir(exist_ok=True)
         one.path.rename(aside / one.path.name)
-    if later:
-        text = f"the script was faster than the signal: {len(later)} later checkpoints were moved away before the resume"
-        return saves[min(usable)], replace(nothing, text=text)
-    return saves[min(usable)], nothing
+    text = f"the script was faster than the signal: {len(later)} later checkpoints were moved away before the resume"
+    return saves[min(usable)], [Row(rank=Rank.NOT_COMPARED, what=text)] if later else []
 
 
 SAVE_MORE = "save more often, or name steps at which it saves: --at, --to"
@@ -257,53 +234,21 @@ SAVES_AT_SIGNAL = {
 OWN_HANDLER = "signal.signal(signal.SIGTERM, …) that sets a flag, and a save at the next step; HF: enable_jit_checkpoint=True"
 
 
-def _signalled(asked: Rehearsal, place: Place, ended: Ended) -> Finding | None:
-    """A signal that is to be answered by a save, and was not; None else."""
-    saves = saved_in(place.out)
-    if asked.signal is signal.SIGKILL or saves.keys() - ended.before:
-        return None
-    last = ended.played.last_step or 0
-    text = f"nothing saved, {last - max(saves, default=0)} steps lost"
+def _signalled(asked: Rehearsal, place: Place, ended: Played) -> Row:
+    """How B ended: a difference where a signal is to be answered by a save, and was not."""
+    saves, last, name = saved_in(place.out), ended.last_step or 0, asked.signal.name.removeprefix("SIG")
+    took = f"{ended.ended_in or 0:.1f} s"
+    if asked.signal is signal.SIGKILL:
+        return Row(rank=Rank.NOTE, what=f"SIGKILL after step {last}", text=f"it ended with code {ended.exit_code} in {took}")
+    new = saves.keys() - ended.saved_before
+    if new:
+        return Row(rank=Rank.NOTE, what=name, text=f"saved at step {max(new)} within {took}")
+    text = f"nothing saved, {last - max(saves, default=0)} steps lost; it ended with code {ended.exit_code} in {took}"
     if last >= asked.to:
         text = f"it went on to step {last}: the signal was not heard"
     written = {one.format for one in saves.values()}
     advice = next((words for name, words in SAVES_AT_SIGNAL.items() if name in written), OWN_HANDLER)
-    return Finding(rank=Rank.SIGNAL, what=_name(asked), text=text, advice=advice)
-
-
-def _name(asked: Rehearsal) -> str:
-    return asked.signal.name.removeprefix("SIG")
-
-
-def _how_it_ended(asked: Rehearsal, place: Place, ended: Ended) -> str:
-    played = ended.played
-    new = saved_in(place.out).keys() - ended.before
-    if asked.signal is not signal.SIGKILL and new:
-        return f"{_name(asked)}: saved at step {max(new)} within {played.ended_in or 0:.1f} s"
-    took = "" if played.ended_in is None else f", {played.ended_in:.1f} s after the signal"
-    return f"{asked.signal.name} after step {played.last_step or 0}: it ended with code {played.exit_code}{took}"
-
-
-def _answer_of_signal(asked: Rehearsal, place: Place, ended: Ended, began: float) -> Answer:
-    """What `--only term` tells."""
-    found = _signalled(asked, place, ended)
-    compared = Compared(findings=() if found is None else (found,), not_compared=("the resume: --only term",))
-    return Answer(
-        asked=asked, verdict=Verdict.SAVES if found is None else judge(compared), compared=compared,
-        notes=(_how_it_ended(asked, place, ended),), resumed_at=None, compared_at=None,
-        seconds=time.monotonic() - began, start=_start_of(place),
-    )  # fmt: skip
-
-
-def _without_resume(asked: Rehearsal, why: Finding, ended: Ended, began: float, start: LaunchStart | None) -> Answer:
-    compared = Compared(findings=(), not_compared=(f"{why.what}: {why.text}",))
-    if why.what in (asked.signal.name, _name(asked)):
-        compared = Compared(findings=(why,), not_compared=())
-    notes = [f"B came to step {ended.played.last_step or 0}: {ended.played.end}", "" if compared.findings else why.advice]
-    return Answer(
-        asked=asked, verdict=judge(compared), compared=compared, notes=tuple(note for note in notes if note),
-        resumed_at=None, compared_at=None, seconds=time.monotonic() - began, start=start,
-    )  # fmt: skip
+    return Row(rank=Rank.SIGNAL, what=name, text=text, advice=advice)
 
 
 # --- comparing
@@ -313,99 +258,67 @@ def _compare(
     asked: Rehearsal,
     places: tuple[Place, Place, Place],
     played: tuple[Played, Played, Played],
-    saved: Mapping[str, Value],
+    saved: Leaves,
     steps: tuple[int, int],
 ) -> tuple[Compared, int | None]:
     first, again, resumed = played
-    findings: list[Finding] = []
-    not_compared: list[str] = []
+    rows = [*_begun(resumed, steps[0]), *_of_prints(first, again, resumed, steps)]
+    if not rows and _reached(places[2], resumed) < asked.to:
+        text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
+        rows.append(Row(rank=Rank.START, what="the resume", text=text))
+    if asked.only == "data":
+        is_told = not any(row.rank >= Rank.NOT_COMPARED and row.what in (PRINTS, BATCH) for row in rows)
+        return Compared(rows=tuple(rows), num_prints=DATA_STEPS * is_told), None
+    leaves = [logged_leaves(one.points, steps[0] - 1, asked.to) for one in (first, again)]
+    leaves.append(logged_leaves(resumed.points, *steps))
+    at = _common_step(places, steps)
+    if at is None:
+        text = f"no checkpoint after step {steps[0]} that all launches saved"
+        rows.append(Row(rank=Rank.NOT_COMPARED, what="files", text=text))
+    else:
+        for found, place in zip(leaves, places, strict=True):
+            found |= read_leaves(saved_in(place.out)[at].path, at, place.stands_for())
+    ranks = (first.ranks, resumed.ranks)
+    sides = Sides(first=leaves[0], again=leaves[1], resumed=leaves[2], saved=saved, step=steps[0])
+    compared = compare_values(sides, asked.options_of_resume, ranks)
+    if compared.num_values == 0:
+        rows.append(Row(rank=Rank.NOT_COMPARED, what="logged values", text="none of the same step and name in both launches"))
+    return replace(compared, rows=(*rows, *compared.rows)), at
+
+
+def _begun(resumed: Played, step: int) -> Iterator[Row]:
+    """What is wrong with where the resume began."""
     begun = resumed.first_step
     if begun is None:
-        findings.append(Finding(rank=Rank.START, what="the resume", text=f"took no step: {resumed.end}"))
-    elif begun < steps[0]:
-        text = f"took step {begun} first: it did not go on from step {steps[0]}"
+        yield Row(rank=Rank.START, what="the resume", text=f"took no step: {resumed.end}")
+    elif begun < step:
         advice = "say how it resumes: --resume-args '…', or --resume-with '…'"
-        findings.append(Finding(rank=Rank.START, what="the resume", text=text, advice=advice))
-    elif _reached(places[2], resumed) < asked.to:
-        text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
-        findings.append(Finding(rank=Rank.START, what="the resume", text=text))
-    is_resharded = first.ranks != resumed.ranks
-    logs = compare_logs(_series(first), _series(again), _series(resumed), steps, is_resharded=is_resharded)
-    findings += logs.findings
-    if logs.measured:
-        not_compared.append(f"measured anew in each launch: {', '.join(logs.measured)}")
-    if logs.num_values == 0:
-        not_compared.append("logged values: none of the same step and name in both launches")
+        text = f"took step {begun} first: it did not go on from step {step}"
+        yield Row(rank=Rank.START, what="the resume", text=text, advice=advice)
+
+
+def _of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, int]) -> Iterator[Row]:
     counted_from = min((step for ring in resumed.prints.values() for step in ring), default=0)
     why = ""
     if not first.prints or not resumed.prints:
         why = "no guard was attached (docs/guard.md)"
-    elif is_resharded:
+    elif first.ranks != resumed.ranks:
         why = f"{first.ranks} and {resumed.ranks} ranks read other batches"
     elif counted_from <= steps[0]:
         why = f"the guard counted its steps from {counted_from}, as the optimizer does"
-    prints = Prints() if why else judge_prints(first.prints, again.prints, resumed.prints, steps)
-    findings += prints.findings
     if why:
-        not_compared.append(f"batches, generators, gradients and weights of each step: {why}")
-    not_compared += [f"{name} stand elsewhere after the resume, with no effect in these steps" for name in prints.idle]
-    if asked.only == "data":
-        return _only_data(findings, not_compared, prints, why), None
-    must_differ: list[str] = []
-    by_nature, unsure, num_leaves = [*logs.by_nature, *prints.by_nature], list(logs.unsure), 0
-    at = _common_step(places, steps)
-    if at is None:
-        not_compared.append(f"files: no checkpoint after step {steps[0]} that all launches saved")
+        yield Row(rank=Rank.NOT_COMPARED, what=PRINTS, text=why)
     else:
-        leaves = [read_leaves(saved_in(place.out)[at].path, at, place.stands_for()) for place in places]
-        files = compare_files(
-            leaves[0], leaves[1], leaves[2], saved,
-            gap=largest_difference, size=largest_number, is_shared=not logs.unsure,
-            asked=asked.options_of_resume, steps=(steps[0], at), ranks=(first.ranks, resumed.ranks),
-        )  # fmt: skip
-        findings += files.findings
-        by_nature += files.by_nature
-        not_compared += files.not_compared
-        unsure += files.unsure
-        num_leaves = files.num_leaves
-        must_differ = files.must_differ
-    ordered = sorted(findings, key=lambda one: (one.rank, one.what))
-    compared = Compared(
-        findings=tuple(_with_line(one, asked.command) for one in ordered),
-        not_compared=tuple(not_compared),
-        num_leaves=num_leaves,
-        num_values=logs.num_values,
-        by_nature=tuple(by_nature),
-        unsure=tuple(unsure),
-        must_differ=tuple(must_differ),
-    )
-    return compared, at
+        yield from judge_prints(first.prints, again.prints, resumed.prints, steps)
 
 
-def _only_data(findings: Sequence[Finding], not_compared: Sequence[str], prints: Prints, why: str) -> Compared:
-    """What `--only data` tells: the batches, and what decides them."""
-    told = tuple(one for one in findings if one.rank in (Rank.START, Rank.DATA, Rank.PRINT))
-    return Compared(
-        findings=told, not_compared=tuple(not_compared), by_nature=prints.by_nature,
-        num_prints=0 if why or BATCH in prints.by_nature else DATA_STEPS,
-    )  # fmt: skip
-
-
-def _with_line(one: Finding, command: Sequence[str]) -> Finding:
+def _with_line(row: Row, command: Sequence[str]) -> Row:
     """With the line of the script that is likely to be changed, where state was not loaded."""
-    if one.rank not in (Rank.DATA, Rank.ANEW, Rank.PRINT, Rank.STATE):
-        return one
-    keys = [part for part in one.what.rpartition(": ")[2].split(".") if part.isidentifier()]
-    line = likely_line(command, Path.cwd(), keys[0] if keys and one.rank is not Rank.DATA else "")
-    advice = "; ".join(words for words in (one.advice, line) if words)
-    return replace(one, advice=advice)
-
-
-def _series(played: Played) -> Series:
-    values: dict[int, dict[str, float]] = {}
-    for point in played.points:
-        values.setdefault(point.step, {}).update(point.values)
-    return values
+    if row.rank not in (Rank.DATA, Rank.ANEW, Rank.PRINT, Rank.STATE):
+        return row
+    keys = [part for part in row.what.rpartition(": ")[2].split(".") if part.isidentifier()]
+    line = likely_line(command, Path.cwd(), keys[0] if keys and row.rank is not Rank.DATA else "")
+    return replace(row, advice="; ".join(words for words in (row.advice, line) if words))
 
 
 def _common_step(places: Sequence[Place], steps: tuple[int, int]) -> int | None:
@@ -414,11 +327,11 @@ def _common_step(places: Sequence[Place], steps: tuple[int, int]) -> int | None:
     return max((step for step in shared if steps[0] < step <= steps[1]), default=None)
 
 
-def _verdicts_of(place: Place, resumed: Played) -> list[str]:
+def _verdicts_of(place: Place, resumed: Played) -> list[Row]:
     """What the guard said of the resume."""
     entries = read_journal(place.paths).entries
     found = [verdict for entry, verdict in events_of(entries, GuardVerdict) if entry.launch == resumed.launch]
-    return [f"the guard of the resume: {found[-1].verdict}"] if found else []
+    return [Row(rank=Rank.NOTE, what="the guard of the resume", text=one.verdict) for one in found[-1:]]
 
 
 def _start_of(place: Place) -> LaunchStart | None:

@@ -8,7 +8,7 @@ from typing import Any
 from chronicle.journal import Entry, JournalWriter
 from chronicle.journal.events import Rehearsed
 from chronicle.paths import RunPaths
-from chronicle.rehearse.judge import Finding, Verdict
+from chronicle.rehearse.judge import TITLES, Rank, Verdict
 from chronicle.rehearse.rehearse import Answer
 
 SHOWN_FINDINGS = 20
@@ -26,16 +26,16 @@ def to_json(answer: Answer) -> dict[str, Any]:
     return {
         "verdict": answer.verdict.value,
         "findings": [{"what": one.what, "text": one.text, "advice": one.advice} for one in compared.findings],
-        "not_compared": list(compared.not_compared),
-        "by_nature": list(compared.by_nature),
+        "not_compared": [*compared.of(Rank.NOT_COMPARED), *compared.of(Rank.UNSURE)],
+        "by_nature": list(compared.of(Rank.NATURE)),
+        "must_differ": list(compared.of(Rank.MUST_DIFFER)),
         "leaves": compared.num_leaves,
         "logged_values": compared.num_values,
-        "must_differ": list(compared.must_differ),
         "ranks": answer.ranks,
         "resumed_at": answer.resumed_at,
         "compared_at": answer.compared_at,
         "signal": answer.asked.signal.name,
-        "notes": list(answer.notes),
+        "notes": list(compared.of(Rank.NOTE)),
         "seconds": round(answer.seconds, 1),
     }
 
@@ -50,8 +50,8 @@ def record(paths: RunPaths, answer: Answer) -> Entry:
         signal=answer.asked.signal.name,
         at=answer.asked.at,
         to=answer.asked.to,
-        findings=tuple(_sentence(one) for one in answer.compared.findings),
-        not_compared=answer.compared.not_compared,
+        findings=tuple(row.sentence for row in answer.compared.findings),
+        not_compared=(*answer.compared.of(Rank.NOT_COMPARED), *answer.compared.of(Rank.UNSURE)),
         leaves=answer.compared.num_leaves,
         logged_values=answer.compared.num_values,
         git_commit=None if start is None else start.git_commit,
@@ -68,16 +68,16 @@ def _lines(answer: Answer) -> Iterator[str]:
     compared = answer.compared
     yield f"{answer.verdict.value}{_basis(answer)}"
     for one in compared.findings[:SHOWN_FINDINGS]:
-        yield f"  {_sentence(one)}"
+        yield f"  {one.sentence}"
         if one.advice:
             yield f"    {one.advice}"
     if len(compared.findings) > SHOWN_FINDINGS:
         yield f"  … and {len(compared.findings) - SHOWN_FINDINGS} more: --json"
-    yield from (f"  {text}" for text in answer.notes)
-    yield from _rows("not compared", compared.not_compared)
-    yield from _rows("must differ with another number of ranks", compared.must_differ)
-    yield from _rows("not settled (not readable, or another one in each launch: is the script seeded?)", compared.unsure)
-    yield from _rows("differs between two undisturbed launches, too", compared.by_nature)
+    for rank, title in TITLES.items():
+        rows = compared.of(rank)
+        yield from (f"  {title}{row}" for row in rows[:SHOWN_ROWS])
+        if len(rows) > SHOWN_ROWS:
+            yield f"  {title}… and {len(rows) - SHOWN_ROWS} more"
 
 
 def _basis(answer: Answer) -> str:
@@ -85,14 +85,3 @@ def _basis(answer: Answer) -> str:
         return ""
     values = f"{answer.compared.num_leaves} values in the files of step {answer.compared_at}"
     return f": compared {values} and {answer.compared.num_values} logged values after the resume at step {answer.resumed_at}"
-
-
-def _sentence(one: Finding) -> str:
-    return f"{one.what}: {one.text}"
-
-
-def _rows(title: str, rows: tuple[str, ...]) -> Iterator[str]:
-    for row in rows[:SHOWN_ROWS]:
-        yield f"  {title}: {row}"
-    if len(rows) > SHOWN_ROWS:
-        yield f"  {title}: … and {len(rows) - SHOWN_ROWS} more"

@@ -5,17 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.rehearse.judge import (
-    Compared,
-    Finding,
-    Rank,
-    Verdict,
-    compare_files,
-    compare_logs,
-    judge,
-    judge_prints,
-)
-from chronicle.rehearse.leaves import LeafForm, Value, largest_difference, largest_number
+from chronicle.metrics.log import Point
+from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
+from chronicle.rehearse.leaves import LeafForm, Leaves, Value, largest_difference, logged_leaves
 from chronicle.resume.ring import Print, SeenParts
 
 
@@ -26,23 +18,34 @@ def numbers(**values: float | str) -> dict[str, Value]:
     }
 
 
-def found(first: dict[str, Value], resumed: dict[str, Value], **more: dict[str, Value]) -> list[tuple[Rank, str, str]]:
-    again, saved = more.get("again", first), more.get("saved", {})
-    measure = {"gap": largest_difference, "size": largest_number}
-    files = compare_files(first, again, resumed, saved, **measure, asked=("resume",), steps=(10, 20))
-    return [(one.rank, one.what, one.text) for one in files.findings]
+Series = dict[int, dict[str, float]]
+
+
+def compared(first: Leaves, resumed: Leaves, *, again: Leaves | None = None, saved: Leaves | None = None) -> Compared:
+    sides = Sides(first=first, again=again or first, resumed=resumed, saved=saved or {}, step=10)
+    return compare_values(sides, ("resume",))
+
+
+def logs(first: Series, again: Series, resumed: Series) -> Compared:
+    one, twin, other = (logged_leaves([Point(step, step, 0.0, values) for step, values in series.items()], 0, 20)
+                        for series in (first, again, resumed))  # fmt: skip
+    return compared(one, other, again=twin)
+
+
+def found(first: Leaves, resumed: Leaves, **more: Leaves) -> list[tuple[Rank, str, str]]:
+    return [(row.rank, row.what, row.text) for row in compared(first, resumed, **more).findings]
 
 
 def test_a_counter_that_began_anew_is_told_with_what_the_checkpoint_held() -> None:
     ((rank, what, text),) = found(numbers(ema__step=20), numbers(ema__step=10), saved=numbers(ema__step=10))
     assert (rank, what) == (Rank.ANEW, "ema.step")
-    assert text == "20 → 10: it began anew at the resume; the checkpoint of step 10 holds 10, and it was not loaded"
+    assert text == "20 → 10: it began anew at the resume; at step 10 it was 10"
 
 
 def test_values_of_one_list_are_one_finding() -> None:
     first = numbers(log__0__loss=1.0, log__1__loss=2.0, log__2__loss=3.0)
     ((rank, what, text),) = found(first, numbers(log__0__loss=1.0, log__1__loss=2.5, log__2__loss=3.5))
-    assert (rank, what, text) == (Rank.STATE, "log.*.loss", "2 values differ, first `log.1.loss`: 2 → 2.5")
+    assert (rank, what, text) == (Rank.STATE, "log.*.loss", "2 of 3 values differ, first `log.1.loss`: 2 → 2.5")
 
 
 def test_what_two_undisturbed_launches_differ_in_is_nobodys_fault() -> None:
@@ -63,30 +66,34 @@ def test_what_the_resume_was_asked_to_set_is_not_compared() -> None:
 
 def test_what_could_not_be_read_is_a_row_and_no_equality() -> None:
     unread = {"odd.bin": Value(LeafForm.UNREAD, "no pickle")}
-    files = compare_files(unread, unread, unread, {}, gap=largest_difference, size=largest_number, asked=(), steps=(10, 20))
-    assert files.not_compared == ["odd.bin: no pickle"] and files.num_leaves == 0
-    assert files.unsure == ["odd.bin"]
+    files = compared(unread, unread)
+    assert (files.of(Rank.UNSURE), files.num_leaves) == (("odd.bin: no pickle",), 0)
 
 
 def test_what_is_another_one_in_every_launch_is_not_called_equal() -> None:
     """Without a seed the weights of A and A′ are far apart: that those of B are no farther says nothing of what was lost."""
     one, twin, other = ({"w": Value(LeafForm.TENSOR, name)} for name in "abc")
-    files = compare_files(one, twin, other, {}, gap=largest_difference, size=largest_number, asked=(), steps=(10, 20))
-    assert (files.findings, files.unsure, files.num_leaves) == ([], ["w"], 0)
+    files = compared(one, other, again=twin)
+    assert (files.findings, files.of(Rank.UNSURE), files.num_leaves) == ((), ("w",), 0)
     first, again = ({step: {"loss": scale / step} for step in range(1, 21)} for scale in (1.0, 1.5))
-    assert compare_logs(first, again, again, (10, 20)).unsure == ["loss"]
-    compared = Compared(findings=(), not_compared=(), num_leaves=9, num_values=0, by_nature=("w",), unsure=("w",))
-    assert judge(compared) is Verdict.PARTLY
+    assert logs(first, again, again).of(Rank.UNSURE) == ("loss",)
+    assert judge(Compared(rows=files.rows, num_leaves=9)) is Verdict.PARTLY
+
+
+def test_not_a_number_in_both_is_equal_and_in_one_is_not() -> None:
+    one, other = numbers(best=math.nan), numbers(best=2.0)
+    assert found(one, numbers(best=math.nan)) == []
+    assert [what for _, what, _ in found(one, other)] == ["best"]
 
 
 def test_a_logged_value_is_compared_with_the_spread_of_two_launches() -> None:
     first = {step: {"loss": 1 / step, "seconds": 0.1 * step, "lr": 1e-3} for step in range(1, 21)}
     again = {step: {"loss": 1 / step, "seconds": 0.3 * step, "lr": 1e-3} for step in range(1, 21)}
     late = {step: {"loss": 1 / step + 0.1 * (step > 12), "seconds": 9.0, "lr": 5e-4} for step in range(11, 21)}
-    logs = compare_logs(first, again, late, (10, 20))
-    assert [(one.rank, one.what) for one in logs.findings] == [(Rank.LOGGED, "loss"), (Rank.LR, "lr")]
-    assert "8 of 10 steps, first at step 13" in logs.findings[0].text
-    assert (logs.measured, logs.num_values) == (["seconds"], 20)
+    found = logs(first, again, late)
+    assert [(row.rank, row.what) for row in found.findings] == [(Rank.LR, "lr"), (Rank.LOGGED, "loss")]
+    assert "8 of 10 values differ, first `loss at step 13`" in found.findings[1].text
+    assert (found.of(Rank.NOT_COMPARED), found.num_values) == (("seconds: measured anew in each launch",), 20)
 
 
 def prints(batches: dict[int, int], weights: dict[int, int] | None = None) -> dict[int, dict[int, Print]]:
@@ -99,7 +106,7 @@ def prints(batches: dict[int, int], weights: dict[int, int] | None = None) -> di
 def test_a_batch_that_was_read_before_says_that_the_data_begin_again() -> None:
     first = prints({step: 100 + step for step in range(1, 21)})
     resumed = prints({step: 90 + step for step in range(11, 21)})
-    (one,) = judge_prints(first, first, resumed, (10, 20)).findings
+    (one,) = judge_prints(first, first, resumed, (10, 20))
     assert one.rank is Rank.DATA
     assert one.text == "the batch of step 11 is the batch of step 1 of the undisturbed launch: the data begin again"
 
@@ -107,24 +114,22 @@ def test_a_batch_that_was_read_before_says_that_the_data_begin_again() -> None:
 def test_the_first_part_that_differs_names_the_cause_and_what_varies_anyway_does_not() -> None:
     steps = dict.fromkeys(range(1, 21), 5)
     first, resumed = prints(steps), prints(steps, dict.fromkeys(range(15, 21), 77))
-    (one,) = judge_prints(first, first, resumed, (10, 20)).findings
+    (one,) = judge_prints(first, first, resumed, (10, 20))
     assert one.text == "differs from step 15 on, first in the weights"
-    natural = judge_prints(first, resumed, resumed, (10, 20))
-    assert (natural.findings, natural.by_nature) == ((), ("weights",)), "A and A′ differ there, too"
+    (natural,) = judge_prints(first, resumed, resumed, (10, 20))
+    assert (natural.rank, natural.what) == (Rank.NATURE, "weights"), "A and A′ differ there, too"
 
 
 @pytest.mark.parametrize(
-    ("findings", "leaves", "by_nature", "verdict"),
+    ("ranks", "leaves", "verdict"),
     [
-        ((), 9, (), Verdict.EXACT), ((), 9, ("loss",), Verdict.WITHIN), ((), 0, (), Verdict.NOT_DONE),
-        ((Finding(rank=Rank.LR, what="lr", text="x"),), 0, (), Verdict.DIFFERS),
+        ((), 9, Verdict.EXACT), ((Rank.NATURE,), 9, Verdict.WITHIN), ((), 0, Verdict.NOT_DONE),
+        ((Rank.LR,), 0, Verdict.DIFFERS), ((Rank.SIGNAL,), 9, Verdict.LOST), ((Rank.UNSURE, Rank.NATURE), 9, Verdict.PARTLY),
     ],
 )  # fmt: skip
-def test_exact_needs_files_that_were_compared(
-    findings: tuple[Finding, ...], leaves: int, by_nature: tuple[str, ...], verdict: Verdict
-) -> None:
-    compared = Compared(findings=findings, not_compared=(), num_leaves=leaves, num_values=10, by_nature=by_nature)
-    assert judge(compared) is verdict
+def test_exact_needs_files_that_were_compared(ranks: tuple[Rank, ...], leaves: int, verdict: Verdict) -> None:
+    rows = tuple(Row(rank=rank, what="x") for rank in ranks)
+    assert judge(Compared(rows=rows, num_leaves=leaves, num_values=10)) is verdict
 
 
 def test_values_that_cannot_be_subtracted_are_infinitely_far_apart() -> None:
@@ -135,14 +140,13 @@ def test_values_that_cannot_be_subtracted_are_infinitely_far_apart() -> None:
 def test_with_other_ranks_their_files_and_counts_must_differ_and_rounding_is_allowed() -> None:
     first = numbers(**{"rng_0.pkl: a": 1, "rng_1.pkl: a": 1, "s.json: ranks": 2, "s.json: step": 20, "s.json: loss": 1.0})
     resumed = numbers(**{"rng_0.pkl: a": 5, "s.json: ranks": 1, "s.json: step": 15, "s.json: loss": 1.001})
-    measure = {"gap": largest_difference, "size": largest_number}
-    files = compare_files(first, first, resumed, {}, **measure, asked=(), steps=(10, 20), ranks=(2, 1))
-    assert files.must_differ == ["rng_0.pkl: a", "rng_1.pkl: a", "s.json: ranks"]
-    assert [one.what for one in files.findings] == ["s.json: step"]
+    files = compare_values(Sides(first=first, again=first, resumed=resumed, saved={}, step=10), (), (2, 1))
+    assert files.of(Rank.MUST_DIFFER) == ("rng_0.pkl: a", "rng_1.pkl: a", "s.json: ranks")
+    assert [row.what for row in files.findings] == ["s.json: step"]
 
 
 def test_a_logged_count_that_begins_anew_is_told_as_that() -> None:
     first = {step: {"tokens": 50.0 * step} for step in range(1, 21)}
     late = {step: {"tokens": 50.0 * (step - 10)} for step in range(11, 21)}
-    (one,) = compare_logs(first, first, late, (10, 20)).findings
-    assert one.rank is Rank.ANEW and one.text.endswith("it began anew at the resume; it was 500 at step 10")
+    (one,) = logs(first, first, late).findings
+    assert one.rank is Rank.ANEW and one.text.endswith("it began anew at the resume; at step 10 it was 500")

@@ -80,7 +80,7 @@ def test_an_average_that_is_not_loaded_is_named(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path, "ema")
     assert (code, found["verdict"]) == (5, "does not resume exactly")
     assert found["findings"][0]["what"] == "ema.decay_step"
-    assert "20 → 10: it began anew at the resume; the checkpoint of step 10 holds 10" in found["findings"][0]["text"]
+    assert "20 → 10: it began anew at the resume; at step 10 it was 10" in found["findings"][0]["text"]
     assert {one["what"] for one in found["findings"]} == {"ema.decay_step", "ema.value"}
 
 
