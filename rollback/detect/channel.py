@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from itertools import pairwise
 
 from rollback.detect.constants import (
     AWAY_POINTS,
@@ -33,7 +32,6 @@ from rollback.detect.constants import (
     MIDDLE_POINTS,
     NOISE_POINTS,
     NON_FINITE_POINTS,
-    OFTEN_CHANCE,
     OFTEN_POINTS,
     OFTEN_REACH,
     OFTEN_SPIKES,
@@ -47,7 +45,6 @@ from rollback.detect.constants import (
     TAIL_ODDS,
     TAIL_SHARE,
     USUAL_POINTS,
-    WANDERS,
     WARM_POINTS,
     YOUNG_POINTS,
 )
@@ -62,32 +59,27 @@ LAG_EVERY = 16  # points between two remembered levels
 LEAST_SIGMA = 1e-100  # a loss of exactly zero has no noise: its square must still be a number
 LEAST_VALUE = 1e-12  # below it the logarithm is taken of this
 FAR_BACK = -(10**9)  # a row before every log
-DISTANCE_TO_SIGMA = 1.048  # of a Gaussian: its deviation over the median distance of two draws
-
-Changed = list[ChannelEvent] | None  # the events that a point opened or changed, mostly none
 
 
 class Channel:
-    """The fold of one series; `feed` returns the channel events that a point opened or changed.
+    """The fold of one series; what a point opened or changed stands in `changed` until it is taken.
 
     With `log` the values are folded in decades, with `falling` a fall is the incident.
     """
 
     __slots__ = (
-        "age", "block_1", "block_2", "block_size", "block_sum", "blocks", "buffer", "carried", "cusum", "cusum_row",
-        "drifts", "falling", "far", "grid", "high", "history", "inflation", "lagged", "last_end", "last_hot", "last_step",
-        "level", "life", "log", "lone", "long_run", "middle", "name", "near", "next_id", "non_finite", "not_a_number",
-        "often", "often_row", "often_run", "often_share", "often_top", "order", "ordered", "quantum", "respike",
+        "age", "block_1", "block_2", "block_size", "block_sum", "blocks", "buffer", "changed", "cusum", "cusum_row",
+        "drifts", "falling", "far", "grid", "high", "history", "inflation", "interval_row", "lagged", "last_end",
+        "last_hot", "last_step", "level", "life", "log", "lone", "long_run", "middle", "name", "near", "non_finite",
+        "not_a_number", "often", "often_row", "often_run", "often_top", "order", "ordered", "quantum", "respike",
         "restart_row", "root", "rows", "said_often", "scale", "settled", "slow", "strayed", "tail_mean", "tail_start",
-        "warm", "widening",
+        "widening",
     )  # fmt: skip
 
     def __init__(self, name: str = "", *, log: bool = False, falling: bool = False) -> None:
         self.name, self.log, self.falling = name, log, falling
         self.rows = self.age = 0  # points seen, and since the present levels began
         self.last_step: int | None = None
-        self.warm: list[tuple[int, int, float]] = []
-        self.carried = 0.0  # the noise that was known before the log interval changed, until the new one is
         self.grid, self.quantum = Grid(), 0.0
         # sudden
         self.level = self.scale = 0.0  # scale: the noise of one point, slowly
@@ -99,16 +91,18 @@ class Channel:
         self.high = 0.0  # by how much the last point rose, where that would be a major spike
         self.far = 0  # points far away in a row: above, or with a minus below
         self.settled = 0
-        self.often = self.often_share = self.often_top = 0.0
+        self.often = self.often_top = 0.0
         self.often_run, self.often_row, self.said_often = 0, FAR_BACK, False
         # slow
         self.slow = self.middle = 0.0
         self.lagged: deque[float] = deque(maxlen=LAG_POINTS // LAG_EVERY)
         self.cusum, self.cusum_row = 0.0, -1
-        self.inflation = self.root = self.widening = 1.0  # long-run over one point's variance, its square and fourth root
+        self.inflation = self.root = self.widening = (
+            1.0  # long-run over one point's variance, its square and fourth root
+        )
         self.long_run = 0.0
         self.blocks, self.block_sum, self.block_size, self.block_1, self.block_2 = 0, 0.0, 0, 0.0, 0.0
-        self.drifts: deque[float] = deque(maxlen=OFTEN_POINTS // BLOCK_POINTS * 4)  # of block means from the slow level
+        self.drifts: deque[float] = deque(maxlen=BLOCK_POINTS)  # of block means from the slow level
         self.strayed = 0.0  # the highest slow rise that came back by itself
         # events
         self.buffer: deque[tuple[int, int, float, float]] = deque(maxlen=BUFFER_POINTS)  # row, step, value, deviation
@@ -116,17 +110,19 @@ class Channel:
         self.life: Life | None = None
         self.respike: ChannelEvent | None = None
         self.not_a_number: ChannelEvent | None = None
+        self.changed: list[ChannelEvent] = []  # opened or changed, till the engine takes them
         self.non_finite = 0  # points in a row
-        self.next_id = 0
-        self.last_end = self.last_hot = self.restart_row = FAR_BACK
+        self.last_end = self.last_hot = self.restart_row = self.interval_row = FAR_BACK
 
     # --- One point
 
-    def feed(self, row: int, step: int, raw: float) -> Changed:
-        """Fold one value; rows and steps are the log's own. Returns the events changed by it, or None."""
+    def feed(self, row: int, step: int, raw: float) -> None:
+        """Fold one value; rows and steps are the log's own."""
         if raw - raw != 0.0:  # NaN or infinite
-            return self._feed_non_finite(row, step)
-        changed = self._end_non_finite(row, step) if self.non_finite else None
+            self._feed_non_finite(row, step)
+            return
+        if self.non_finite:
+            self._end_non_finite(row, step)
         value = self._in_units(raw) if self.log or self.falling else raw
         self.last_step = step
         self.rows += 1
@@ -135,7 +131,8 @@ class Channel:
             self.grid.feed(raw)
             self.quantum = 0.0 if self.log else self.grid.quantum(raw)
         if self.age <= WARM_POINTS:
-            return self._warm_up(row, step, value, changed)
+            self._warm_up(row, step, value)
+            return
         # the local noise
         ordered = self.ordered
         size = len(ordered)
@@ -152,7 +149,9 @@ class Channel:
         if shift >= HIGH_RISE * sigma or self.high:
             sudden = self._is_major(shift, sigma, ordered[-1] - centre) or sudden
         if z > SUDDEN_LEAST and self._is_often(shift):
-            return changed if self.said_often else self._say_often(row, step, value, sigma, changed)
+            if not self.said_often:
+                self._say_often(row, step, value, sigma)
+            return
         # the fast level
         limit = HIGH_RISE * sigma
         self.far = self.far + 1 if sudden or shift < -2.0 * limit else 0
@@ -164,13 +163,13 @@ class Channel:
         elif shift < -2.0 * limit:
             shift = -2.0 * limit
         self.level += (shift + centre) * FAST_GAIN
-        if not sudden:
+        if not sudden and (self.far < AWAY_POINTS or row - self.interval_row > WARM_POINTS):  # a jump is no noise
             self.settled += 1
             self.order.append(residual)
             insort(ordered, residual)
             if size >= NOISE_POINTS:
                 del ordered[bisect_left(ordered, self.order.popleft())]
-        return self._feed_slow(row, step, value, sudden, z, sigma, changed)
+        self._feed_slow(row, step, value, sudden, z, sigma)
 
     def _in_units(self, raw: float) -> float:
         value = math.log10(max(raw, LEAST_VALUE)) if self.log else raw
@@ -238,36 +237,29 @@ class Channel:
         """
         gap = self.rows - self.often_row
         kept = math.exp(-gap / OFTEN_POINTS)
-        self.often_share = self.often_share * kept + 1.0
-        self.often = self.often * kept + (gap > 1)
-        self.often_run = 1 if gap > 1 else self.often_run + 1
         self.often_row = self.rows
+        self.often_run = 1 if gap > 1 else self.often_run + 1
+        self.often = self.often * kept + (gap > 1)
         limit = OFTEN_REACH * self.often_top
-        if self.often_top == 0.0 or height < limit:
-            self.often_top = max(self.often_top * kept, height)
-        else:
-            self.often_top = limit
-        if self.often < OFTEN_SPIKES or height > limit:
-            return False
-        share = min(0.6, self.often_share / OFTEN_POINTS)
-        return self.often_run * math.log(share) > math.log(OFTEN_CHANCE)
+        self.often_top = max(self.often_top * kept, min(height, limit or height))
+        return self.often >= OFTEN_SPIKES and height <= limit and self.often_run < NOISE_POINTS
 
-    def _say_often(self, row: int, step: int, value: float, sigma: float, changed: Changed) -> Changed:
+    def _say_often(self, row: int, step: int, value: float, sigma: float) -> None:
         """Tell once that this run spikes often, and how often."""
         self.said_often = True
         event = self._new_event("instant", row, step, self.level, sigma)
         event.often = round(self.often)
         event.rise_to(row, step, value)
         event.end(Status.RECOVERED, row, step)
-        return [*(changed or ()), event]
 
     # --- Slow
 
-    def _feed_slow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, changed: Changed) -> Changed:
+    def _feed_slow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float) -> None:
         """Sum the excess over the slow reference; open an event, follow an open one, or learn from a healthy point."""
         if self.life is not None:
             self.buffer.append((row, step, value, 0.0))
-            return self._follow(row, step, value, sudden, z, sigma, changed)
+            self._follow(row, step, value, sudden, z, sigma)
+            return
         reference = self.slow
         if self.lagged and self.lagged[0] < reference and self.age >= 2 * MIDDLE_POINTS:
             reference = self.lagged[0]
@@ -290,10 +282,9 @@ class Channel:
         if self.age < BUFFER_POINTS:
             height *= 1.0 + YOUNG_POINTS / self.age
         if sudden or cusum >= height:
-            return self._open(row, step, value, sudden, z, sigma, reference, unit, changed)
-        if cusum <= height * SUSPICION or self.age < MIDDLE_POINTS:
+            self._open(row, step, value, sudden, z, sigma, reference, unit)
+        elif cusum <= height * SUSPICION or self.age < MIDDLE_POINTS:
             self._learn(step, value, unit, sigma)
-        return changed
 
     def _learn(self, step: int, value: float, unit: float, sigma: float) -> None:
         """Move the slow levels and the scale by one healthy point."""
@@ -353,106 +344,73 @@ class Channel:
 
     # --- Start
 
-    def _warm_up(self, row: int, step: int, value: float, changed: Changed) -> Changed:
-        """Collect the first points; where a level was known before the log interval changed, a major rise is told."""
-        self.warm.append((row, step, value))
-        self.buffer.append((row, step, value, 0.0))
-        if self.carried:
-            changed = self._feed_carried(row, step, value, changed)
-        if self.age == WARM_POINTS:
-            changed = self._start(changed)
-        return changed
-
-    def _start(self, changed: Changed) -> Changed:
+    def _warm_up(self, row: int, step: int, value: float) -> None:
         """Run the fast level through the first points and take its residuals as the first noise."""
-        quiet = [item[2] for item in self.warm]
-        if self.life is None:
-            self.last_end = self.warm[-1][0]
-        else:  # points of an event are no part of it, while there are as many others
-            event = self.life.event
-            if event.onset_row > self.warm[0][0]:
-                event.provisional = False
-                changed = [*(changed or ()), event]
-            below = [value for value in quiet if value < self.life.reference + HIGH_RISE * self.life.unit]
-            if len(below) >= WARM_POINTS // 2:
-                quiet = below
-        head = sorted(quiet[:5])
-        self.level = head[len(head) // 2]
+        self.buffer.append((row, step, value, 0.0))
+        if self.age < WARM_POINTS:
+            return
+        first = self._last(WARM_POINTS)
+        self.level = sorted(first[:5])[2]
         residuals = []
-        for value in quiet:
-            residuals.append(value - self.level)
+        for known in first:
+            residuals.append(known - self.level)
             self.level += FAST_GAIN * residuals[-1]
-        kept = residuals[len(residuals) // 4 :]
-        self.order, self.ordered = deque(kept), sorted(kept)
-        size = len(kept)
-        self.scale = self._floored((self.ordered[(3 * size) >> 2] - self.ordered[size >> 2]) * IQR_TO_SIGMA)
-        tail = quiet[len(quiet) // 2 :]
+        self._know(residuals[WARM_POINTS // 4 :])
+        self.scale = self._floored(self._spread())
+        tail = first[WARM_POINTS // 2 :]
         self.middle = self.slow = sum(tail) / len(tail)
         self._inflate(1.5)
-        self.blocks, self.block_sum, self.block_size, self.cusum, self.carried = 0, 0.0, 0, 0.0, 0.0
-        self.warm = []
-        return changed
+        self.blocks, self.block_sum, self.block_size, self.cusum, self.last_end = 0, 0.0, 0, 0.0, row
 
-    def begin_segment(self, row: int, step: int, *, new_interval: bool, rewound: bool, denser: float = 1.0) -> Changed:
-        """A launch begins with the next point, or the log interval changed; the latter starts new levels.
+    def _last(self, count: int) -> list[float]:
+        return [item[2] for item in list(self.buffer)[-count:]]
+
+    def _know(self, residuals: list[float]) -> None:
+        self.order, self.ordered = deque(residuals), sorted(residuals)
+
+    def _spread(self) -> float:
+        ordered, size = self.ordered, len(self.ordered)
+        return (ordered[(3 * size) >> 2] - ordered[size >> 2]) * IQR_TO_SIGMA
+
+    def begin_segment(self, row: int, step: int, *, new_interval: bool, rewound: bool, denser: float = 1.0) -> None:
+        """A launch begins with the next point, or the log interval changed.
 
         `denser` is the old interval over the new one: the mean of n independent steps has the noise of one over the root
-        of n. Where the steps go back, an open event ends with them, and the next point is judged by the levels that were
-        known at its step when it was logged before. Returns the events that this closed.
+        of n. A norm has no usual size at another interval and starts anew. Where the steps go back, an open event ends with
+        them, and the next point is judged by the levels that were known at its step when it was logged before.
         """
-        closed: Changed = None
         if rewound or (new_interval and self.log):
-            closed = self._abandon(row, step if rewound else None)
+            self._abandon(row, step if rewound else None)
         if not new_interval:
             self.restart_row = row
-        elif self.life is None:
-            known = 0.0 if self.log or self.falling else max(self.scale, self.carried)
-            self.carried = known * math.sqrt(max(1.0, denser))
+            return
+        self.interval_row = row
+        if self.log:
             self.age = self.near = self.far = 0
-            self.warm = []
             self.lagged.clear()
             self.buffer.clear()
-        return closed
-
-    def _feed_carried(self, row: int, step: int, value: float, changed: Changed) -> Changed:
-        """Judge one of the first points at another interval by the level and the noise that were known before it."""
-        if self.life is not None:
-            return self._follow(row, step, value, False, 0.0, self.carried, changed)
-        quiet = [item[2] for item in self.warm[:-1]]
-        if len(quiet) >= HIGH_RISE:
-            distances = sorted(abs(later - earlier) for earlier, later in pairwise(quiet))
-            unit = distances[len(distances) // 2] * DISTANCE_TO_SIGMA * (1.0 + WARM_POINTS / len(quiet))
-            self.carried = min(self.carried, max(unit, LEVEL_FLOOR * abs(value)))
-        rise = value - self.level
-        if rise < max(MAJOR_RISE * abs(self.level), self._threshold(NOISE_POINTS) * self.carried):
-            self.level = value
-            return changed
-        level = sorted(quiet)[len(quiet) // 2] if len(quiet) >= HIGH_RISE else self.level
-        event = self._new_event("instant", row, step, level, self.carried)
-        event.provisional, event.wander = True, MAJOR_RISE * abs(level) / WANDERS / self.carried
-        return self._begin(Life(event, self.log), row, step, value, changed)
+        elif self.age > WARM_POINTS:
+            wider = math.sqrt(max(1.0, denser))
+            self._know([wider * residual for residual in self.order])
+            self.scale *= wider
+            self.far = AWAY_POINTS
 
     # --- Events
 
     def _new_event(self, shape: str, row: int, step: int, level: float, sigma: float) -> ChannelEvent:
-        self.next_id += 1
         event = ChannelEvent()
-        event.id, event.channel, event.shape, event.level, event.sigma = self.next_id, self.name, shape, level, sigma
+        event.channel, event.shape, event.level, event.sigma = self.name, shape, level, sigma
         event.alarm_row = event.onset_row = event.onset_low_row = row
         event.alarm_step = event.onset_step = event.onset_low_step = step
         event.decades = self.log
         event.after_restart = row - self.restart_row <= 60
+        event.provisional = row - self.interval_row < WARM_POINTS
+        self.changed.append(event)
         return event
 
-    def _begin(self, life: Life, row: int, step: int, value: float, changed: Changed) -> Changed:
-        life.feed(row, step, value)
-        self.life, self.last_hot, self.cusum = life, row, 0.0
-        return [*(changed or ()), life.event]
-
     def _open(
-        self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, reference: float, unit: float,
-        changed: Changed,
-    ) -> Changed:  # fmt: skip
+        self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, reference: float, unit: float
+    ) -> None:
         """Open the event of an alarm: find its onset and its reference, and decide whether it is sudden."""
         start = (self.cusum_row if self.cusum > 0.0 else row) - MIDDLE_POINTS
         tail = [item for item in self.buffer if item[0] >= max(start, self.last_end)] or [self.buffer[-1]]
@@ -465,7 +423,7 @@ class Channel:
         wander, local = self._own_drift(), sudden and value - reference < HIGH_RISE * unit
         inflation = self.inflation
         if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
-            before = sorted(item[2] for item in list(self.buffer)[-USUAL_POINTS - 1 : -1])
+            before = sorted(self._last(USUAL_POINTS + 1)[:-1])
             reference, unit = before[len(before) // 2], sigma
             if reference >= value:  # it falls so steeply that the level of half a window ago is above the spike
                 reference = value - z * sigma
@@ -476,34 +434,32 @@ class Channel:
         event.onset_row, event.onset_step, event.onset_low_row, event.onset_low_step = *onset[:2], *low[:2]
         event.wander, event.inflation, event.local = wander / unit, inflation, local
         event.young = self.age - late < MIDDLE_POINTS
-        return self._begin(Life(event, self.log), row, step, value, changed)
+        self.life, self.last_hot, self.cusum = Life(event, self.log), row, 0.0
+        self.life.feed(row, step, value)
 
-    def _follow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, changed: Changed) -> Changed:
+    def _follow(self, row: int, step: int, value: float, sudden: bool, z: float, sigma: float) -> None:
         """Fold one point while an event is open: a second spike on top of it, and the recovery test."""
         life = self.life
         assert life is not None
-        result = list(changed or ())
         if self.respike is not None:
             if self._follow_respike(row, step, value):
-                result.append(self.respike)
+                self.changed.append(self.respike)
                 self.respike = None
         elif sudden and row - self.last_hot > 6 and self.settled >= NOISE_POINTS // 2:
             self.respike = self._new_event("instant", row, step, value - z * sigma, sigma)
             self.respike.respike = True
             self._follow_respike(row, step, value)
-            result.append(self.respike)
         if sudden:
             self.last_hot = row
             self.settled = 0
             young = [event for event in (life.event, self.respike) if event and row - event.alarm_row <= WARM_POINTS]
             if self.far == AWAY_POINTS and young:
                 young[0].persistent = True
-                result.append(young[0])
+                self.changed.append(young[0])
         if life.feed(row, step, value):
-            result.append(life.event)
+            self.changed.append(life.event)
         if life.event.closed:
             self._close(row)
-        return result or None
 
     def _follow_respike(self, row: int, step: int, value: float) -> bool:
         """Update the spike on top of the open event; True when it is over."""
@@ -511,8 +467,7 @@ class Channel:
         assert event is not None
         event.rise_to(row, step, value)
         age = row - event.alarm_row
-        last = [item[2] for item in list(self.buffer)[-WARM_POINTS:]]
-        calm = sum(value - event.level < HIGH_RISE * event.sigma for value in last)
+        calm = sum(value - event.level < HIGH_RISE * event.sigma for value in self._last(WARM_POINTS))
         if age >= WARM_POINTS and calm >= WARM_POINTS - 1:
             event.end(Status.RECOVERED, row, step)
         elif age >= 2 * USUAL_POINTS:
@@ -522,7 +477,7 @@ class Channel:
     def _close(self, row: int) -> None:
         """Leave the open event: the slow levels start again from the present one."""
         assert self.life is not None
-        recent = sorted(item[2] for item in list(self.buffer)[-MIDDLE_POINTS:])
+        recent = sorted(self._last(MIDDLE_POINTS))
         present = recent[len(recent) // 2]
         event = self.life.event
         if event.status is Status.RECOVERED:
@@ -538,18 +493,17 @@ class Channel:
         self.blocks, self.block_sum, self.block_size = 0, 0.0, 0
         self.lagged.clear()
 
-    def _abandon(self, row: int, step: int | None) -> Changed:
+    def _abandon(self, row: int, step: int | None) -> None:
         """Close the open events; where the log went back to `step`, restore the levels of then."""
-        closed = []
         if self.respike is not None:
             self.respike.end(Status.PARTIAL)
-            closed.append(self.respike)
+            self.changed.append(self.respike)
         if self.life is not None:
             event = self.life.event
             event.closed = True
             if event.unresolved or event.lasting:
                 event.status = Status.DIVERGING
-            closed.append(event)
+            self.changed.append(event)
             self.level = self.middle = self.slow = self.life.reference
         self.life = self.respike = None
         if step is not None:
@@ -559,39 +513,38 @@ class Channel:
                 _, self.level, self.middle, self.slow = self.history[-1]
         self.lagged.clear()
         self.cusum, self.last_end, self.near, self.far = 0.0, row, 0, 0
-        return closed or None
 
-    def finish(self) -> list[ChannelEvent]:
+    def finish(self) -> None:
         """Judge the open events by their last points: the log is complete. Not part of the fold."""
-        if self.not_a_number is not None and not self.not_a_number.unresolved:
-            self.not_a_number.unresolved, self.not_a_number.status = True, Status.DIVERGING
-            return [self.not_a_number]
-        done = []
+        if self.not_a_number is not None:
+            self._confirm(self.not_a_number)
+            return
         if self.life is not None and self.life.finish():
-            done.append(self.life.event)
+            self.changed.append(self.life.event)
         if self.respike is not None:
             diverges = self.life is not None and self.life.event.unresolved
             self.respike.end(Status.DIVERGING if diverges else Status.PARTIAL)
-            done.append(self.respike)
-        return done
+            self.changed.append(self.respike)
 
     # --- Not a number
 
-    def _feed_non_finite(self, row: int, step: int) -> Changed:
+    def _feed_non_finite(self, row: int, step: int) -> None:
         """Fold a NaN or an infinity: the first opens an event, the third in a row confirms it."""
         self.non_finite += 1
         if self.not_a_number is None:
-            self.not_a_number = self._new_event("nan", row, step, self.level, self.scale)
-            self.not_a_number.peak_row, self.not_a_number.peak_step = row, step
-            return [self.not_a_number]
-        if self.non_finite != NON_FINITE_POINTS:
-            return None
-        self.not_a_number.unresolved, self.not_a_number.status = True, Status.DIVERGING
-        return [self.not_a_number]
+            event = self.not_a_number = self._new_event("nan", row, step, self.level, self.scale)
+            event.peak_row, event.peak_step = row, step
+        elif self.non_finite == NON_FINITE_POINTS:
+            self._confirm(self.not_a_number)
 
-    def _end_non_finite(self, row: int, step: int) -> Changed:
+    def _confirm(self, event: ChannelEvent) -> None:
+        if not event.unresolved:
+            event.unresolved, event.status = True, Status.DIVERGING
+            self.changed.append(event)
+
+    def _end_non_finite(self, row: int, step: int) -> None:
         """Close the NaN event: this point is a number again."""
         event, self.not_a_number, self.non_finite = self.not_a_number, None, 0
         assert event is not None
         event.end(Status.RECOVERED, row, step)
-        return [event]
+        self.changed.append(event)

@@ -22,10 +22,9 @@ CLIP = 4.0  # one point counts as at most so many units of the noise, in a level
 AWAY_POINTS = 4  # in a row that far away are where the level is now
 
 # A run that spikes often
-OFTEN_POINTS = 256  # the span in which spikes are counted
-OFTEN_SPIKES = 13  # so many in that span, one in 20 points, are the noise of the run
-OFTEN_REACH = 1.5  # times the highest of them: above it a spike is told all the same
-OFTEN_CHANCE = 1e-5  # of so many in a row by themselves: a longer series is no noise
+OFTEN_POINTS = 96  # the span in which spikes are counted
+OFTEN_SPIKES = 6  # so many in that span, one in 16 points, are the noise of the run
+OFTEN_REACH = 2.0  # times the highest of them: above it a spike is told all the same
 
 # Slow: a CUSUM against a level that does not follow what it suspects
 SLOW_POINTS, MIDDLE_POINTS = 768, 96  # spans of the two levels

@@ -20,7 +20,6 @@ from rollback.detect.channel import BUFFER_POINTS, Channel
 from rollback.detect.constants import JOIN_ROWS
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.fusion import MARKS, Fusion
-from rollback.detect.life import ChannelEvent
 from rollback.detect.stream import CONFIRM, ORDINARY, REPEATED, Placement, Stream
 from rollback.detect.watches import Finding
 from rollback.detect.watches.hidden import HiddenWatch
@@ -37,7 +36,6 @@ MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind
 FRESH_ROWS = 4  # points that count as the start of a launch
 
 Values = Mapping[str, float | None]
-Held = tuple[int, int, dict[str, float | None], int | None]  # row, step, values, launch
 
 
 class Detector:
@@ -59,7 +57,7 @@ class Detector:
         self._parts: dict[str, None] = {}  # parts of a loss that decide because no total has been logged
         self._singles: dict[Role, str] = {}  # the first channel of each role that the watches read
         self._shares: dict[str, deque[tuple[int, float]]] = {}  # the mixture's recent shares by row
-        self._held: list[Held] = []  # points that wait until the log interval is known
+        self._held: list[tuple[int, int, Values, int | None]] = []  # points that wait until the log interval is known
         self._segment_row = -(10**9)
         self._rewound = False
         self._opened: dict[str, int] = {}  # the open event of each watch
@@ -86,19 +84,15 @@ class Detector:
         self.row = row + 1
         self._changed = []
         placement = self._stream.feed(step, launch)
-        if placement is ORDINARY and not self._held:
-            self._fold(row, step, values, launch, False)
-            return self._changed
-        if placement.unsettled and len(self._held) < CONFIRM - 1 and _are_finite(values):
-            self._held.append((row, step, dict(values), launch))
-            return self._changed
-        held, self._held = self._held, []
-        if placement.new_interval:
-            self._place(placement, row, step, launch)
-        for point in held:
-            self._fold(*point, False)
-        if placement is not REPEATED and not placement.new_interval:
-            self._place(placement, row, step, launch)
+        if placement is not ORDINARY or self._held:
+            if placement.unsettled and len(self._held) < CONFIRM - 1:
+                self._held.append((row, step, dict(values), launch))
+                return self._changed
+            if placement.new_interval:
+                self._place(placement, row, step, launch)
+            self._fold_held()
+            if placement is not REPEATED and not placement.new_interval:
+                self._place(placement, row, step, launch)
         if not placement.foreign:
             self._fold(row, step, values, launch, placement.repeated)
         return self._changed
@@ -106,15 +100,19 @@ class Detector:
     def finish(self) -> list[Event]:
         """Judge the events that are still open by their last points: the log is complete. Not part of the fold."""
         self._changed = []
-        held, self._held = self._held, []
-        for point in held:
-            self._fold(*point, False)
+        self._fold_held()
         self._step, self._launch = self._stream.last_step or 0, self._stream.last_launch
         for name, channel in self._channels.items():
-            self._fuse(self._roles[name], channel.finish(), self.row - 1)
+            channel.finish()
+            self._fuse(self._roles[name], channel, self.row - 1)
         return self._changed
 
     # --- One point
+
+    def _fold_held(self) -> None:
+        held, self._held = self._held, []
+        for point in held:
+            self._fold(*point, False)
 
     def _fold(self, row: int, step: int, values: Values, launch: int | None, repeated: bool) -> None:
         """Fold the values of a point whose place is known into its channels and watches."""
@@ -128,9 +126,9 @@ class Detector:
             value = values.get(name)
             if value is None or (repeated and channel.last_step == step and value - value == 0.0):
                 continue
-            items = channel.feed(row, step, value)
-            if items:
-                self._fuse(roles[name], items, row)
+            channel.feed(row, step, value)
+            if channel.changed:
+                self._fuse(roles[name], channel, row)
         if repeated:
             return
         one = self._singles
@@ -155,8 +153,8 @@ class Detector:
         """Feed the watches of the leading loss."""
         loss, channel, one = values.get(lead), self._channels[lead], self._singles
         if loss is not None and loss - loss == 0.0:
-            if loss * self._fusion.sign <= 0.0 or self._fusion.first_loss is None:  # else there is nothing to note
-                self._fusion.note_loss(loss, row, step)
+            if self._fusion.first_loss is None:
+                self._fusion.first_loss = loss
             if self._resume.count < 0 and channel.life is None:
                 self._resume.past.append((step, loss))
             else:
@@ -240,10 +238,10 @@ class Detector:
             self._resume.restart(row, step, rewound=rewound)
             self._scale.restart()
         for name, channel in self._channels.items():
-            closed = channel.begin_segment(
+            channel.begin_segment(
                 row, step, new_interval=placement.new_interval, rewound=rewound, denser=placement.denser
             )
-            self._fuse(self._roles[name], closed or [], row)
+            self._fuse(self._roles[name], channel, row)
         if not rewound:
             return
         self._fusion.forget_after(step)
@@ -257,7 +255,6 @@ class Detector:
         """Forget what was usual: the points that follow are of another run in the same log."""
         for name, channel in self._channels.items():
             self._channels[name] = Channel(name, log=channel.log, falling=channel.falling)
-            self._channels[name].next_id = channel.next_id
         self._begin_watches()
         self._fusion.begin_run()
 
@@ -294,7 +291,8 @@ class Detector:
             self._opened[watch] = event.id
         self._changed.append(event)
 
-    def _fuse(self, role: Role, items: list[ChannelEvent], row: int) -> None:
+    def _fuse(self, role: Role, channel: Channel, row: int) -> None:
+        items, channel.changed = channel.changed, []
         for item in items:
             event = self._fusion.feed(
                 role, item, row=row, step=self._step, interval=self._stream.interval, launch=self._launch
@@ -326,7 +324,3 @@ class Detector:
             return event
         evidence += [line for line in event.evidence if line.startswith(MARKS)]
         return self._fusion.change(event.id, evidence=tuple(dict.fromkeys(evidence)), kind=kind, tier=tier)
-
-
-def _are_finite(values: Values) -> bool:
-    return all(value is None or value - value == 0.0 for value in values.values())

@@ -7,12 +7,11 @@ notices: of 216 labelled ones 212 did, of 20 gradual divergences one.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from rollback.channels import Role
-from rollback.detect.constants import JOIN_ROWS, OFTEN_POINTS, STAY_POINTS, WANDERS, WARM_POINTS
+from rollback.detect.constants import JOIN_ROWS, OFTEN_POINTS, WANDERS, WARM_POINTS
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.life import EXPLODED_DECADES, ChannelEvent
 
@@ -24,51 +23,34 @@ SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE, REINIT_MOST = 0.5, 1.5  # of the way back to the first loss; further up, without a restart, is an explosion
 HIGHER = 2.0  # times the highest spike told of an objective: lower ones are its nature
 EXPLODED_SIGMAS = 30.0  # of a reward or an objective: as far as no policy moves between two points
-CROSSINGS = 4  # changes of sign that show an objective, not a cross-entropy
 
 ORDER = "the noise grew and the lower values stand: the order of the data changed"
-PROVISIONAL = "provisional: the log interval has just changed, and nothing at the new one was lower before"
 OFTEN = f"the run spikes often, {{}} times in {OFTEN_POINTS} points: only higher spikes are told"
-MARKS = (ORDER, PROVISIONAL, OFTEN[:20])  # beginnings of sentences that come and go with what they say
+MARKS = (ORDER, OFTEN[:20])  # beginnings of sentences that come and go with what they say
 
 
 class Group:
-    """The channel events behind one event, as they were last; `leader` is the place of the loss's where there is one."""
+    """The channel events behind one event; `first` is the one that decides, the loss's where there is one."""
 
-    __slots__ = ("cluster", "leader", "members", "number", "role", "row", "step")
+    __slots__ = ("cluster", "first", "members", "number", "role", "row", "step")
 
-    def __init__(self, role: Role = Role.LOSS) -> None:
-        self.role, self.leader = role, 0
-        self.members: list[ChannelEvent] = []
+    def __init__(self, role: Role, first: ChannelEvent) -> None:
+        self.role, self.first, self.members = role, first, [first]
         self.number: int | None = None  # None: held back until something makes it an event
         self.cluster = -1
         self.row = self.step = -1  # where it was published: the alarm
-
-    @property
-    def first(self) -> ChannelEvent:
-        """The channel event that decides."""
-        return self.members[self.leader]
 
     @property
     def is_open(self) -> bool:
         """Whether one of the channel events still is open."""
         return not all(member.closed for member in self.members)
 
-    def take(self, item: ChannelEvent) -> bool:
-        """Take in a member as it is now; False where it belongs to another group."""
-        for place, member in enumerate(self.members):
-            if member.id == item.id and member.channel == item.channel:
-                self.members[place] = item
-                return True
-        return False
-
 
 class Fusion:
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
 
     __slots__ = (
-        "crossings", "events", "first_loss", "first_row", "first_step", "groups", "loss_events", "lr_wrong", "objective",
-        "sign",
+        "events", "first_loss", "groups", "loss_events", "lr_wrong", "objective",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -76,24 +58,12 @@ class Fusion:
         self.groups: list[Group] = []  # open or recent ones
         self.loss_events: list[int] = []  # numbers of events led by a loss, for clusters
         self.first_loss: float | None = None
-        self.first_step = self.first_row = 0  # of the first loss
-        self.crossings = 0  # how often the loss changed its sign: no cross-entropy does
-        self.sign = 0.0
-        self.objective = False  # rewards or objectives are logged: the loss need not fall
+        self.objective = False  # rewards or objectives are logged beside the loss: it is one of them
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
-
-    def note_loss(self, value: float, row: int, step: int) -> None:
-        """Remember the first loss, and how often the loss crossed zero."""
-        if self.first_loss is None:
-            self.first_loss, self.first_row, self.first_step = value, row, step
-        if value * self.sign < 0.0:
-            self.crossings += 1
-        if value != 0.0:
-            self.sign = 1.0 if value > 0.0 else -1.0
 
     def begin_run(self) -> None:
         """Another run begins in this log: no earlier event belongs to it."""
-        self.first_loss, self.crossings, self.sign = None, 0, 0.0
+        self.first_loss = None
         self.loss_events, self.groups = [], []
         self.lr_wrong = False
 
@@ -103,11 +73,10 @@ class Fusion:
         self.groups = [group for group in self.groups if group.is_open]
 
     def feed(
-        self, role: Role, changed: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
+        self, role: Role, item: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
     ) -> Event | None:
         """Fold one channel event opened or changed by this point; returns the event it changed, or None."""
-        item = copy(changed)
-        group = next((known for known in self.groups if known.take(item)), None) or self._place(role, item, interval)
+        group = next((known for known in self.groups if item in known.members), None) or self._place(role, item, interval)
         if group.number is None:
             if not self._is_publishable(group, row):
                 return None
@@ -144,13 +113,12 @@ class Fusion:
                 continue
             group.members.append(item)
             if role is Role.LOSS:
-                group.leader, group.role = len(group.members) - 1, role
+                group.first, group.role = item, role
                 if group.number is not None:
                     group.cluster = self._cluster_for(item, interval, group.number)
                     self.loss_events.append(group.number)
             return group
-        self.groups.append(Group(role))
-        self.groups[-1].members.append(item)
+        self.groups.append(Group(role, item))
         return self.groups[-1]
 
     def _publish(self, group: Group, row: int, step: int, interval: float) -> None:
@@ -228,8 +196,6 @@ class Fusion:
         evidence = [] if known is None else [line for line in known.evidence if not line.startswith(MARKS)]
         if kind is Kind.DATA_ORDER:
             evidence.append(ORDER)
-        if leader.provisional:
-            evidence.append(PROVISIONAL)
         if leader.often:
             evidence.append(OFTEN.format(leader.often))
         if known is not None and known.tier.rank > tier.rank:
@@ -262,7 +228,7 @@ class Fusion:
 
     def _is_reinit(self, leader: ChannelEvent) -> bool:
         """Whether the loss is back near its first value; without a restart it must also stay there."""
-        if self.first_loss is None or leader.excess is None or leader.shape != "instant" or leader.provisional:
+        if self.first_loss is None or leader.excess is None or leader.shape != "instant":
             return False
         descent = self.first_loss - leader.level
         if descent <= 20.0 * leader.sigma or leader.excess <= REINIT_SHARE * descent:
@@ -288,7 +254,7 @@ class Fusion:
         leader = group.first
         if leader.shape == "nan":
             return Tier.PROPOSE if leader.unresolved else Tier.WARN
-        if self._need_not_fall(leader):
+        if self.objective:
             return _objective_tier(leader)
         kind = self._kind(leader, group.role)
         reloaded = leader.after_restart and kind is Kind.REINIT
@@ -303,16 +269,6 @@ class Fusion:
         stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
         own = leader.crest <= WANDERS * leader.wander * leader.sigma  # as far as the run drifts by itself
         return Tier.WARN if (stayed or leader.status is Status.DIVERGING) and not own else Tier.NOTICE
-
-    def _need_not_fall(self, leader: ChannelEvent) -> bool:
-        """Whether this loss moves by nature: among rewards, with changing sign, or rising since training began."""
-        if self.objective or self.crossings >= CROSSINGS:
-            return True
-        if self.first_loss is None or self.first_step * 20 > leader.alarm_step:  # the log does not hold the beginning
-            return False
-        risen = leader.level - self.first_loss
-        early = leader.onset_row - self.first_row < STAY_POINTS
-        return risen > 3.0 * leader.sigma or (early and risen > -4.0 * leader.sigma)
 
 
 def _is_exploded(leader: ChannelEvent) -> bool:

@@ -17,7 +17,6 @@ from rollback.detect.constants import (
     EQUIVALENT,
     HIGH_RISE,
     LEVEL_FLOOR,
-    MAJOR_RISE,
     STAY_POINTS,
     USUAL_POINTS,
     WANDERS,
@@ -28,7 +27,10 @@ WINDOWS = (32, 64, 128, 200)  # points over which the recovery test takes its me
 UPPER_95, RISING_99 = 1.645, 2.33
 CHECK_EVERY = 8  # points
 CALM_POINTS = 12  # among the others, all but one: a spike is over
-EARLY = ((64, 32, 2.0), (24, 24, 4.0))  # a gradual event of so many points, whose last ones are so high and do not fall
+EARLY = (
+    (64, 32, 2.0),
+    (24, 24, 4.0),
+)  # points of a gradual event, and so many last ones that are so high: it is proposed
 DECILE = 1.28  # noise units below the mean, of a Gaussian
 LOW = 0.7  # units of noise: a tenth of the points that is no higher has not risen
 EXPLODED_DECADES = 1.0  # a norm ten times its usual size
@@ -43,14 +45,14 @@ class ChannelEvent:
     """
 
     __slots__ = (
-        "after_restart", "alarm_row", "alarm_step", "channel", "closed", "crest", "decades", "excess", "height", "id",
+        "after_restart", "alarm_row", "alarm_step", "channel", "closed", "crest", "decades", "excess", "height",
         "inflation", "lasting", "level", "local", "often", "onset_low_row", "onset_low_step", "onset_row", "onset_step",
         "peak_row", "peak_step", "persistent", "provisional", "recovered_row", "recovered_step", "respike", "scattered",
         "shape", "sigma", "sigmas", "status", "unresolved", "wander", "young",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.id, self.channel, self.shape = 0, "", "instant"  # instant, gradual or nan
+        self.channel, self.shape = "", "instant"  # instant, gradual or nan
         self.alarm_row = self.onset_row = self.onset_low_row = 0
         self.alarm_step = self.onset_step = self.onset_low_step = 0
         self.level = self.sigma = 0.0
@@ -68,7 +70,7 @@ class ChannelEvent:
         self.scattered = False  # the noise grew and the lower values stand: the order of the data changed
         self.decades = self.respike = self.after_restart = False
         self.local = False  # judged against the fast level: its unit is the noise of one point
-        self.provisional = False  # nothing at this log interval was lower before it
+        self.provisional = False  # the log interval changed with it: what is logged may be another quantity
         self.young = False  # it began before the channel's level was known
 
     def rise_to(self, row: int, step: int, value: float) -> bool:
@@ -89,7 +91,7 @@ class ChannelEvent:
 class Life:
     """Follow one open event; `feed` returns True when something about it changed."""
 
-    __slots__ = ("count", "event", "log", "margin", "own", "point", "recent", "reference", "spread", "top", "unit")
+    __slots__ = ("count", "event", "log", "margin", "own", "point", "recent", "reference", "spread", "unit")
 
     def __init__(self, event: ChannelEvent, log: bool) -> None:
         self.event = event
@@ -97,11 +99,9 @@ class Life:
         self.unit = event.sigma or 1.0  # noise of one point, already widened for correlation
         self.spread = math.sqrt(math.sqrt(event.inflation))  # standard error of a mean of n: spread / sqrt(n), in units
         self.point = 1.0 if event.local else 1.0 / self.spread  # noise of one point, in units
-        share = MAJOR_RISE / 2.0 if event.provisional else LEVEL_FLOOR
-        level = 0.0 if log else share * abs(self.reference)
+        level = 0.0 if log else LEVEL_FLOOR * abs(self.reference)
         self.margin = max(EQUIVALENT * self.spread, level / self.unit)
         self.own = WANDERS * event.wander  # a rise must be larger than that to be proposed soon
-        self.top = max(8.0, 1.5 * self.own)  # one point counts as at most so far above
         self.count = 0
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=WINDOWS[-1])
 
@@ -109,7 +109,7 @@ class Life:
         """Fold one point; True when something about the event changed."""
         event = self.event
         residual = (value - self.reference) / self.unit
-        self.recent.append((row, step, min(self.top, max(-CLIP, residual))))
+        self.recent.append((row, step, min(max(8.0, 1.5 * self.own), max(-CLIP, residual))))
         self.count += 1
         before = event.excess or 0.0
         exploded = False
@@ -156,7 +156,7 @@ class Life:
     def finish(self) -> bool:
         """Give the event its verdict at the end of the log: no later point will. True when it changed.
 
-        High and not falling is a divergence, back among the usual values is recovered, all else is partial.
+        High is a divergence, back among the usual values is recovered, all else is partial.
         """
         event = self.event
         if event.unresolved and event.status is not Status.OPEN:
@@ -165,7 +165,7 @@ class Life:
         size = min(len(residuals), USUAL_POINTS)
         least = max(2.0 * self.spread, self.own if event.local else 0.0)
         high = size >= CALM_POINTS and _mean(residuals, size) > least and not event.scattered
-        if event.unresolved or (high and not self._is_falling(residuals, size)):
+        if event.unresolved or high:
             event.unresolved, event.status = True, Status.DIVERGING
             return True
         if event.status is not Status.OPEN:
@@ -221,26 +221,19 @@ class Life:
         if self.event.shape != "gradual":
             return False
         for points, size, height in EARLY:
-            if self.count >= points:
-                high = _mean(residuals, size) > max(self.own, height * self.spread)
-                return high and not self._is_falling(residuals, size)
+            if self.count >= points and _mean(residuals, size) > max(self.own, height * self.spread):
+                return True
         return False
 
     def _verdict(self, residuals: list[float]) -> Status:
-        """Return partial or diverging. Diverging has hysteresis: it holds until the mean is clearly lower."""
+        """Return partial or diverging; open where the mean is back."""
         mean = _mean(residuals, WINDOWS[-1])
         if mean < self.margin:
             return Status.OPEN
         size = min(100, len(residuals)) // 2
         rise = _mean(residuals, size) - _mean(residuals[:-size], size)
-        least = 1.2 if self.event.status is Status.DIVERGING else 2.0
         rising = rise > RISING_99 * self.spread * math.sqrt(2.0 / size)
-        return Status.DIVERGING if rising or mean > least * self.spread else Status.PARTIAL
-
-    def _is_falling(self, residuals: list[float], size: int) -> bool:
-        half = size // 2
-        drop = _mean(residuals[:-half], half) - _mean(residuals, half)
-        return drop > RISING_99 * self.spread * math.sqrt(2.0 / half)
+        return Status.DIVERGING if rising or mean > 2.0 * self.spread else Status.PARTIAL
 
 
 def _mean(residuals: list[float], size: int) -> float:

@@ -1,9 +1,9 @@
 """The order of the points: launches, rewinds, log intervals, two writers in one log. Values are not read here.
 
 A segment starts where a launch begins or where the step goes back; what follows may be a resume bump. A change of the
-log interval (AlgoPerf's PyTorch runs log the first 100 steps one by one, then every 500th) starts new baselines. It is
-known by its third point; the two before are unsettled, because a gap in the log begins like a longer interval, and a line that
-is logged beside the others like a shorter one.
+log interval (AlgoPerf's PyTorch runs log the first 100 steps one by one, then every 500th) is known by its third point; the
+two before wait, because a gap in the log begins like a longer interval, and a line that is logged beside the others like
+a shorter one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Placement:
     rewound_from: int | None = None
     new_interval: bool = False
     denser: float = 1.0  # the old interval over the new one, where it changed
-    unsettled: bool = False  # not as far from the last point as usual: a gap, a line beside, or the first of another interval
+    unsettled: bool = (
+        False  # not as far from the last point as usual: a gap, a line beside, or the first of another interval
+    )
     repeated: bool = False
     another_run: bool = False  # the steps begin again where the log began: a second run in the same log
     interleaved: bool = False  # two writers are recognised with this point
@@ -86,8 +88,8 @@ class Stream:
             return ORDINARY
         before = self.interval
         changed = self._follow_interval(float(delta))
-        if not changed and not started and self.candidate_count:
-            return UNSETTLED
+        if not changed and not started:
+            return UNSETTLED if self.candidate_count else ORDINARY
         return Placement(segment_start=started, new_interval=changed, denser=before / self.interval if changed else 1.0)
 
     def _go_back(self, step: int, last: int) -> Placement:

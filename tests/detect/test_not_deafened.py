@@ -7,7 +7,6 @@ import re
 import pytest
 
 from rollback.detect import Detector, Event, Kind, Status, Tier
-from rollback.detect.fusion import PROVISIONAL
 
 
 def fold(points: list[tuple[int, dict[str, float | None]]]) -> Detector:
@@ -28,13 +27,13 @@ def two_intervals(dice: random.Random, spike: int | None = None) -> list[tuple[i
     return points
 
 
-def test_a_longer_log_interval_is_no_event_and_is_judged_after_a_dozen_points() -> None:
-    """The norm warned in half of such runs, and 24 points were blind."""
+def test_a_longer_log_interval_is_no_event_and_is_judged_after_two_dozen_points() -> None:
+    """The norm warned in half of such runs. Points 8 to 13 of the steep descent that follows hide a spike of half the level."""
     seen = 0
     for seed in range(12):
         assert not [e for e in fold(two_intervals(random.Random(seed))).events if e.tier is not Tier.NOTICE]
-        found = fold(two_intervals(random.Random(seed), spike=112)).events
-        seen += any(event.kind is Kind.INSTANT_SPIKE and event.onset_row == 112 for event in found)
+        found = fold(two_intervals(random.Random(seed), spike=124)).events
+        seen += any(event.kind is Kind.INSTANT_SPIKE and event.onset_row == 124 for event in found)
     assert seen >= 10
 
 
@@ -48,19 +47,14 @@ def denser(dice: random.Random, spike: int | None = None, lasts: int = 2) -> lis
     return points
 
 
-@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("place", range(7))
 def test_the_first_points_of_another_interval_are_judged_by_what_was_known(place: int) -> None:
-    """They were judged by nothing. What is told there is a notice, and provisional until the new noise is known."""
+    """They were judged by nothing."""
     for make, change in ((two_intervals, 100), (denser, 80)):
         assert not fold(make(random.Random(place))).events
-        detector, told = Detector(), []
-        for step, values in make(random.Random(place), spike=change + place):
-            told += detector.feed(step, values)
-        (event,) = detector.events
+        (event,) = fold(make(random.Random(place), spike=change + place)).events
         assert (event.kind, event.tier, event.status) == (Kind.INSTANT_SPIKE, Tier.NOTICE, Status.RECOVERED)
         assert event.onset_row == change + place
-        assert told[0].evidence == (PROVISIONAL,) or place == 7  # with the eighth point the noise is known
-    assert event.evidence == ((PROVISIONAL,) if place == 0 else ())  # nothing at this interval was lower before it
 
 
 def test_a_level_that_rises_with_the_log_interval_is_never_proposed() -> None:
@@ -68,7 +62,7 @@ def test_a_level_that_rises_with_the_log_interval_is_never_proposed() -> None:
     detector = fold(denser(random.Random(1), spike=80, lasts=1000))
     detector.finish()
     (event,) = detector.events
-    assert (event.tier, event.status, event.evidence) == (Tier.WARN, Status.DIVERGING, (PROVISIONAL,))
+    assert (event.tier, event.status) == (Tier.WARN, Status.DIVERGING)
 
 
 def test_a_provisional_event_ends_with_the_log() -> None:
@@ -125,9 +119,11 @@ def test_a_run_that_spikes_often_says_so_once_with_its_rate() -> None:
     """Batches of two sorts: every sixth is twice as high. The rest was "usual", and nothing said that."""
     dice = random.Random(3)
     values = [1.0 + dice.gauss(0, 0.02) + (dice.random() < 0.17) * dice.uniform(0.6, 1.0) for _ in range(2000)]
-    said = [line for event in fold([(row, {"loss": x}) for row, x in enumerate(values)]).events for line in event.evidence]
+    said = [
+        line for event in fold([(row, {"loss": x}) for row, x in enumerate(values)]).events for line in event.evidence
+    ]
     assert len(said) == 1
-    assert re.fullmatch(r"the run spikes often, 1[34] times in 256 points: only higher spikes are told", said[0])
+    assert re.fullmatch(r"the run spikes often, [67] times in 96 points: only higher spikes are told", said[0])
 
 
 def test_an_objective_that_spikes_by_nature_is_told_where_it_goes_higher() -> None:
@@ -150,7 +146,10 @@ def test_the_same_spike_again_and_again_is_told_each_time(apart: int) -> None:
         dice = random.Random(seed)
         spikes = range(60, 60 + 11 * apart, apart)
         points = [
-            (100 * row, {"loss": (0.1 + 0.1 * 0.99**row) * (1.0 + dice.gauss(0.0, 0.04)) * (5.0 if row in spikes else 1.0)})
+            (
+                100 * row,
+                {"loss": (0.1 + 0.1 * 0.99**row) * (1.0 + dice.gauss(0.0, 0.04)) * (5.0 if row in spikes else 1.0)},
+            )
             for row in range(60 + 11 * apart)
         ]
         told = {event.onset_row for event in fold(points).events if event.kind is Kind.INSTANT_SPIKE}
