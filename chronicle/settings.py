@@ -19,7 +19,7 @@ PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
 SWITCHES = ("utc", "batch_text")
 TABLES = ("formats",)
-NESTED = ("alerts",)  # tables that are checked by those who use them
+NESTED = ("alerts", "rehearse")  # tables that are checked by those who use them
 KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES + TABLES + NESTED
 VARIABLES = {
     "logs": "CHRONICLE_LOGS",
@@ -67,6 +67,7 @@ class Settings:
     formats: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression of a printed line
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
     alerts: Mapping[str, Any] = field(default_factory=dict)  # `[alerts]`, read by `chronicle.alerts`
+    rehearse: Mapping[str, Any] = field(default_factory=dict)  # `[rehearse]`: whether the `first_save` of a launch is tried
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -160,6 +161,7 @@ def load_settings(
         formats=values.get("formats", {}),
         hooks=hooks,
         alerts=values.get("alerts", {}),
+        rehearse=values.get("rehearse", {}),
         origin=origin,
     )
 

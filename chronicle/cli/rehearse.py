@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,9 @@ from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOptio
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import Rehearsed, events_of, is_of
+from chronicle.launch.beside import wait_for_end
 from chronicle.launch.code import read_code
+from chronicle.paths import RunPaths
 from chronicle.story.plain import format_age, say
 from rollback.disk.lock import hold_lock
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from chronicle.rehearse.rehearse import Rehearsal
 
 KEPT = "rehearsal"  # below the run's directory
+LAST_SECONDS = 60  # for what was started beside a launch, after its end
 
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 SIGNALS: Mapping[str, signal.Signals] = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
@@ -64,7 +68,8 @@ def rehearse(
       --signal NAME: KILL once a checkpoint is whole; or TERM, USR1: does it save by itself?
       --resume-args WORDS: Added to the command of the resume; `{checkpoint}` is what it resumes from.
       --resume-with COMMAND: The whole command of the resume, as with another number of ranks.
-      --only WHAT: kill (as --signal KILL), term (what --signal TERM or USR1 saves; one launch), or data (two steps after --at).
+      --only WHAT: kill (as --signal KILL), term (what --signal TERM or USR1 saves; one launch), data (two steps after --at), or
+        save (beside a launch, until stdin ends: its first save; `[rehearse] first_save = true` starts it).
       --keep DIR: Write there, and keep all of it.
     """
     from chronicle.preflight.host import largest_size
@@ -75,8 +80,10 @@ def rehearse(
 
     if not launcher:
         raise UsageProblem("no launcher given", "chronicle rehearse -- python train.py --output_dir {out}")
-    asked = _asked(launcher, (at, to), signal_, only, (shlex.split(resume_args), shlex.split(resume_with)))
     settings = settings_from(run, logs)
+    if only == "save":
+        return _try_first_save(settings.paths, launcher)
+    asked = _asked(launcher, (at, to), signal_, only, (shlex.split(resume_args), shlex.split(resume_with)))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended first
     identity = identity_of(asked.command, (asked.at, asked.to), Path.cwd(), os.environ)
     scratch = _scratch(keep, settings.paths.run_dir / KEPT / (identity or "unknown")[:16])
@@ -96,7 +103,7 @@ def rehearse(
         Verdict.NOT_DONE: ExitCode.REFUSED, Verdict.PARTLY: ExitCode.REFUSED,
     }  # fmt: skip
     code = codes.get(answer.verdict, ExitCode.DONE)
-    return CommandResult(text=page(answer), data={"entry": entry.id, **to_json(answer)}, exit_code=code)
+    return CommandResult(text=page(answer), data={**to_json(answer), "entry": entry.id}, exit_code=code)
 
 
 def _asked(
@@ -106,7 +113,7 @@ def _asked(
 
     at, to = steps
     if only not in ("", "kill", "term", "data"):
-        raise UsageProblem(f"--only {only}: expected kill, term or data")
+        raise UsageProblem(f"--only {only}: expected kill, term, data or save")
     name = signal_.upper().removeprefix("SIG") or ("TERM" if only == "term" else "KILL")
     number = SIGNALS.get(name)
     if number is None:
@@ -118,15 +125,14 @@ def _asked(
         at=at,
         to=min(to, at + DATA_STEPS) if only == "data" else to,
         signal=number,
-        resume_args=tuple(resume[0]),
-        resume_with=tuple(resume[1]),
+        resume=tuple(resume[1]) or (*launcher, *resume[0]),
         only="" if only == "kill" else only,
     )
 
 
 def _last_of(command: Sequence[str], entries: Sequence[Entry]) -> tuple[Entry, Rehearsed] | None:
     """The last rehearsal of this command."""
-    found = [(entry, event) for entry, event in events_of(entries, Rehearsed) if is_of(event, command)]
+    found = [(entry, event) for entry, event in events_of(entries, Rehearsed) if event.signal and is_of(event, command)]
     return found[-1] if found else None
 
 
@@ -141,6 +147,28 @@ def said_of(command: Sequence[str], entries: Sequence[Entry], cwd: Path, now: fl
     is_same = code.commit is not None and (code.commit, code.digest) == (event.git_commit, event.git_dirty_digest)
     where = "with this code" if is_same else "with other code, as far as is known"
     return f"rehearsed {age} ago {where}: the script {event.verdict} ({event.signal} at step {event.at})"
+
+
+def _try_first_save(paths: RunPaths, command: Sequence[str]) -> CommandResult:
+    """Beside a launch: its first save is loaded in a second process; one line, and one entry of the journal."""
+    from chronicle.rehearse.first_save import rehearse_first_save
+    from chronicle.rehearse.told import page, record
+
+    last = _last_of(command, read_journal(paths).entries if paths.journal_dir.is_dir() else [])
+    if last is None:
+        say("the first save is not tried: nobody knows how this command resumes; rehearse it once: `chronicle rehearse -- …`")
+        return CommandResult()
+    over = threading.Event()
+    threading.Thread(target=wait_for_end, args=(over, LAST_SECONDS), daemon=True).start()
+    scratch = _scratch(None, paths.run_dir / KEPT / "first_save")
+    try:
+        found = rehearse_first_save(paths, last[1], command, scratch, over)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if found is not None:
+        launch, answer = found
+        say(f"first save: {record(paths, answer, launch).title}\n{page(answer)}")
+    return CommandResult()
 
 
 def _scratch(keep: Path | None, kept: Path) -> Path:

@@ -139,6 +139,7 @@ class _Starting(NamedTuple):
         """One launch, or those that an autopilot makes of it, beside the processes that feed MLflow and send alerts."""
         courier = _start_alerts(self.settings, first_node=self.request.is_first)
         mirror = _start_mirror(self.settings, first_node=self.request.is_first)
+        second = _start_first_save(self.settings, self.request)
         try:
             if not self.autopilot:
                 return begin()
@@ -149,6 +150,7 @@ class _Starting(NamedTuple):
             feeding = mirror.pid
             if not mirror.stop():
                 say(f"process {feeding} still sends data to MLflow; it exits when it is done")
+            second.stop(0.0)
             courier.stop(0.0)  # it goes on by itself until what is due is sent
 
     def keep(self, policy: "Policy") -> int:
@@ -238,6 +240,18 @@ def _start_alerts(settings: Settings, *, first_node: bool) -> Beside:
     from chronicle.alerts.process import start_alerts
 
     return start_alerts(settings, talk=say)
+
+
+def _start_first_save(settings: Settings, request: "LaunchRequest") -> Beside:
+    """Load the first save in a second process, where `[rehearse]` asks for it. The launch does not wait for it."""
+    if settings.rehearse.get("first_save") is not True or not request.is_first or REHEARSAL_VARIABLE in os.environ:
+        return Beside()
+    from chronicle.launch.beside import start_beside
+
+    own = ("rehearse", "--only", "save", "--run", settings.run, "--logs", str(settings.logs_dir))
+    words = (sys.executable, "-m", "chronicle_ml", *own, "--", *request.command)
+    later = "`chronicle rehearse` shows whether it resumes"
+    return start_beside(words, os.environ, what="the rehearsal of the first save", later=later, talk=say)
 
 
 def _type_command(words: Sequence[str]) -> int:

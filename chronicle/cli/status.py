@@ -20,6 +20,7 @@ from chronicle.journal.events import (
     EndCause,
     GuardFault,
     GuardVerdict,
+    Rehearsed,
     Replayed,
     Restarted,
     RollbackReceipt,
@@ -168,6 +169,7 @@ def _screen(
         yield _Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
     yield from _guard(story)
     yield from _again(story)
+    yield from _first_save(story)
     yield from _open(story, printed)
     if story.problems:
         yield _Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
@@ -343,6 +345,15 @@ def _again(story: Story) -> Iterator[_Row]:
     for event in found[-1:]:
         differs = event.verdict in (RetakenVerdict.RANKS, RetakenVerdict.RESULT, RetakenVerdict.CODE)
         yield _Row("again", plain(f"{event.why} (launch {event.earlier} took them first)"), WARN if differs else PLAIN)
+
+
+def _first_save(story: Story) -> Iterator[_Row]:
+    """What a second process found that loaded the first save of the last launch."""
+    number = None if story.last_launch is None else story.last_launch.number
+    for entry, event in events_of(story.entries, Rehearsed):
+        if entry.launch == number and not event.signal:
+            said = "; ".join([f"step {event.at}: the script {event.verdict}", *event.findings, *event.not_compared])
+            yield _Row("first save", plain(said), LOUD if event.findings else PLAIN)
 
 
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:

@@ -740,9 +740,15 @@ def is_of(event: Rehearsed, command: Sequence[str]) -> bool:
     )
 
 
+def filled_with(pattern: str, word: str) -> Mapping[str, str] | None:
+    """What stands where a word of a rehearsed command has its places; None where it is another word."""
+    parts = re.split(r"\{(out|name|port|checkpoint)\}", pattern)
+    found = re.fullmatch("(.*)".join(map(re.escape, parts[::2])), word, re.DOTALL)
+    return None if found is None else dict(zip(parts[1::2], found.groups(), strict=True))
+
+
 def _is_same(pattern: str, word: str) -> bool:
-    parts = re.split(r"\{(?:out|name|port|checkpoint)\}", pattern)
-    return re.fullmatch(".*".join(map(re.escape, parts)), word, re.DOTALL) is not None
+    return filled_with(pattern, word) is not None
 
 
 class Autopilot(JournalEvent, kind=EntryKind.AUTOPILOT):

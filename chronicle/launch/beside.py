@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +75,7 @@ def start_beside(
 
 def wait_for_end(over: threading.Event, last_pass_seconds: int) -> None:
     """In such a process, in a thread: set `over` when the launch has ended. What then takes longer than that is ended."""
-    while sys.stdin.buffer.read(1 << 12):
+    while os.read(0, 1 << 12):
         pass
     signal.alarm(last_pass_seconds)
     over.set()

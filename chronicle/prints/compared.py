@@ -118,10 +118,10 @@ def _compare(
         for _, own, other in pairs:
             parts &= frozenset(part for part, (seen, _) in PARTS.items() if seen in own.seen and seen in other.seen)
         if is_first:
-            apart = {part for _, own, other in pairs for part in _differing(own, other)}
+            apart = {part for _, own, other in pairs for part in differing_parts(own, other)}
             unrestored = (*unrestored, *(part for part in left_out if part in apart and part not in unrestored))
         is_first = is_first and told_late and not any(SeenParts.GENERATORS in own.seen & other.seen for _, own, other in pairs)
-        found = [(rank, own, other, tuple(_differing(own, other, unrestored))) for rank, own, other in pairs]
+        found = [(rank, own, other, tuple(differing_parts(own, other, unrestored))) for rank, own, other in pairs]
         if step == start + 1 and all(_lacks_what_came_before(own, other, apart) for _, own, other, apart in found):
             entered_before = any(apart for _, _, _, apart in found)
             found = []
@@ -176,7 +176,7 @@ def _is_drawn_otherwise(record: Prints, replay: Prints, step: int) -> bool:
         return False
     for rank, rows in record.items():
         other = replay.get(rank, {}).get(after)
-        if other is not None and "torch" in _differing(rows[after], other):
+        if other is not None and "torch" in differing_parts(rows[after], other):
             return True
     return False
 
@@ -194,8 +194,8 @@ def _tells(rows: Mapping[int, Print], step: int) -> bool:
     return step in rows and SeenParts.GENERATORS in rows[step].seen
 
 
-def _differing(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:
-    """SeenParts that differ; one that only one side has seen is not compared."""
+def differing_parts(own: Print, other: Print, left_out: Sequence[str] = ()) -> Iterator[str]:
+    """The parts that differ; one that only one side has seen is not compared."""
     if own.batches != other.batches and SeenParts.BATCH in own.seen and SeenParts.BATCH in other.seen:
         yield "batch"
     for part, (seen, _) in PARTS.items():
@@ -231,6 +231,6 @@ def prints_agree(one: Prints, other: Prints, steps: Iterable[int]) -> bool | Non
             if a is None or b is None:
                 return None
             compared = True
-            if any(_differing(a, b, OTHERS)):
+            if any(differing_parts(a, b, OTHERS)):
                 return False
     return True if compared else None

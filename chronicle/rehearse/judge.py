@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from chronicle.prints.compared import PARTS, PrintDifference, compare_prints
-from chronicle.rehearse.leaves import AT_STEP, LeafForm, Leaves, Value, largest_difference, largest_number
+from chronicle.prints.compared import PARTS, PrintDifference, compare_prints, differing_parts
+from chronicle.rehearse.leaves import AT_STEP, LeafForm, Leaves, Value, measure
 from chronicle.resume.ring import Print
 from rollback.channels import Role, role_of
 
@@ -24,7 +24,6 @@ SPREAD = 10.0  # times the difference of A and A′ that one of A and B may have
 VARIES = 0.01  # relative difference of A and A′ from which a value is a measurement (seconds, speed), and no result
 SHOWN = 3  # names of one group
 NUMBERS = re.compile(rf"(?<=\.)\d+(?=\.|$)|(?<={AT_STEP})\d+$")  # keys of lists, steps of logged values
-GENERATOR_BYTES = 5056  # of torch.get_rng_state(), since torch 1.0
 
 Printed = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 
@@ -37,6 +36,7 @@ class Verdict(StrEnum):
     PARTLY = "differs in nothing that was compared, and not everything could be"
     DIFFERS = "does not resume exactly"
     NOT_DONE = "could not be told"
+    HELD = "resumes from its first save"
     SAVES = "saves when the signal comes"
     LOST = "does not save when the signal comes"
     DATA = "reads the same batches after the resume"
@@ -92,7 +92,7 @@ class Compared:
     rows: tuple[Row, ...]
     num_leaves: int = 0  # in files
     num_values: int = 0  # logged
-    num_prints: int = 0  # steps whose batches were compared, where nothing else was asked for
+    basis: Verdict = Verdict.NOT_DONE  # what is said where nothing differs and no file was compared
 
     @property
     def findings(self) -> tuple[Row, ...]:
@@ -105,17 +105,13 @@ class Compared:
         return tuple(row.sentence for row in self.rows if row.rank is rank)
 
 
-def judge(compared: Compared, *, is_saved: bool = False) -> Verdict:
-    """The word for it. Exact needs files that were compared whole. `is_saved`: only a save at a signal was asked for."""
+def judge(compared: Compared) -> Verdict:
+    """The word for it. Exact needs files that were compared whole."""
     if compared.findings:
         is_lost = all(row.rank is Rank.SIGNAL for row in compared.findings)
         return Verdict.LOST if is_lost else Verdict.DIFFERS
-    if is_saved:
-        return Verdict.SAVES
-    if compared.num_prints:
-        return Verdict.DATA
     if not compared.num_leaves:
-        return Verdict.NOT_DONE
+        return compared.basis
     if compared.of(Rank.UNSURE):
         return Verdict.PARTLY
     return Verdict.WITHIN if compared.of(Rank.NATURE) else Verdict.EXACT
@@ -141,13 +137,14 @@ class Sides:
 
     def spread(self, names: Iterable[str]) -> Spread:
         """How far A and A′ are apart in a group."""
-        gap, size, is_known = 0.0, 0.0, False
+        gaps, sizes = [], [0.0]
         for name in names:
             one, twin = self.first.get(name), self.again.get(name)
             if one is not None and twin is not None:
-                gap, size = max(gap, largest_difference(one, twin)), max(size, largest_number(one))
-                is_known = True
-        return Spread(gap if is_known else math.inf, size)
+                gap, size = measure(one, twin)
+                gaps.append(gap)
+                sizes.append(size)
+        return Spread(max(gaps, default=math.inf), max(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +186,8 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     counts: Counter[LeafForm] = Counter()
     for pattern, names in groups.items():
         spread = spreads[pattern]
-        known, alone = _paired(names, sides)
+        known = [name for name in names if name in first and name in resumed]
+        alone = [name for name in names if name not in known and AT_STEP not in name]
         if alone:
             rows.append(_missing(pattern, alone, sides))
         if not known:
@@ -203,11 +201,12 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
             continue
         if spread.gap > 0:
             rows.append(Row(rank=Rank.NATURE, what=pattern))
-        allowed = spread.gap * SPREAD
-        if is_resharded:
-            allowed = max(allowed, VARIES * spread.size)
         counts[form] += len(known)
-        apart = {name: gap for name in known if not (gap := largest_difference(first[name], resumed[name])) <= allowed}
+        apart: dict[str, float] = {}
+        for name in known:
+            gap, size = measure(first[name], resumed[name])
+            if gap > max(spread.gap * SPREAD, VARIES * size * is_resharded):
+                apart[name] = gap
         if form is LeafForm.TENSOR and math.isfinite(apart.get(pattern, math.inf)):
             tensors[_group_of(pattern)][pattern] = apart[pattern]
         elif apart:
@@ -216,18 +215,6 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
         rows.append(_tensors(group, moved))
     num_values = counts.pop(LeafForm.LOGGED, 0)
     return Compared(rows=tuple(rows), num_leaves=counts.total(), num_values=num_values)
-
-
-def _paired(names: Iterable[str], sides: Sides) -> tuple[list[str], list[str]]:
-    """Which leaves A and B both have, and which of the files only one of them has."""
-    known: list[str] = []
-    alone: list[str] = []
-    for name in names:
-        if name in sides.first and name in sides.resumed:
-            known.append(name)
-        elif AT_STEP not in name:
-            alone.append(name)
-    return known, alone
 
 
 def _is_loss(pattern: str) -> bool:
@@ -275,13 +262,11 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     """Values of one list or table, such as the history of a log, are one row."""
     name = apart[0]
     one, other, at_save = sides.first[name], sides.resumed[name], sides.at_save(name)
-    rank, advice = Rank.STATE, ""
+    rank = Rank.STATE
     if one.form is LeafForm.LOGGED:
         rank = Rank.LR if role_of(_called(pattern)) is Role.LR else Rank.LOGGED
     text = f"{_word(one)} → {_word(other)}"
-    if one.place is not None and (one.place.dtype, one.place.num_bytes) == ("uint8", GENERATOR_BYTES):
-        text, advice = "the state of torch's generator: other random numbers are drawn after the resume", ADVICE["torch"]
-    elif one.place is not None:
+    if one.place is not None:
         text = f"other values ({one.place.dtype}, {list(one.place.shape)})"
     elif one.form is LeafForm.BYTES or other.form is not one.form:
         text = f"other {other.form.value} than in the undisturbed launch"
@@ -292,7 +277,7 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     what = _called(pattern)
     if len(apart) == 1 and one.form is not LeafForm.LOGGED:
         what = name
-    return Row(rank=rank, what=what, text=text, advice=advice)
+    return Row(rank=rank, what=what, text=text)
 
 
 def _is_anew(one: Value, other: Value, at_save: Value | None) -> bool:
@@ -337,7 +322,7 @@ ADVICE = {
 def judge_prints(first: Printed, again: Printed, resumed: Printed, steps: tuple[int, int]) -> Iterator[Row]:
     """The first step whose print differs, and in what. A part in which A and A′ differ says nothing."""
     natural = _parts_apart(first, again)
-    mine, other = _without(first, natural), _without(resumed, natural)
+    mine, other = without(first, natural), without(resumed, natural)
     found = compare_prints(mine, other, start=steps[0], until=steps[1], begins={})
     yield from (Row(rank=Rank.NATURE, what=PARTS[part][1]) for part in natural)
     if found.first is None:
@@ -349,19 +334,14 @@ def judge_prints(first: Printed, again: Printed, resumed: Printed, steps: tuple[
 
 
 def _parts_apart(first: Printed, again: Printed) -> list[str]:
-    pairs = [(one, again.get(rank, {}).get(step)) for rank, rows in first.items() for step, one in rows.items()]
-    known = [(one, twin) for one, twin in pairs if twin is not None]
-    return [part for part in PARTS if any(_is_apart(part, one, twin) for one, twin in known)]
+    found: set[str] = set()
+    for rank, rows in first.items():
+        for step, one in rows.items():
+            found |= set(differing_parts(one, again.get(rank, {}).get(step, one)))
+    return [part for part in PARTS if part in found]
 
 
-def _is_apart(part: str, one: Print, twin: Print) -> bool:
-    needed = PARTS[part][0]
-    if needed not in one.seen & twin.seen:
-        return False
-    return bool(getattr(one, part) != getattr(twin, part))
-
-
-def _without(prints: Printed, parts: Sequence[str]) -> dict[int, dict[int, Print]]:
+def without(prints: Printed, parts: Sequence[str]) -> dict[int, dict[int, Print]]:
     blank: dict[str, Any] = dict.fromkeys(parts, 0)
     return {rank: {step: replace(one, **blank) for step, one in rows.items()} for rank, rows in prints.items()}
 

@@ -6,16 +6,15 @@ names; of a file too large to read its time of change as well. A time that moves
 """
 
 import hashlib
-import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
 from chronicle.launch.code import MOST_SOURCES, SOURCE_SUFFIXES, read_code
 from chronicle.launch.provenance import read_packages
-from chronicle.rehearse.launches import LEFT_OUT
+from chronicle.rehearse.launches import files_below
 from chronicle.resume.launch_facts import NOT_COMPARED
 from chronicle.story.plain import format_size
 from rollback.disk.durable import write_atomic
@@ -23,53 +22,33 @@ from rollback.disk.durable import write_atomic
 PLAYED = "played"  # A and A′ are whole
 MOST_KEPT_BYTES = 1 << 30
 MOST_READ_BYTES = 64 << 20
-MOST_ENTRIES = 20_000
 NUM_CHECKPOINTS = 6  # two of A, of A′ and of B
 
 
 def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, environ: Mapping[str, str]) -> str | None:
     """The digest; None where there are too many source files to read."""
-    digest = hashlib.sha256(repr((tuple(command), steps, str(cwd), platform.python_version())).encode())
+    digest = hashlib.sha256(repr((command, steps, str(cwd), platform.python_version())).encode())
     named = [cwd / value for word in command if (value := word.rpartition("=")[2]) and (cwd / value).exists()]
-    roots = {cwd, *(path.parent for path in named if path.suffix == ".py")}
-    for root in sorted(roots):
+    for root in sorted({cwd, *(path.parent for path in named if path.suffix == ".py")}):
         code = read_code(root, with_patch=False)
         digest.update(repr((code.commit, code.digest)).encode())
-        sources = sorted(_sources(root)) if code.commit is None else []
+        sources = [path for path in files_below(root) if code.commit is None and path.suffix in SOURCE_SUFFIXES]
         if len(sources) > MOST_SOURCES:
             return None
-        for path in sources:
-            digest.update(_of_file(path))
+        named += sources
     for path in named:
-        for one in sorted(_below(path)) if path.is_dir() else [path]:
-            digest.update(_of_file(one) if one == path else f"{one}{one.lstat().st_size}{one.lstat().st_mtime_ns}".encode())
+        for one in files_below(path):
+            digest.update(_of_file(one, is_read=path == one))
     digest.update(read_packages(command, environ) or b"")
     digest.update(repr(sorted(one for one in environ.items() if NOT_COMPARED.fullmatch(one[0]) is None)).encode())
     return digest.hexdigest()
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    for path in _below(root):
-        if path.suffix in SOURCE_SUFFIXES:
-            yield path
-
-
-def _below(root: Path) -> Iterator[Path]:
-    """Files below a directory, without what is hidden or our logs; `MOST_ENTRIES` at most."""
-    number = 0
-    for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in LEFT_OUT and not name.startswith(".")]
-        for name in files:
-            number += 1
-            if number > MOST_ENTRIES:
-                return
-            yield Path(folder, name)
-
-
-def _of_file(path: Path) -> bytes:
-    found = path.stat()
-    is_small = found.st_size <= MOST_READ_BYTES
-    content = hashlib.sha256(path.read_bytes()).hexdigest() if is_small else str(found.st_mtime_ns)
+def _of_file(path: Path, *, is_read: bool) -> bytes:
+    found = path.lstat()
+    content = str(found.st_mtime_ns)
+    if is_read and found.st_size <= MOST_READ_BYTES:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"{path}{found.st_size}{content}".encode()
 
 
@@ -99,9 +78,9 @@ def size_of(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def mark_played(scratch: Path) -> None:
+def mark_played(scratch: Path, ranks: int) -> None:
     """A and A′ are whole: they may be used again."""
-    write_atomic(scratch / PLAYED, b"", durable=False)
+    write_atomic(scratch / PLAYED, str(ranks).encode(), durable=False)
 
 
 def tidy(scratch: Path, *, is_known: bool) -> None:

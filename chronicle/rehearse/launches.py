@@ -15,10 +15,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import read_journal
@@ -35,11 +34,14 @@ from chronicle.resume.ring import Print, rings_of
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.errors import RollbackError
+from rollback.files.state_file import read_state_file
 
 LOOK_SECONDS = 0.2
+MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 MOST_COPIED_BYTES = 256 << 20
+MOST_ENTRIES = 20_000
 LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "logs", "wandb", "mlruns")
 
 
@@ -77,10 +79,15 @@ class Place:
 
     def fill(self, words: Sequence[str], checkpoint: Path | None = None) -> tuple[str, ...]:
         """The command with its places filled in."""
-        values = {"{out}": str(self.out), "{name}": self.name, "{port}": str(_free_port())}
+        values = {"{out}": str(self.out), "{name}": self.name, "{port}": str(free_port())}
         if checkpoint is not None:
             values["{checkpoint}"] = str(checkpoint)
-        return tuple(_filled(word, values) for word in words)
+        filled = []
+        for word in words:
+            for name, value in values.items():
+                word = word.replace(name, value)
+            filled.append(word)
+        return tuple(filled)
 
     def stands_for(self) -> dict[str, str]:
         """What is put for the paths of this launch where they stand in files."""
@@ -92,152 +99,151 @@ class Played:
     """What a launch left."""
 
     launch: int
-    exit_code: int
-    seconds: float
     points: tuple[Point, ...]
     prints: Mapping[int, Mapping[int, Print]]  # by rank, by step
     end: str  # why it ended, in words
+    exit_code: int = 0
+    seconds: float = 0.0
     ranks: int = 1  # as the launcher told its processes, or as many as were printed
     ended_in: float | None = None  # seconds from our signal to the end
     saved_before: frozenset[int] = frozenset()  # steps of the checkpoints that were there when we sent it
 
     @property
-    def last_step(self) -> int | None:
-        """The last step that was logged or printed."""
-        steps = [point.step for point in self.points]
-        steps += [step for ring in self.prints.values() for step in ring]
-        return max(steps, default=None)
+    def printed(self) -> list[int]:
+        """The steps of which a guard left prints."""
+        return [step for ring in self.prints.values() for step in ring]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged or printed; 0: none."""
+        return max([point.step for point in self.points] + self.printed, default=0)
 
     @property
     def first_step(self) -> int | None:
         """The first step that was logged; without a log as the guard counts, which goes by the optimizer."""
         logged = [point.step for point in self.points if point.values]
-        printed = [step for ring in self.prints.values() for step in ring]
-        return min(logged or printed, default=None)
+        return min(logged or self.printed, default=None)
 
 
-class Running:
-    """A launch that goes on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """When a launch is ended, and by what: after a step, or once a checkpoint of step `saved` or a later one is whole."""
 
-    def __init__(self, place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, str]) -> None:
-        self.place = place
-        self._began = time.monotonic()
-        self._told: float | None = None
-        self._saved: frozenset[int] = frozenset()
-        self._seen: list[object] = []
-        self._earlier = set(list_launch_numbers(place.paths))
-        place.prepare()
-        ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
-        command = [sys.executable, "-m", "chronicle_ml", *ours, "--", *words]
-        self._output = place.scratch / place.name / "output.log"
-        self._read_to = self._output.stat().st_size if self._output.exists() else 0
-        self._lines, self._printed = PrintedLines(), 0
-        self._ranks = 1
-        with self._output.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=place.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=_environment(place, asked, handed), start_new_session=True,
-            )  # fmt: skip
+    step: int
+    saved: int | None = None
+    signal: signal.Signals = signal.SIGKILL  # to every rank, as when a node is gone; another one as a scheduler sends it
+    is_over: Callable[[], bool] = bool
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """Whatever happened here: nothing of the launch outlives the rehearsal."""
-        if self._process.poll() is None:
-            self.kill_ranks()
-            self._process.terminate()
-            self._process.wait()
-
-    def looks(self) -> Iterator[int]:
-        """The newest logged step (0: none yet), again and again while the launch lives."""
-        while self._process.poll() is None:
+def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, str], until: Until) -> Played:
+    """Launch a command in its place, end it in time, and read what it left. Nothing of it outlives this call."""
+    place.prepare()
+    seen = _Seen(place)
+    ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
+    began, told, ranks = time.monotonic(), None, 1
+    saved_before: frozenset[int] = frozenset()
+    with seen.output.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "chronicle_ml", *ours, "--", *words], cwd=place.cwd, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, env=_environment(place, asked, handed), start_new_session=True,
+        )  # fmt: skip
+    try:
+        while told is None and process.poll() is None:
             time.sleep(LOOK_SECONDS)
-            step = self._step()
-            if step == 0 or self._ranks == 1:
-                self._ranks = max(self._ranks, *self._world_sizes())
-            yield step
+            ranks = max(ranks, *_world_sizes(place)) if ranks == 1 else ranks
+            if until.is_over() or seen.step() >= until.step or seen.has_saved(until.saved):
+                saved_before, told = frozenset(saved_in(place.out)), time.monotonic()
+                _end(place, process, until.signal)
+        process.wait(timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        _end(place, process, signal.SIGKILL)
+        process.wait()
+    finally:
+        if process.poll() is None:
+            _end(place, process, signal.SIGKILL)
+            process.terminate()
+            process.wait()
+    launch = seen.launch()
+    if launch is None:
+        raise ChronicleError(f"launch `{place.name}` did not start: {seen.last_lines()}")
+    played = read_played(place.paths, launch, ranks)
+    now = time.monotonic()
+    return replace(
+        played, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
+        ended_in=None if told is None else now - told, saved_before=saved_before,
+    )  # fmt: skip
 
-    def _world_sizes(self) -> list[int]:
-        told = [read_variable(one.process.pid, "WORLD_SIZE") for one in self._alive()]
-        return [1, *(int(text) for text in told if text is not None and text.isdecimal())]
 
-    def is_still(self) -> bool:
-        """Whether nothing in `out` has changed for some looks."""
-        now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _files_below(self.place.out))
-        self._seen = [*self._seen, now][-STILL_LOOKS:]
-        return len(self._seen) == STILL_LOOKS and all(one == now for one in self._seen)
+def _end(place: Place, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if number is not signal.SIGKILL:
+        process.send_signal(number)
+        return
+    for one in _alive(place):
+        if one.role is not ProcessRole.SUPERVISOR:
+            send_signal(one.process, number)
 
-    def kill_ranks(self) -> None:
-        """SIGKILL to every process of the launch but its supervisor, as when a node's memory is gone."""
-        self._told = self._told or time.monotonic()
-        for one in self._alive():
-            if one.role is not ProcessRole.SUPERVISOR:
-                send_signal(one.process, signal.SIGKILL)
 
-    def tell(self, number: signal.Signals) -> None:
-        """A signal to the supervisor, as a scheduler sends it."""
-        self._saved = frozenset(saved_in(self.place.out))
-        self._told = time.monotonic()
-        self._process.send_signal(number)
+def _alive(place: Place) -> list[LiveProcess]:
+    return find_alive(place.paths, list_launches(read_journal(place.paths).entries))
 
-    def wait(self, seconds: float) -> Played:
-        """Wait for the end and read what was left; ends it after `seconds`."""
-        try:
-            self._process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.kill_ranks()
-            self._process.wait()
-        ended_in = None if self._told is None else time.monotonic() - self._told
-        own = set(list_launch_numbers(self.place.paths)) - self._earlier
-        if not own:
-            raise ChronicleError(f"launch `{self.place.name}` did not start: {self._last_lines()}")
-        played = read_played(self.place, max(own), ranks=self._ranks)
-        end = played.end or self._last_lines()
-        seconds = time.monotonic() - self._began
-        code = self._process.returncode
-        return replace(played, end=end, exit_code=code, seconds=seconds, ended_in=ended_in, saved_before=self._saved)
 
-    def _step(self) -> int:
-        own = set(list_launch_numbers(self.place.paths)) - self._earlier
-        if not own:
+def _world_sizes(place: Place) -> list[int]:
+    told = [read_variable(one.process.pid, "WORLD_SIZE") for one in _alive(place)]
+    return [1, *(int(text) for text in told if text is not None and text.isdecimal())]
+
+
+class _Seen:
+    """What is seen of a launch while it lives."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._files: list[object] = []
+        self._earlier = set(list_launch_numbers(place.paths))
+        self.output = place.scratch / place.name / "output.log"
+        self._read_to = self.output.stat().st_size if self.output.exists() else 0
+        self._lines, self._printed = PrintedLines(), 0
+
+    def launch(self) -> int | None:
+        """Its number."""
+        return max(set(list_launch_numbers(self._place.paths)) - self._earlier, default=None)
+
+    def step(self) -> int:
+        """The newest step that was logged, or printed: the log of the launch keeps lines back for some seconds. 0: none."""
+        launch = self.launch()
+        if launch is None:
             return 0
-        newest = last_point(self.place.paths.metrics_path(max(own)))
-        return max(self._printed_step(), 0 if newest is None else newest.step)
-
-    def _printed_step(self) -> int:
-        """The last step in the lines that were printed: the log of the launch keeps them back for some seconds."""
-        with self._output.open("rb") as log:
+        with self.output.open("rb") as log:
             log.seek(self._read_to)
             lines = log.read().split(b"\n")[:-1]
-        self._read_to += sum(len(line) + 1 for line in lines)
-        points = [self._lines.parse(line.decode(errors="replace") + "\n") for line in lines]
-        self._printed = max((point.step for point in points if point is not None), default=self._printed)
-        return self._printed
+        for line in lines:
+            self._read_to += len(line) + 1
+            point = self._lines.parse(line.decode(errors="replace") + "\n")
+            self._printed = self._printed if point is None else point.step
+        newest = last_point(self._place.paths.metrics_path(launch))
+        return max(self._printed, 0 if newest is None else newest.step)
 
-    def _alive(self) -> list[LiveProcess]:
-        return find_alive(self.place.paths, list_launches(read_journal(self.place.paths).entries))
+    def has_saved(self, step: int | None) -> bool:
+        """Whether a checkpoint of this step or a later one is there, and nothing has changed for some looks."""
+        files = [path for path in self._place.out.rglob("*") if path.is_file()]
+        now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+        self._files = [*self._files, now][-STILL_LOOKS:]
+        if step is None or self._files.count(now) < STILL_LOOKS:
+            return False
+        return max(saved_in(self._place.out), default=-1) >= step
 
-    def _last_lines(self) -> str:
-        lines = self._output.read_text(errors="replace").strip().splitlines()
+    def last_lines(self) -> str:
+        """What it printed last."""
+        lines = self.output.read_text(errors="replace").strip().splitlines()
         return " / ".join(lines[-3:]) or "it printed nothing"
 
 
-def read_played(place: Place, launch: int | None = None, *, ranks: int | None = None) -> Played:
-    """What a launch left in its directory; the last launch there, where none is named."""
-    paths = place.paths
-    number = launch or max(list_launch_numbers(paths))
-    noted = place.scratch / place.name / f"ranks-{number}"
-    if ranks is None:
-        ranks = int(noted.read_text())
-    noted.write_text(str(ranks))
-    ends = [end for entry, end in events_of(read_journal(paths).entries, LaunchEnd) if entry.launch == number]
-    path = paths.metrics_path(number)
-    prints = {rank: ring.steps() for rank, ring in rings_of(paths.launch_dir(number)).items()}
+def read_played(paths: RunPaths, launch: int, ranks: int = 1) -> Played:
+    """What a launch of a run left. `ranks`: as many as were seen."""
+    ends = [end for entry, end in events_of(read_journal(paths).entries, LaunchEnd) if entry.launch == launch]
+    path = paths.metrics_path(launch)
+    prints = {rank: ring.steps() for rank, ring in rings_of(paths.launch_dir(launch)).items()}
     return Played(
-        launch=number,
-        exit_code=0,
-        seconds=0.0,
+        launch=launch,
         points=tuple(read_metrics(path)) if path.is_file() else (),
         prints=prints,
         end=(ends[-1].because or str(ends[-1].cause)) if ends else "",
@@ -260,10 +266,10 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     named: dict[int, list[Path]] = defaultdict(list)
     for place, names, files in os.walk(out):
         folder = Path(place)
-        listed = _listed(folder)
-        found += listed
-        others = [name for name in (*names, *files) if folder / name not in {one.path for one in listed}]
-        is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in {one.path for one in listed}
+        listed = {one.path: one for one in _listed(folder)}
+        found += map(_counted, listed.values())
+        others = [name for name in (*names, *files) if folder / name not in listed]
+        is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in listed
         names[:] = [] if is_deep else [name for name in names if name in others and not name.startswith(".")]
         for name in others:
             numbers = re.findall(r"\d+", name)
@@ -278,6 +284,17 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     ]
 
 
+def _counted(one: Checkpoint) -> Checkpoint:
+    """With the epochs that it counts, where it counts no steps."""
+    if one.step is not None or not one.single_file:
+        return one
+    try:
+        epoch = read_state_file(one.path).get(("epoch",))
+    except RollbackError:
+        return one
+    return replace(one, step=epoch, step_source="epoch") if isinstance(epoch, int) else one
+
+
 def _listed(folder: Path) -> list[Checkpoint]:
     try:
         return list_checkpoints(folder, include_abandoned=False)
@@ -287,21 +304,27 @@ def _listed(folder: Path) -> list[Checkpoint]:
 
 def _copy(source: Path, target: Path, scratch: Path) -> None:
     """The working directory without repositories, environments, caches and what the rehearsal itself writes."""
+    if sum(path.lstat().st_size for path in files_below(source)) > MOST_COPIED_BYTES:
+        raise UsageProblem(
+            f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
+            "put {out} where the command names its output directory, as in `--output_dir {out}`",
+        )
 
-    def left_out(folder: str, names: Sequence[str]) -> set[str]:
-        return {name for name in names if name in LEFT_OUT or Path(folder, name).resolve() == scratch}
+    def left_out(folder: str, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in LEFT_OUT or Path(folder, name) == scratch]
 
-    size = 0
-    for folder, names, files in os.walk(source):
-        skipped = left_out(folder, names)
-        names[:] = [name for name in names if name not in skipped]
-        size += sum((Path(folder) / name).lstat().st_size for name in files)
-        if size > MOST_COPIED_BYTES:
-            raise UsageProblem(
-                f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
-                "put {out} where the command names its output directory, as in `--output_dir {out}`",
-            )
     shutil.copytree(source, target, symlinks=True, ignore=left_out)
+
+
+def files_below(root: Path) -> list[Path]:
+    """The file, or those below a directory without what is left out of copies; some `MOST_ENTRIES` at most."""
+    found = [] if root.is_dir() else [root]
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in LEFT_OUT]
+        found += [Path(folder, name) for name in files]
+        if len(found) > MOST_ENTRIES:
+            break
+    return sorted(found)
 
 
 def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
@@ -315,19 +338,7 @@ def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[
     return environ
 
 
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        word = word.replace(name, value)
-    return word
-
-
-def _files_below(out: Path) -> Iterator[Path]:
-    for path in out.rglob("*"):
-        if path.is_file():
-            yield path
-
-
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

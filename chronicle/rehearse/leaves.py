@@ -18,13 +18,12 @@ from pathlib import Path
 
 from chronicle.metrics.log import Point
 from rollback.checkpoint.manifest import is_manifest_name
-from rollback.checks.values import NOT_FINITE, TensorPlace, decode_floats, places_in_entries, places_in_tree
+from rollback.checks.values import NOT_FINITE, TensorPlace, decode_floats, places_in
 from rollback.disk import pread
 from rollback.errors import RollbackError
 from rollback.files.edits import dotted
 from rollback.files.json_file import Keys
 from rollback.files.pickle_values import ArrayRef, Opaque
-from rollback.files.safetensors_file import list_tensors
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import open_state_file
 from rollback.files.torch_tree import walk_leaves
@@ -34,7 +33,6 @@ MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 20_000
 CHUNK_BYTES = 1 << 20
 AT_STEP = " at step "  # between a channel and the step
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class LeafForm(StrEnum):
@@ -95,47 +93,30 @@ def read_leaves(checkpoint: Path, step: int, places: Mapping[str, str]) -> dict[
     return found
 
 
-def largest_difference(one: Value, other: Value) -> float:
-    """The largest |a − b| of two values of the same form, 0 where they are equal; inf where they cannot be subtracted."""
-    if one.value == other.value:
-        return 0.0
+def measure(one: Value, other: Value) -> tuple[float, float]:
+    """The largest |a − b| of two values, inf where they cannot be subtracted; and the largest |a| of what differs."""
     if one.is_number and other.is_number:
-        if math.isnan(float(one.value)) and math.isnan(float(other.value)):
-            return 0.0
-        gap = abs(float(one.value) - float(other.value))
-        return gap if math.isfinite(gap) else math.inf
-    if one.place is None or other.place is None or one.file is None or other.file is None:
-        return math.inf
-    if one.place.dtype not in NOT_FINITE or (one.place.dtype, one.place.shape) != (other.place.dtype, other.place.shape):
-        return math.inf
-    return _largest_of(one.file, one.place, other.file, other.place)
+        a, b = float(one.value), float(other.value)
+        return _gap(a, b), abs(a)
+    if one.value == other.value:
+        return 0.0, 0.0
+    mine, theirs = one.place, other.place
+    if one.file is None or other.file is None or mine is None or theirs is None:
+        return math.inf, 0.0
+    if mine.dtype not in NOT_FINITE or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+        return math.inf, 0.0
+    largest, size = 0.0, 0.0
+    for left, right in zip(_chunks(one.file, mine), _chunks(other.file, theirs), strict=True):
+        if left != right:
+            for a, b in zip(decode_floats(left, mine.dtype), decode_floats(right, mine.dtype), strict=True):
+                largest, size = max(largest, _gap(a, b)), max(size, abs(a))
+    return largest, size
 
 
-def largest_number(value: Value) -> float:
-    """The largest |a| in a number or a tensor of floats; 0 of what holds none."""
-    if value.is_number:
-        return abs(float(value.value))
-    if value.place is None or value.file is None or value.place.dtype not in NOT_FINITE:
+def _gap(a: float, b: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
-    largest = 0.0
-    for chunk in _chunks(value.file, value.place):
-        largest = max(largest, *(abs(number) for number in decode_floats(chunk, value.place.dtype)))
-    return largest
-
-
-def _largest_of(first: Path, one: TensorPlace, second: Path, other: TensorPlace) -> float:
-    largest = 0.0
-    for mine, theirs in zip(_chunks(first, one), _chunks(second, other), strict=True):
-        if mine == theirs:
-            continue
-        for a, b in zip(decode_floats(mine, one.dtype), decode_floats(theirs, one.dtype), strict=True):
-            if a == b:
-                continue
-            gap = abs(a - b)
-            if not math.isfinite(gap):
-                return math.inf
-            largest = max(largest, gap)
-    return largest
+    return abs(a - b) if math.isfinite(a - b) else math.inf
 
 
 def _files_of(checkpoint: Path) -> Iterator[tuple[str, Path]]:
@@ -151,11 +132,9 @@ def _files_of(checkpoint: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
-    if path.suffix == ".safetensors":
-        yield from _of_safetensors(path)
-        return
-    if path.suffix == ".distcp":
-        yield from _of_entries(path)
+    if path.suffix in (".safetensors", ".distcp"):
+        for keys, place in places_in(path):
+            yield dotted(keys), _tensor(path, place)
         return
     if path.suffix == ".zip":
         yield from _of_archive(path, places)
@@ -169,7 +148,7 @@ def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Val
     except RollbackError:
         yield "", Value(LeafForm.BYTES, _digest(_placed(path.read_bytes().decode("latin-1"), places)))
         return
-    yield from _of_tree(file.tree, dict(places_in_tree(file)), path, places)
+    yield from _of_tree(file.tree, dict(places_in(path)), path, places)
 
 
 def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
@@ -209,19 +188,6 @@ def _plain(value: object, places: Mapping[str, str]) -> Value:
 
 def _digest(content: bytes | bytearray | str) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
-
-
-def _of_entries(path: Path) -> Iterator[tuple[str, Value]]:
-    for keys, place in places_in_entries(path):
-        yield dotted(keys), _tensor(path, place)
-
-
-def _of_safetensors(path: Path) -> Iterator[tuple[str, Value]]:
-    for name, dtype, shape, offset, num_bytes in list_tensors(path):
-        place = TensorPlace(
-            keys=(name,), dtype=DTYPES.get(dtype, dtype), shape=shape, offset=offset, num_bytes=num_bytes
-        )
-        yield name, _tensor(path, place)
 
 
 def _tensor(path: Path, place: TensorPlace | None) -> Value:

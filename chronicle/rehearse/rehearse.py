@@ -18,12 +18,12 @@ from pathlib import Path
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import read_journal
-from chronicle.journal.events import GuardVerdict, LaunchStart, events_of
+from chronicle.journal.events import LaunchStart, events_of
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
-from chronicle.rehearse.launches import Place, Played, Running, checkpoints_below, read_played, saved_in
+from chronicle.rehearse.launches import Place, Played, Until, checkpoints_below, play, read_played, saved_in
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import likely_line, refuse_outside
 from chronicle.resume.rehearsal import Asked
@@ -32,7 +32,6 @@ from rollback.checkpoint.layout import Checkpoint
 DATA_STEPS = 2  # after k, with `--only data`
 BATCH = PARTS["batch"][1]
 PRINTS = "batches, generators, gradients and weights of each step"
-MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
 Say = Callable[[str], None]
 
 
@@ -43,22 +42,21 @@ class Rehearsal:
     command: tuple[str, ...]
     at: int
     to: int
-    signal: signal.Signals
-    resume_args: tuple[str, ...] = ()
-    resume_with: tuple[str, ...] = ()  # the whole command of the resume, instead of the same with `resume_args`
+    signal: signal.Signals | None  # None: a first save, which nothing ended
+    resume: tuple[str, ...] = ()  # the command of the resume
     only: str = ""  # "", "term" or "data"
 
     def __post_init__(self) -> None:
         if not 0 < self.at < self.to:
             raise UsageProblem(f"--at {self.at} --to {self.to}: expected 0 < at < to")
-        if self.resume_with and _names_out(self.resume_with) is not _names_out(self.command):
+        if self.resume and _names_out(self.resume) is not _names_out(self.command):
             remedy = "put it into both, or into none: then each runs in a copy of this directory"
             raise UsageProblem("{out} is in one of the two commands only", remedy)
 
     @property
-    def resume(self) -> tuple[str, ...]:
-        """The command of the resume."""
-        return self.resume_with or (*self.command, *self.resume_args)
+    def signal_name(self) -> str:
+        """The name of the signal; "" where there is none."""
+        return "" if self.signal is None else self.signal.name
 
     @property
     def options_of_resume(self) -> tuple[str, ...]:
@@ -76,7 +74,7 @@ class Answer:
     asked: Rehearsal
     compared: Compared
     seconds: float
-    start: LaunchStart | None  # of the first launch: its code and packages
+    start: LaunchStart | None = None  # of the first launch: its code and packages
     resumed_at: int | None = None  # step of the checkpoint that B resumed from
     compared_at: int | None = None  # step of the checkpoints that were compared
     ranks: int | None = None  # of A; None: not known
@@ -84,7 +82,7 @@ class Answer:
     @property
     def verdict(self) -> Verdict:
         """The word for it."""
-        return judge(self.compared, is_saved=self.asked.only == "term")
+        return judge(self.compared)
 
 
 def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
@@ -99,30 +97,28 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         first, again = _pair(asked, first_place, again_place, say)
     ended = _ended(asked, broken, say)
     rows = [_signalled(asked, broken, ended)]
-    target = None
+    compared, target, at = Compared(rows=()), None, None
     if asked.only == "term":
-        rows.append(Row(rank=Rank.NOT_COMPARED, what="the resume", text="--only term"))
+        compared = Compared(rows=(), basis=Verdict.SAVES if rows[0].rank is Rank.NOTE else Verdict.NOT_DONE)
     else:
         target, why = _target(asked, broken)
         rows += why
     if target is None or target.step is None:
-        rows.append(Row(rank=Rank.NOTE, what=f"B came to step {ended.last_step or 0}", text=ended.end))
-        compared = Compared(rows=tuple(rows))
-        return Answer(asked=asked, compared=compared, seconds=time.monotonic() - began, start=_start_of(broken))
-    saved = read_leaves(target.path, target.step, broken.stands_for())
-    say(f"resumed from the checkpoint of step {target.step}")
-    resumed = _resumed(asked, broken, target)
-    steps = (target.step, asked.to)
-    compared, at = _compare(asked, (first_place, again_place, broken), (first, again, resumed), saved, steps)
-    told = (_with_line(row, asked.command) for row in (*rows, *_verdicts_of(broken, resumed), *compared.rows))
+        rows.append(Row(rank=Rank.NOTE, what=f"B came to step {ended.last_step}", text=ended.end))
+    else:
+        saved = read_leaves(target.path, target.step, broken.stands_for())
+        resumed = _resumed(asked, broken, target)
+        places, steps = (first_place, again_place, broken), (target.step, asked.to)
+        compared, at = _compare(asked, places, (first, again, resumed), saved, steps)
+    told = (_with_line(row, asked.command) for row in (*rows, *compared.rows))
     return Answer(
         asked=asked,
         compared=replace(compared, rows=tuple(told)),
-        resumed_at=target.step,
+        resumed_at=None if target is None else target.step,
         compared_at=at,
         seconds=time.monotonic() - began,
-        start=_start_of(first_place),
-        ranks=first.ranks,
+        start=_start_of(broken),
+        ranks=ended.ranks,
     )
 
 
@@ -130,11 +126,12 @@ def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Playe
     """A and A′: those of an earlier rehearsal of the same, or played now."""
     if (first.scratch / PLAYED).exists():
         say("A and A′ are those of an earlier rehearsal: command, code, packages, environment and settings are the same")
-        return read_played(first), read_played(again)
+        ranks = int((first.scratch / PLAYED).read_text())
+        return read_played(first.paths, 1, ranks), read_played(again.paths, 1, ranks)
     one = _undisturbed(asked, first, say)
     ensure_room(first.scratch)
     two = _undisturbed(asked, again, say)
-    mark_played(first.scratch)
+    mark_played(first.scratch, one.ranks)
     return one, two
 
 
@@ -143,9 +140,8 @@ def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Playe
 
 def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
     steps = Asked(save=asked.at, hold=asked.to, end=asked.to)
-    with Running(place, place.fill(asked.command), steps, {}) as running:
-        played = _until_the_last_step(running, asked)
-    say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step or 0} steps in {played.seconds:.0f} s")
+    played = play(place, place.fill(asked.command), steps, {}, _last_step(asked))
+    say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step} steps in {played.seconds:.0f} s")
     if _reached(place, played) < asked.to:
         raise ChronicleError(
             f"the undisturbed launch came to step {_reached(place, played)} of {asked.to}: {played.end}",
@@ -156,65 +152,44 @@ def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
 
 def _reached(place: Place, played: Played) -> int:
     """The last step that a launch is known to have taken: logged, printed, or of a checkpoint."""
-    return max(played.last_step or 0, *saved_in(place.out), 0)
+    return max(played.last_step, *saved_in(place.out), 0)
 
 
 def _resumed(asked: Rehearsal, place: Place, target: Checkpoint) -> Played:
     handed = {RESUME_FROM: str(target.path), RESUME_STEP: str(target.step)}
-    words = place.fill(asked.resume, target.path)
-    with Running(place, words, Asked(hold=asked.to, end=asked.to), handed) as running:
-        return _until_the_last_step(running, asked)
+    steps = Asked(hold=asked.to, end=asked.to)
+    return play(place, place.fill(asked.resume, target.path), steps, handed, _last_step(asked))
 
 
-def _until_the_last_step(running: Running, asked: Rehearsal) -> Played:
-    """Let a launch go on until the checkpoint of the last step is whole, or it is as far again as from k to 2k."""
-    patience = asked.to - asked.at
-    for step in running.looks():
-        if step >= asked.to + patience:
-            break
-        if running.is_still() and any(one >= asked.to for one in saved_in(running.place.out)):
-            break
-    else:
-        return running.wait(MOST_SECONDS)
-    running.kill_ranks()  # what is compared is on disk; the supervisor writes its part
-    return running.wait(MOST_SECONDS)
+def _last_step(asked: Rehearsal) -> Until:
+    """Once the checkpoint of the last step is whole, or it is as far again as from k to 2k."""
+    return Until(step=2 * asked.to - asked.at, saved=asked.to)
 
 
 def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
     """B to step k, and the signal."""
-    is_kill = asked.signal is signal.SIGKILL
-    steps = Asked(save=asked.at, hold=asked.at, end=asked.to) if is_kill else Asked(end=asked.to)
-    with Running(place, place.fill(asked.command), steps, {}) as running:
-        for step in running.looks():
-            if not is_kill and step >= asked.at:
-                running.tell(asked.signal)
-                break
-            is_saved = is_kill and running.is_still() and any(one >= asked.at for one in saved_in(place.out))
-            if is_saved or (is_kill and step >= asked.to + asked.at):
-                running.kill_ranks()
-                break
-        played = running.wait(MOST_SECONDS)
-    say(f"B: {asked.signal.name} after step {played.last_step or 0}")
+    steps, until = Asked(end=asked.to), Until(step=asked.at, signal=asked.signal or signal.SIGKILL)
+    if asked.signal is signal.SIGKILL:
+        steps = Asked(save=asked.at, hold=asked.at, end=asked.to)
+        until = Until(step=asked.to + asked.at, saved=asked.at)
+    played = play(place, place.fill(asked.command), steps, {}, until)
+    say(f"B: {asked.signal_name} after step {played.last_step}")
     return played
 
 
 def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, list[Row]]:
     """The checkpoint that B resumes from. What a fast script saved after it is moved away, as a rollback would."""
+    listed = checkpoints_below(place.out)
     saves = saved_in(place.out)
-    if not saves:
-        unknown = [one.path.name for one in checkpoints_below(place.out)]
-        text = f"the step of `{unknown[0]}` is not known: it has no counter, and none in its name" if unknown else ""
-        if text:
-            return None, [Row(rank=Rank.NOT_COMPARED, what="checkpoints", text=text)]
-        is_told = asked.signal is not signal.SIGKILL
-        rank = Rank.NOTE if is_told else Rank.START
-        return None, [Row(rank=rank, what=asked.signal.name, text="nothing was saved", advice=SAVE_MORE)]
-    if asked.signal is not signal.SIGKILL:
+    if not listed:
+        rank = Rank.NOTE if asked.signal is not signal.SIGKILL else Rank.START
+        return None, [Row(rank=rank, what=asked.signal_name, text="nothing was saved", advice=SAVE_MORE)]
+    if saves and asked.signal is not signal.SIGKILL:
         return saves[max(saves)], []
     usable = [step for step in saves if asked.at <= step < asked.to]
     if not usable:
-        listed = ", ".join(map(str, sorted(saves)))
-        text = f"none between step {asked.at} and {asked.to}: there are {listed}; {SAVE_MORE}"
+        names = ", ".join(f"`{one.path.name}` of step {'unknown' if one.step is None else one.step}" for one in listed)
+        text = f"none between step {asked.at} and {asked.to}: there are {names}; {SAVE_MORE}"
         return None, [Row(rank=Rank.NOT_COMPARED, what="checkpoints", text=text)]
     later = [one for step, one in saves.items() if step > min(usable)]
     for one in later:
@@ -236,8 +211,10 @@ OWN_HANDLER = "signal.signal(signal.SIGTERM, …) that sets a flag, and a save a
 
 def _signalled(asked: Rehearsal, place: Place, ended: Played) -> Row:
     """How B ended: a difference where a signal is to be answered by a save, and was not."""
-    saves, last, name = saved_in(place.out), ended.last_step or 0, asked.signal.name.removeprefix("SIG")
+    saves, last, name = saved_in(place.out), ended.last_step, asked.signal_name.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
+    if ended.ended_in is None:
+        return Row(rank=Rank.NOT_COMPARED, what=name, text=f"it was not sent: the launch ended after step {last}")
     if asked.signal is signal.SIGKILL:
         return Row(rank=Rank.NOTE, what=f"SIGKILL after step {last}", text=f"it ended with code {ended.exit_code} in {took}")
     new = saves.keys() - ended.saved_before
@@ -262,13 +239,13 @@ def _compare(
     steps: tuple[int, int],
 ) -> tuple[Compared, int | None]:
     first, again, resumed = played
-    rows = [*_begun(resumed, steps[0]), *_of_prints(first, again, resumed, steps)]
+    rows = [*begun(resumed, steps[0]), *of_prints(first, again, resumed, steps)]
     if not rows and _reached(places[2], resumed) < asked.to:
         text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
         rows.append(Row(rank=Rank.START, what="the resume", text=text))
     if asked.only == "data":
         is_told = not any(row.rank >= Rank.NOT_COMPARED and row.what in (PRINTS, BATCH) for row in rows)
-        return Compared(rows=tuple(rows), num_prints=DATA_STEPS * is_told), None
+        return Compared(rows=tuple(rows), basis=Verdict.DATA if is_told else Verdict.NOT_DONE), None
     leaves = [logged_leaves(one.points, steps[0] - 1, asked.to) for one in (first, again)]
     leaves.append(logged_leaves(resumed.points, *steps))
     at = _common_step(places, steps)
@@ -286,7 +263,7 @@ def _compare(
     return replace(compared, rows=(*rows, *compared.rows)), at
 
 
-def _begun(resumed: Played, step: int) -> Iterator[Row]:
+def begun(resumed: Played, step: int) -> Iterator[Row]:
     """What is wrong with where the resume began."""
     begun = resumed.first_step
     if begun is None:
@@ -297,8 +274,8 @@ def _begun(resumed: Played, step: int) -> Iterator[Row]:
         yield Row(rank=Rank.START, what="the resume", text=text, advice=advice)
 
 
-def _of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, int]) -> Iterator[Row]:
-    counted_from = min((step for ring in resumed.prints.values() for step in ring), default=0)
+def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, int]) -> Iterator[Row]:
+    counted_from = min(resumed.printed, default=0)
     why = ""
     if not first.prints or not resumed.prints:
         why = "no guard was attached (docs/guard.md)"
@@ -323,15 +300,9 @@ def _with_line(row: Row, command: Sequence[str]) -> Row:
 
 def _common_step(places: Sequence[Place], steps: tuple[int, int]) -> int | None:
     """The last step up to 2k of which all three have a checkpoint."""
-    shared = set.intersection(*(set(saved_in(place.out)) for place in places))
-    return max((step for step in shared if steps[0] < step <= steps[1]), default=None)
-
-
-def _verdicts_of(place: Place, resumed: Played) -> list[Row]:
-    """What the guard said of the resume."""
-    entries = read_journal(place.paths).entries
-    found = [verdict for entry, verdict in events_of(entries, GuardVerdict) if entry.launch == resumed.launch]
-    return [Row(rank=Rank.NOTE, what="the guard of the resume", text=one.verdict) for one in found[-1:]]
+    saves = [saved_in(place.out) for place in places]
+    shared = [step for step in saves[0] if steps[0] < step <= steps[1] and step in saves[1] and step in saves[2]]
+    return max(shared, default=None)
 
 
 def _start_of(place: Place) -> LaunchStart | None:

@@ -8,7 +8,7 @@ from chronicle.errors import UsageProblem
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.errors import RollbackError
 
-LOADS = re.compile(r"\b(?:torch\.load|pickle\.load|load_state\w*|load_checkpoint\w*|resume\w*)\s*\(")
+LOADS = r"\b(?:torch\.load|pickle\.load|load_state\w*|load_checkpoint\w*|resume\w*)\s*\("
 
 
 def refuse_outside(command: Sequence[str], cwd: Path) -> None:
@@ -45,18 +45,14 @@ def _is_written_to(path: Path) -> str:
 
 
 def likely_line(command: Sequence[str], cwd: Path, key: str) -> str:
-    """Which line of the script to change for state that is called `key`; "" where the script cannot be read."""
-    scripts = [cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()]
-    if not scripts:
+    """Which lines of the script load the checkpoint and name the state `key`; "" where the script cannot be read."""
+    script = next((cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()), None)
+    if script is None:
         return ""
-    lines = scripts[0].read_text(errors="replace").splitlines()
-    loads = _first(lines, LOADS)
-    names = _first(lines, re.compile(rf"\b{re.escape(key)}\b")) if key else None
-    name = scripts[0].name
-    if loads is None:
-        return f"{name} has no line that loads a checkpoint" + (f"; line {names} names `{key}`" if names else "")
-    return f"{name}:{loads} loads the checkpoint" + (f"; line {names} names `{key}`" if names else "")
-
-
-def _first(lines: Sequence[str], pattern: re.Pattern[str]) -> int | None:
-    return next((number for number, line in enumerate(lines, start=1) if pattern.search(line.partition("#")[0])), None)
+    said = []
+    for pattern, does in ((LOADS, "loads the checkpoint"), (rf"\b{re.escape(key)}\b", f"names `{key}`")):
+        for number, line in enumerate(script.read_text(errors="replace").splitlines(), start=1):
+            if key and re.search(pattern, line.partition("#")[0]):
+                said.append(f"{script.name}:{number} {does}")
+                break
+    return "; ".join(said) or f"{script.name} has no line that loads a checkpoint"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chronicle.journal import Entry, JournalWriter
-from chronicle.journal.events import Rehearsed
+from chronicle.journal.events import LaunchStart, Rehearsed
 from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import TITLES, Rank, Verdict
 from chronicle.rehearse.rehearse import Answer
@@ -21,47 +21,49 @@ def page(answer: Answer) -> str:
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
-    """The answer as plain values."""
+    """The answer as plain values: those of its entry, and what differs by nature."""
     compared = answer.compared
     return {
-        "verdict": answer.verdict.value,
-        "findings": [{"what": one.what, "text": one.text, "advice": one.advice} for one in compared.findings],
-        "not_compared": [*compared.of(Rank.NOT_COMPARED), *compared.of(Rank.UNSURE)],
+        **event_of(answer).to_json(),
+        "findings": [{"what": row.what, "text": row.text, "advice": row.advice} for row in compared.findings],
         "by_nature": list(compared.of(Rank.NATURE)),
         "must_differ": list(compared.of(Rank.MUST_DIFFER)),
-        "leaves": compared.num_leaves,
-        "logged_values": compared.num_values,
-        "ranks": answer.ranks,
+        "notes": list(compared.of(Rank.NOTE)),
         "resumed_at": answer.resumed_at,
         "compared_at": answer.compared_at,
-        "signal": answer.asked.signal.name,
-        "notes": list(compared.of(Rank.NOTE)),
-        "seconds": round(answer.seconds, 1),
     }
 
 
-def record(paths: RunPaths, answer: Answer) -> Entry:
-    """Write the answer into the journal of the run."""
-    start = answer.start
-    event = Rehearsed(
+def event_of(answer: Answer) -> Rehearsed:
+    """What the journal keeps of it."""
+    asked, compared, start = answer.asked, answer.compared, answer.start or LaunchStart()
+    return Rehearsed(
         verdict=answer.verdict.value,
-        command=answer.asked.command,
-        resume=answer.asked.resume,
-        signal=answer.asked.signal.name,
-        at=answer.asked.at,
-        to=answer.asked.to,
-        findings=tuple(row.sentence for row in answer.compared.findings),
-        not_compared=(*answer.compared.of(Rank.NOT_COMPARED), *answer.compared.of(Rank.UNSURE)),
-        leaves=answer.compared.num_leaves,
-        logged_values=answer.compared.num_values,
-        git_commit=None if start is None else start.git_commit,
-        git_dirty_digest=None if start is None else start.git_dirty_digest,
-        env_digest=None if start is None else start.env_digest,
+        command=asked.command,
+        resume=asked.resume,
+        signal=asked.signal_name,
+        at=asked.at,
+        to=asked.to,
+        findings=tuple(row.sentence for row in compared.findings),
+        not_compared=(*compared.of(Rank.NOT_COMPARED), *compared.of(Rank.UNSURE)),
+        leaves=compared.num_leaves,
+        logged_values=compared.num_values,
+        git_commit=start.git_commit,
+        git_dirty_digest=start.git_dirty_digest,
+        env_digest=start.env_digest,
         ranks=answer.ranks,
-        seconds=answer.seconds,
+        seconds=round(answer.seconds, 1),
     )
+
+
+def record(paths: RunPaths, answer: Answer, launch: int | None = None) -> Entry:
+    """Write the answer into the journal of the run."""
+    event = event_of(answer)
+    title = f"rehearsal ({event.signal}): {event.verdict}"
+    if launch is not None:
+        title = f"first save (step {event.at}): the script {event.verdict}"
     with JournalWriter(paths) as writer:
-        return writer.write(event, title=f"rehearsal ({answer.asked.signal.name}): {answer.verdict.value}")
+        return writer.write(event, launch=launch, title=title)
 
 
 def _lines(answer: Answer) -> Iterator[str]:

@@ -74,7 +74,10 @@ def arm_rows(report: StudyReport) -> list[list[object]]:
 
 
 def _rehearsal(event: Rehearsed) -> Iterator[tuple[str, str]]:
-    yield "Verdict", f"killed with {event.signal} at step {event.at} and resumed to step {event.to}: the script {event.verdict}"
+    played = f"killed with {event.signal} at step {event.at} and resumed to step {event.to}"
+    if not event.signal:
+        played = f"its save of step {event.at} was loaded in a second process"
+    yield "Verdict", f"{played}: the script {event.verdict}"
     if event.findings:
         yield "Differs", "; ".join(event.findings)
     if event.not_compared:

@@ -97,7 +97,7 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
     numbered = [one for one in found if not is_rolling(one)]
     present, known = {c.step for c in numbered if c.abandoned is None}, {c.step for c in numbered}
     rolling = [one for one in found if is_rolling(one)]
-    found = [*numbered, *(c for c in rolling if c.step not in (known if c.abandoned else present))]
+    found = [*numbered, *(c for c in rolling if c.step is None or c.step not in (known if c.abandoned else present))]
     return sorted(found, key=lambda c: (c.abandoned is not None, c.step is None, c.step or 0, c.path.name))
 
 

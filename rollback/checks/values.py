@@ -121,10 +121,9 @@ def _finding(severity: Severity, path: str, message: str, remedy: str | None = N
 def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor | str]:
     """The tensors of floats in a file; of one that does not lie in one piece the name alone."""
     if path.suffix == ".safetensors":
-        for tensor, dtype, shape, offset, num_bytes in list_tensors(path):
-            if len(shape) and dtype in SAFETENSORS:
-                place = TensorPlace(keys=(tensor,), dtype=SAFETENSORS[dtype], shape=shape, offset=offset, num_bytes=num_bytes)
-                yield _Tensor(file=name, name=tensor, place=place, of_optimizer=False, in_state_dict=True)
+        for _, place in places_in(path):
+            if place is not None and place.shape and place.dtype in NOT_FINITE:
+                yield _Tensor(file=name, name=str(place.keys[0]), place=place, of_optimizer=False, in_state_dict=True)
     elif path.suffix == ".distcp":
         yield from _tensors_in_entries(path, name)
     else:
@@ -226,18 +225,20 @@ def _place(
 # --- places, for who compares two files
 
 
-def places_in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorPlace | None]]:
-    """The key path of each tensor of a torch zip, with its place; None where its elements are not in one piece."""
-    for keys, _, place in _in_tree(file):
-        yield keys, place
-
-
-def places_in_entries(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
-    """The same of a `.distcp` file: each entry is a zip with one tensor, or another value, which has no place."""
-    with open_state_file(path) as (fd, _):
-        for entry, number, chunk in _entries_of(path):
-            keys = (*entry.keys, number)
-            yield keys, _read_entry(fd, keys, chunk)[1]
+def places_in(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
+    """The key path of each tensor of a file, with its place; None where its elements are not in one piece."""
+    if path.suffix == ".safetensors":
+        for name, dtype, shape, offset, num_bytes in list_tensors(path):
+            known = SAFETENSORS.get(dtype, dtype)
+            yield (name,), TensorPlace(keys=(name,), dtype=known, shape=shape, offset=offset, num_bytes=num_bytes)
+    elif path.suffix == ".distcp":
+        with open_state_file(path) as (fd, _):
+            for entry, number, chunk in _entries_of(path):
+                keys = (*entry.keys, number)
+                yield keys, _read_entry(fd, keys, chunk)[1]
+    else:
+        for keys, _, place in _in_tree(read_state_file(path)):
+            yield keys, place
 
 
 # --- the elements

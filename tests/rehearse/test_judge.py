@@ -7,7 +7,7 @@ import pytest
 
 from chronicle.metrics.log import Point
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
-from chronicle.rehearse.leaves import LeafForm, Leaves, Value, largest_difference, logged_leaves
+from chronicle.rehearse.leaves import LeafForm, Leaves, Value, logged_leaves, measure
 from chronicle.resume.ring import Print, SeenParts
 
 
@@ -134,7 +134,7 @@ def test_exact_needs_files_that_were_compared(ranks: tuple[Rank, ...], leaves: i
 
 def test_values_that_cannot_be_subtracted_are_infinitely_far_apart() -> None:
     one, other = Value(LeafForm.TEXT, "a"), Value(LeafForm.TEXT, "b", Path("x"))
-    assert math.isinf(largest_difference(one, other)) and largest_difference(one, one) == 0
+    assert math.isinf(measure(one, other)[0]) and measure(one, one)[0] == 0
 
 
 def test_with_other_ranks_their_files_and_counts_must_differ_and_rounding_is_allowed() -> None:

@@ -37,7 +37,7 @@ def test_the_identity_follows_command_steps_code_data_and_environment_and_nothin
 def test_what_is_needed_is_said_before_and_a_full_disk_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = kept.said_before(place, 20, 1 << 20, 61.0)
     assert said.startswith("rehearsal: 4 launches, about 60 steps, 61 s the last time; disk: about 6")
-    kept.mark_played(place)
+    kept.mark_played(place, 1)
     said = kept.said_before(place, 20, None, None)
     assert "2 launches (A and A′ are those of an earlier rehearsal)" in said and "is not known yet" in said
     monkeypatch.setattr(kept, "size_of", lambda folder: 1 << 60)
@@ -48,7 +48,7 @@ def test_what_is_needed_is_said_before_and_a_full_disk_is_refused(place: Path, m
 def test_only_whole_and_known_pairs_of_reasonable_size_are_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("old", "new"):
         (place / "kept" / name / "b").mkdir(parents=True)
-    kept.mark_played(place / "kept" / "new")
+    kept.mark_played(place / "kept" / "new", 1)
     kept.tidy(place / "kept" / "new", is_known=True)
     assert [path.name for path in (place / "kept").iterdir()] == ["new"] and not (place / "kept" / "new" / "b").exists()
     monkeypatch.setattr(kept, "size_of", lambda folder: kept.MOST_KEPT_BYTES + 1)
@@ -78,7 +78,7 @@ def test_a_command_that_writes_outside_is_refused_with_the_place_for_out(
 
 
 def test_the_line_that_loads_is_named(place: Path) -> None:
-    assert likely_line(COMMAND, place, "ema") == "train.py:3 loads the checkpoint; line 2 names `ema`"
+    assert likely_line(COMMAND, place, "ema") == "train.py:3 loads the checkpoint; train.py:2 names `ema`"
     assert likely_line(("python", "-m", "trl"), place, "ema") == ""
     (place / "train.py").write_text("pass\n")
     assert likely_line(COMMAND, place, "") == "train.py has no line that loads a checkpoint"

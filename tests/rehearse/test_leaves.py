@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from chronicle.rehearse.leaves import LeafForm, largest_difference, read_leaves
+from chronicle.rehearse.leaves import LeafForm, measure, read_leaves
 
 
 def test_each_kind_of_file_gives_named_leaves(tmp_path: Path) -> None:
@@ -44,6 +44,6 @@ def test_the_largest_difference_of_two_tensors_is_measured(tmp_path: Path) -> No
         torch.save({"w": torch.ones(1000, dtype=dtype)}, tmp_path / "a.pt")
         torch.save({"w": torch.ones(1000, dtype=dtype).index_fill(0, torch.tensor([700]), 1.5)}, tmp_path / "b.pt")
         one, other = (read_leaves(tmp_path / name, 1, {})["w"] for name in ("a.pt", "b.pt"))
-        assert largest_difference(one, other) == 0.5 and largest_difference(one, one) == 0
+        assert measure(one, other) == (0.5, 1.0) and measure(one, one)[0] == 0
     torch.save({"w": torch.ones(1000, dtype=torch.int64)}, tmp_path / "c.pt")
-    assert math.isinf(largest_difference(one, read_leaves(tmp_path / "c.pt", 1, {})["w"]))
+    assert math.isinf(measure(one, read_leaves(tmp_path / "c.pt", 1, {})["w"])[0])
