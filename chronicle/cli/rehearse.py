@@ -27,7 +27,8 @@ KEPT = "rehearsal"  # below the run's directory
 LAST_SECONDS = 60  # for what was started beside a launch, after its end
 
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
-SIGNALS: Mapping[str, signal.Signals] = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
+# by what is asked for alone: the first is sent where none is named
+SIGNALS = {"": ("KILL", "TERM", "USR1"), "kill": ("KILL",), "data": ("KILL",), "term": ("TERM", "USR1")}
 
 
 def rehearse(
@@ -112,19 +113,17 @@ def _asked(
     from chronicle.rehearse.rehearse import DATA_STEPS, Rehearsal
 
     at, to = steps
-    if only not in ("", "kill", "term", "data"):
+    names = SIGNALS.get(only)
+    if names is None:
         raise UsageProblem(f"--only {only}: expected kill, term, data or save")
-    name = signal_.upper().removeprefix("SIG") or ("TERM" if only == "term" else "KILL")
-    number = SIGNALS.get(name)
-    if number is None:
-        raise UsageProblem(f"--signal {signal_}: expected {', '.join(SIGNALS)}")
-    if (only == "term") is (name == "KILL") and only:
-        raise UsageProblem(f"--only {only} with --signal {name}: --only term goes with TERM or USR1, kill and data with KILL")
+    name = signal_.upper().removeprefix("SIG") or names[0]
+    if name not in names:
+        raise UsageProblem(f"--signal {signal_}: expected {', '.join(names)}" + (f" with --only {only}" if only else ""))
     return Rehearsal(
         command=tuple(launcher),
         at=at,
         to=min(to, at + DATA_STEPS) if only == "data" else to,
-        signal=number,
+        signal=signal.Signals[f"SIG{name}"],
         resume=tuple(resume[1]) or (*launcher, *resume[0]),
         only="" if only == "kill" else only,
     )

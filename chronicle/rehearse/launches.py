@@ -266,7 +266,7 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     named: dict[int, list[Path]] = defaultdict(list)
     for place, names, files in os.walk(out):
         folder = Path(place)
-        listed = {one.path: one for one in _listed(folder)}
+        listed = {one.path: one for one in listed_in(folder)}
         found += map(_counted, listed.values())
         others = [name for name in (*names, *files) if folder / name not in listed]
         is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in listed
@@ -295,7 +295,8 @@ def _counted(one: Checkpoint) -> Checkpoint:
     return replace(one, step=epoch, step_source="epoch") if isinstance(epoch, int) else one
 
 
-def _listed(folder: Path) -> list[Checkpoint]:
+def listed_in(folder: Path) -> list[Checkpoint]:
+    """The checkpoints directly in a directory; none where it cannot be read."""
     try:
         return list_checkpoints(folder, include_abandoned=False)
     except RollbackError:

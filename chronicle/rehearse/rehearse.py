@@ -92,7 +92,7 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     first_place, again_place, broken = (Place(name=name, scratch=scratch, is_copy=is_copy) for name in ("a", "again", "b"))
     if is_copy:
         refuse_outside(asked.command, Path.cwd())
-        say("no {out} in the command: each launch runs in a copy of this directory; what it writes elsewhere is not kept apart")
+        say("no {out} in the command: each launch runs in a copy of this directory")
     if asked.only != "term":
         first, again = _pair(asked, first_place, again_place, say)
     ended = _ended(asked, broken, say)

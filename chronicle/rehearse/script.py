@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chronicle.errors import UsageProblem
-from rollback.checkpoint.listing import list_checkpoints
-from rollback.errors import RollbackError
+from chronicle.rehearse.launches import listed_in
 
 LOADS = r"\b(?:torch\.load|pickle\.load|load_state\w*|load_checkpoint\w*|resume\w*)\s*\("
 
@@ -32,16 +31,11 @@ def refuse_outside(command: Sequence[str], cwd: Path) -> None:
 
 
 def _is_written_to(path: Path) -> str:
-    if not path.exists():
-        return "does not exist yet"
     if not path.is_dir():
-        return ""
+        return "" if path.exists() else "does not exist yet"
     if not any(path.iterdir()):
         return "is empty"
-    try:
-        return "holds checkpoints" if list_checkpoints(path) else ""
-    except RollbackError:
-        return ""
+    return "holds checkpoints" if listed_in(path) else ""
 
 
 def likely_line(command: Sequence[str], cwd: Path, key: str) -> str:
