@@ -251,12 +251,15 @@ def _place(base: Path, value: str | Path) -> Path:
     return Path("/" + str(value)[found.end() :].lstrip("/")) if found[1] == "file" else Path(value)
 
 
+INFERRED = ("the only run", "name of the working directory")  # where a run's name comes from that nobody gave
+
+
 def _only_run(logs_dir: Path, cwd: Path) -> tuple[str, str]:
     runs = sorted(p.parent.name for p in logs_dir.glob("*/journal") if p.is_dir())
     if len(runs) > 1:
         listed = ", ".join(runs[:8]) + (f", … ({len(runs)} in all)" if len(runs) > 8 else "")
         raise UsageProblem(f"several runs in `{logs_dir}`: {listed}", "name one with --run NAME")
     if runs:
-        return runs[0], "the only run"
+        return runs[0], INFERRED[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", cwd.name).strip("-._") or "run"
-    return name[:100], "name of the working directory"
+    return name[:100], INFERRED[1]

@@ -296,7 +296,7 @@ def _check_before(
     from chronicle.cli.rehearse import said_of
     from chronicle.journal import read_journal
     from chronicle.journal.place import look, refuse_copy
-    from chronicle.launch.admission import LaunchRefused, ensure_saves_are_there, refuse_damaged
+    from chronicle.launch.admission import LaunchRefused, ensure_same_trainer, ensure_saves_are_there, refuse_damaged
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
     from chronicle.preflight.results import CheckVerdict
 
@@ -307,6 +307,7 @@ def _check_before(
     if force is None:
         refuse_damaged(settings.paths, journal)
     entries = journal.entries
+    ensure_same_trainer(settings, command, Path.cwd(), entries)
     begun = ensure_saves_are_there(settings, entries, fresh)
     save = measured_save_seconds(entries) or 0.0
     seconds = grace if grace is not None else max(DEFAULT_GRACE_SECONDS, 2.0 * save)

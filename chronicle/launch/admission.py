@@ -17,13 +17,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import find_lost_saves
 from chronicle.credentials import redact_command
-from chronicle.errors import JournalError, Refusal
+from chronicle.errors import JournalError, Refusal, UsageProblem
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import Hardware, LaunchEnd, LaunchStart, events_of, find_open_transaction
+from chronicle.journal.place import anchors_of
 from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.containment import TOKEN_VARIABLE, ControlGroup, EndReport, end_processes, open_group
 from chronicle.launch.ending import LostSupervisor, judge_lost
@@ -40,12 +43,12 @@ from chronicle.launch.processes import (
 from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import JobStart, NodeWord, ask_job, ask_node, ask_past_state, is_over, start_of
 from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.settings import INFERRED, Settings
 from rollback.disk.lock import Locked, hold_lock
 from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
     from chronicle.launch.keeper import Killed
-    from chronicle.settings import Settings
 
 
 class ProcessRole(Enum):
@@ -276,6 +279,49 @@ def ensure_saves_are_there(settings: Settings, entries: Sequence[Entry], fresh: 
         f"{saves} (the last one `{lost[-1].name}`) and none can be found: {places} is gone, empty or another directory",
         'bring it back (a mount?), name the directory with --checkpoints DIR, or begin from scratch: --force "reason"',
     )
+
+
+def ensure_same_trainer(settings: Settings, command: Sequence[str], cwd: Path, entries: Sequence[Entry]) -> None:
+    """Raise `UsageProblem` where nobody named the run and its launches were of other programs, or named other checkpoints.
+
+    A run is carried by its name and by its checkpoints, not by the folder. What is not known asks nothing: a command that names
+    no program, and one that names a place below the run's checkpoints.
+    """
+    starts = [start for _, start in events_of(entries, LaunchStart)]
+    if not starts or settings.origin.get("run") not in INFERRED:
+        return
+    roots = [os.path.realpath(root) for root in anchors_of(settings.paths).roots]
+    own = _places(command, cwd)
+    if any(place == root or place.startswith(root + os.sep) for place in own.values() for root in roots):
+        return
+    told = ""
+    programs = [_programs(start.argv, start.cwd) for start in starts]
+    if _programs(command, cwd) and all(programs) and not _programs(command, cwd) & frozenset().union(*programs):
+        told = f"other programs ({', '.join(sorted(map(os.path.basename, programs[-1])))})"
+    for start in starts:
+        for option, place in _places(start.argv, start.cwd).items():
+            if place in roots and option in own:
+                told = told or f"other checkpoints (`{place}`, here `{own[option]}`)"
+    if told:
+        raise UsageProblem(
+            f"no run is named, and `{settings.run}` ({settings.origin['run']}) was launched with {told}",
+            f"--run NAME begins another run; --run {settings.run} goes on with this one",
+        )
+
+
+def _programs(words: Sequence[str], cwd: Path | str) -> frozenset[str]:
+    """The files and modules of Python that a command names."""
+    modules = {word for before, word in pairwise(words) if before == "-m"}
+    files = {os.path.realpath(os.path.join(cwd, word)) for word in words if word.endswith(".py")}
+    return frozenset(modules | files)
+
+
+def _places(words: Sequence[str], cwd: Path | str) -> dict[str, str]:
+    """What each option of a command names, as a path: `--out DIR` and `--out=DIR`; words alone by their number."""
+    named = {str(number): word for number, word in enumerate(words)}
+    named |= {before: word for before, word in pairwise(words) if before.startswith("-")}
+    named |= {word.partition("=")[0]: word.partition("=")[2] for word in words if "=" in word}
+    return {option: os.path.realpath(os.path.join(cwd, word)) for option, word in named.items() if word}
 
 
 @contextmanager
