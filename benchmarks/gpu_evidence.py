@@ -149,7 +149,7 @@ def streams(device: str) -> Result:
 
 TINY = ("model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_size=8", "warmup_steps=3", "decay_steps=4",
         "raise_step=none", "raise_factor=1.0", "eval_windows=8", "eval_every=1000", "log_every=1", "summary=false",
-        "telemetry_windows=0", "checkpoint_every=1000", "total_steps=12")  # fmt: skip
+        "checkpoint_every=1000", "total_steps=12")  # fmt: skip
 
 MODERN = ("norm=pre", "rotary=true", "qk_norm=true", "muon_lr=0.02")  # a second optimizer, Muon
 
@@ -357,7 +357,6 @@ CELLS: dict[str, Cell] = {
     "resume-bf16": Cell(play=resume("mixed_precision=bf16"), seconds=120),
     "resume-modern": Cell(play=resume(*MODERN), seconds=120),
     "resume-compile": Cell(play=resume("compile=true"), seconds=240, on_cpu=False),
-    "resume-fsdp2": Cell(play=resume("sharding=fsdp2", "mixed_precision=bf16"), seconds=150, on_cpu=False),
     "resume-zero2": Cell(play=resume("sharding=zero2", "mixed_precision=bf16"), seconds=300, on_cpu=False),
 }
 

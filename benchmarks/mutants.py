@@ -75,7 +75,7 @@ _guard = _of("chronicle", "tests/guard/test_checks.py", "tests/guard/test_log_tr
 _launch = _of("chronicle", "tests/launch/test_admission.py", "tests/launch/test_nodes.py")
 _data = _of("chronicle", "tests/data/test_plan.py", "tests/data/test_order.py")
 _claims = _of("chronicle", "tests/evidence/test_claims.py", "tests/evidence/test_recheck.py")
-_model = _of("bit_transformer", "tests/bit_transformer/test_telemetry_gate.py", "tests/bit_transformer/test_bits.py",
+_model = _of("bit_transformer", "tests/bit_transformer/test_gate.py", "tests/bit_transformer/test_bits.py",
              "tests/bit_transformer/test_schedule.py", "tests/bit_transformer/test_attention.py")
 _loop = _of("bit_transformer", "tests/bit_transformer/test_launches.py")
 _study = _of("experiments", "tests/experiments/test_statistics.py", "tests/experiments/test_runner.py",
@@ -139,11 +139,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _claims("_parameters", 'one.fields.get("counted")', 'one.fields.get("local")'),
     # trainer
     _model("SmoothedGate.observe", "self.num_observations <= self.burn_in", "self.num_observations < self.burn_in"),
-    _model("repair_parity", "groups[..., 8] = expected", "pass"),
+    _model("_encode_table", "dtype=np.uint8) % 2", "dtype=np.uint8) % 3"),
     _model("attend_in_chunks", "overlap + chunk, chunk).transpose", "overlap + chunk, chunk).flip(-1).transpose"),
     _model("plan_schedule", "(step + 1) / config.warmup_steps", "step / config.warmup_steps"),
     _loop("train", "if not step.finite:", "if False:"),
-    _loop("_require_nothing_later", "found > step", "found > step + 1000"),
+    _loop("find_resume_point", "found > step", "found > step + 1000"),
     # studies
     _study("_crossed_error", "total -= residual", "pass"),
     _study("Judged.is_real", "max(self.t_p, self.sign_flip_p) <= self.alpha", "min(self.t_p, self.sign_flip_p) <= self.alpha"),

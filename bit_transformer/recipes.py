@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from operator import attrgetter
-from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from bit_transformer.config import Amount, BelowOne, Count, Positive, Share, Size, require_fields
 from bit_transformer.data.bits import BITS_PER_BYTE, cosine_ramp
 from bit_transformer.errors import BadRecipe
 from bit_transformer.evaluation.gate import GateConfig
@@ -31,15 +28,20 @@ class DataConfig:
     run-length coding makes longer stays as it is; with `compress_longer` it is coded and cut all the same.
     """
 
-    sources: dict[str, int]
-    window_bytes: int
-    batch_size: int
+    sources: dict[str, Count]
+    window_bytes: Count
+    batch_size: Count
     seed: int = 0
-    num_workers: int = 0
+    num_workers: Size = 0
     data_dir: str | None = None
-    compress_end: float = 0.0
-    compress_ramp_steps: int = 0
+    compress_end: Share = 0.0
+    compress_ramp_steps: Size = 0
     compress_longer: bool = False
+
+    def __post_init__(self) -> None:
+        require_fields(self)
+        if not self.sources:
+            raise BadRecipe("sources is empty, expected one source or more, such as {'code': 7, 'reference': 3}")
 
     def compress_probability(self, step: int) -> float:
         """Return the share of windows fed in run-length form at `step`: a cosine ramp from 0 to `compress_end`."""
@@ -53,80 +55,59 @@ class OptimizerConfig:
     With `muon_lr` above 0 the matrices of the blocks have Muon at that LR, and AdamW keeps the rest.
     """
 
-    lr: float
-    muon_lr: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
+    lr: Positive
+    muon_lr: Amount = 0.0
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    weight_decay: Amount = 0.1
+    max_grad_norm: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A whole run. Steps are optimizer steps; `world_size` None accepts any number of ranks."""
+    """A whole run. Steps are optimizer steps."""
 
     name: str
     model: ModelConfig
     data: DataConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
-    checkpoint_every: int
-    eval_every: int
-    eval_windows: int
-    log_every: int = 10
+    checkpoint_every: Count
+    eval_every: Count
+    eval_windows: Count
+    log_every: Count = 10
     summary: bool = True
     compile: bool = False
-    accumulation_steps: int = 1
-    mixed_precision: str = "no"
-    sharding: str = "ddp"
-    ema_decay: float = 0.0
-    ponder_weight: float = 0.01
-    device: str = "cpu"
+    accumulation_steps: Count = 1
+    mixed_precision: Literal["no", "bf16"] = "no"
+    sharding: Literal["ddp", "zero1", "zero2", "zero3"] = "ddp"
+    ema_decay: BelowOne = 0.0
+    ponder_weight: Amount = 0.01
+    device: Literal["cpu", "auto"] = "cpu"
     seed: int = 0
-    world_size: int | None = None
     gate: GateConfig = field(default_factory=GateConfig)
-    telemetry_windows: int = 2
-    growth: tuple[str, ...] = ()
-    qat_from_step: int | None = None
+    growth: tuple[Literal["depth", "width"], ...] = ()
+    qat_from_step: Size | None = None
     export: bool = False
-    min_bytes_per_parameter: float = 0.0
-    baseline_run: str | None = None
+    min_bytes_per_parameter: Amount = 0.0
 
     def __post_init__(self) -> None:
-        require_bounds(self)
-        self._require_choices()
+        require_fields(self)
         if self.window_symbols > self.model.max_bits:
             raise BadRecipe(f"a window of {self.data.window_bytes} bytes has {self.window_symbols} symbols, model.max_bits is "
                             f"{self.model.max_bits}")
         if self.model.vocab != 2 and self.data.compress_end:
             raise BadRecipe("compression works on bits, model.vocab is 256 (bytes)", "set data.compress_end=0")
-        if self.sharding != "ddp":
-            self._require_whole_parameters()
-        if self.growth:
-            self._require_growable()
-
-    def _require_choices(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            unknown = [one for one in value if one not in choices] if isinstance(value, tuple) else []
-            if unknown:
-                expected = f"{' and '.join(choices)}, such as ('{choices[0]}',)"
-                raise BadRecipe(f"{name} names {', '.join(unknown)}, expected {expected}")
-            if isinstance(value, str) and value not in choices:
-                raise BadRecipe(f"{name} is `{value}`, expected {' or '.join(choices)}")
-
-    def _require_whole_parameters(self) -> None:
-        asked = {"ema_decay": self.ema_decay, "export": self.export, "optimizer.muon_lr": self.optimizer.muon_lr}
-        names = [name for name, value in asked.items() if value]
-        if self.qat_from_step is not None:
-            names.append("qat_from_step")
-        if names:
-            raise BadRecipe(f"{' and '.join(names)} need whole parameters, sharding is `{self.sharding}`", "set sharding=ddp")
-
-    def _require_growable(self) -> None:
+        whole = (self.ema_decay, self.export, self.optimizer.muon_lr, self.qat_from_step is not None)
+        if self.sharding != "ddp" and any(whole):
+            raise BadRecipe(f"ema_decay, export, muon_lr, qat_from_step need whole parameters, sharding is `{self.sharding}`",
+                            "set sharding=ddp")
         fits = self.schedule.shape == "plateau" and self.model.norm == "pre" and self.sharding == "ddp"
         others = (self.model.act, self.compile, self.ema_decay, self.optimizer.muon_lr, self.qat_from_step is not None)
-        if not fits or any(others):
+        if self.growth and (not fits or any(others)):
             raise BadRecipe("growth needs a plateau to grow at and a model that can be rebuilt around its weights",
                             "set schedule.shape=plateau, model.norm=pre, model.act=false, sharding=ddp, ema_decay=0, "
                             "compile=false, optimizer.muon_lr=0 and no qat_from_step")
@@ -144,16 +125,6 @@ class Recipe:
                             f"× {self.accumulation_steps} accumulation steps", f"choose a multiple of {shares}")
         if self.eval_windows % world_size:
             raise BadRecipe(f"eval_windows {self.eval_windows} does not divide among {world_size} ranks")
-
-    def require_evidence(self, num_bytes: int, logs: Path) -> None:
-        """Raise BadRecipe where the preset needs more training text, or a baseline run that does not exist."""
-        needed = int(self.min_bytes_per_parameter * self.model.num_parameters)
-        if num_bytes < needed:
-            raise BadRecipe(f"recipe `{self.name}` has {num_bytes:,} bytes of training text, expected {needed:,} or more "
-                            f"({self.min_bytes_per_parameter:g} a parameter)", "add sources: `chronicle data build`")
-        if needed and (self.baseline_run is None or not (logs / self.baseline_run / "journal").is_dir()):
-            raise BadRecipe(f"recipe `{self.name}` needs the run of the baseline it grows from, found {self.baseline_run}",
-                            "train `--recipe baseline` first and name it with --set baseline_run=NAME")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain nested values, as JSON has them."""
@@ -220,11 +191,7 @@ def cpu_int8() -> Recipe:
 
 
 def scaleup() -> Recipe:
-    """Preset C: preset A with twice the layers. 12,641,298 parameters; needs more data than preset A.
-
-    The training text must have twenty bytes per parameter or more, and `baseline_run` must name a run of preset A whose
-    journal is beside this run's.
-    """
+    """Preset C: preset A with twice the layers. 12,641,298 parameters; needs twenty bytes of training text for each."""
     smaller = baseline()
     return replace(
         smaller, name="scaleup", model=replace(smaller.model, num_layers=16), data=replace(smaller.data, batch_size=144),
@@ -264,87 +231,25 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
         key, found, text = setting.partition("=")
         if not found:
             raise BadRecipe(f"setting `{setting}` has no value, expected key=value")
-        *group, name = _path_of(recipe, key.strip())
-        owner = getattr(recipe, group[0]) if group else recipe
-        changes.setdefault(group[0] if group else "", {})[name] = _parse_value(owner, name, text.strip(), key)
+        group, _, name = _path_of(recipe, key.strip()).rpartition(".")
+        try:
+            value = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            value = {"true": True, "false": False, "none": None}.get(text.strip().lower(), text.strip())
+        changes.setdefault(group, {})[name] = value
     top = changes.pop("")
     return replace(recipe, **top, **{group: replace(getattr(recipe, group), **inner) for group, inner in changes.items()})
 
 
-def _path_of(recipe: Recipe, key: str) -> tuple[str, ...]:
-    known: list[tuple[str, ...]] = []
+def _path_of(recipe: Recipe, key: str) -> str:
+    known = []
     for one in fields(recipe):
-        known.append((one.name,))
         part = getattr(recipe, one.name)
-        if is_dataclass(part):
-            known += [(one.name, inner.name) for inner in fields(part)]
-    wanted = tuple(key.split("."))
-    if wanted in known:
-        return wanted
-    matches = [path for path in known if path[-1:] == wanted]
+        known += [f"{one.name}.{inner.name}" for inner in fields(part)] if is_dataclass(part) else [one.name]
+    matches = [path for path in known if path.endswith(f".{key}")]
+    if key in known:
+        return key
     if len(matches) == 1:
         return matches[0]
-    choices = ", ".join(".".join(path) for path in matches or known)
-    raise BadRecipe(f"setting `{key}` is {'ambiguous' if matches else 'unknown'}, expected one of {choices}")
-
-
-def _parse_value(owner: Any, name: str, text: str, key: str) -> Any:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
-    present = getattr(owner, name)
-    if is_dataclass(present):
-        raise BadRecipe(f"setting `{key}` names a group of fields, expected one field of it")
-    allowed = _types_of(type(owner), name)
-    if float in allowed and type(value) is int:
-        value = float(value)
-    if type(value) not in allowed:
-        expected = " or ".join(kind.__name__ for kind in allowed)
-        raise BadRecipe(f"setting `{key}` is `{text}`, expected {expected} such as {present!r}")
-    return value
-
-
-def _types_of(owner: type, name: str) -> tuple[type, ...]:
-    hint = get_type_hints(owner)[name]
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return tuple(get_origin(part) or part for part in parts)
-
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mixed_precision": ("no", "bf16"), "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"), "device": ("cpu", "auto"),
-    "growth": ("depth", "width")}
-
-
-# --- Bounds of the numbers in a recipe
-
-_ONE_OR_MORE = (
-    "checkpoint_every", "eval_every", "eval_windows", "log_every", "accumulation_steps", "data.window_bytes", "data.batch_size",
-    "model.d_model", "model.num_heads", "model.num_layers", "model.d_ff", "model.max_bits", "schedule.plateau_patience")
-_ZERO_OR_MORE = (
-    "telemetry_windows", "qat_from_step", "ponder_weight", "min_bytes_per_parameter", "data.num_workers",
-    "data.compress_ramp_steps", "optimizer.weight_decay", "model.chunk", "model.overlap", "schedule.warmup_steps",
-    "schedule.decay_steps", "schedule.final_fraction", "schedule.raise_step", "schedule.plateau_min_gain", "optimizer.muon_lr")
-_ABOVE_ZERO = ("optimizer.lr", "optimizer.max_grad_norm", "schedule.raise_factor", "schedule.plateau_ratio")
-_BELOW_ONE = ("ema_decay", "optimizer.beta1", "optimizer.beta2")
-_SHARES = ("data.compress_end",)
-_BOUNDS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool]], ...] = (
-    (_ONE_OR_MORE, "1 or more", lambda value: value >= 1),
-    (_ZERO_OR_MORE, "0 or more", lambda value: value >= 0),
-    (_ABOVE_ZERO, "a number above 0", lambda value: value > 0),
-    (_BELOW_ONE, "from 0 to below 1", lambda value: 0 <= value < 1),
-    (_SHARES, "from 0 to 1", lambda value: 0 <= value <= 1))
-
-
-def require_bounds(recipe: Any) -> None:
-    """Raise BadRecipe for the first number outside its bounds. None is accepted."""
-    for names, expected, holds in _BOUNDS:
-        for name in names:
-            value = attrgetter(name)(recipe)
-            if value is not None and not (math.isfinite(value) and holds(value)):
-                raise BadRecipe(f"{name} is {value}, expected {expected}")
-    for source, weight in recipe.data.sources.items():
-        if type(weight) is not int or weight < 1:
-            raise BadRecipe(f"source `{source}` has weight {weight!r}, expected a whole number above 0")
-    if not recipe.data.sources:
-        raise BadRecipe("data.sources is empty, expected one source or more, such as {'code': 7, 'reference': 3}")
+    kind = "ambiguous" if matches else "unknown"
+    raise BadRecipe(f"setting `{key}` is {kind}, expected one of {', '.join(matches or known)}")

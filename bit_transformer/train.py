@@ -16,28 +16,24 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from bit_transformer.data.bits import encode_bytes
-from bit_transformer.data.loaders import Batch, load_steps, spread_windows
-from bit_transformer.errors import NonFiniteGradients, TrainerError, print_error
-from bit_transformer.evaluation.gate import CALIBRATION_WINDOWS, telemetry_rows
+from bit_transformer.data.loaders import Batch, StepDataset, load_steps
+from bit_transformer.errors import CannotResume, NonFiniteGradients, TrainerError, print_error
 from bit_transformer.evaluation.held_out import evaluate
 from bit_transformer.model.conversion import set_qat
 from bit_transformer.model.transformer import next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.training.distributed import gather_whole
-from bit_transformer.training.preflight import check_launch
 from bit_transformer.training.report import LaunchLog, open_output
-from bit_transformer.training.resume import checkpoint_path, find_resume_point, require_later
+from bit_transformer.training.resume import checkpoint_path, find_resume_point
 from bit_transformer.training.setup import (
     TrainingRun,
     build_run,
     catch_stop_signals,
     load_checkpoint,
     open_data,
-    start_progress,
     start_ranks,
 )
-from bit_transformer.training.state import StepResult, StepTally
+from bit_transformer.training.state import StepResult, StepTally, TrainingProgress
 from chronicle import guard
 from chronicle.errors import ChronicleError
 from chronicle.launch.ranks import leave_group
@@ -50,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--recipe", default="demo", help="name of a recipe (a function in recipes.py)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one field of the recipe")
     parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
-    parser.add_argument("--resume", default="auto", help="auto, fresh, latest-complete, a step, or a path")
+    parser.add_argument("--resume", default="auto", help="auto, fresh, a step, or a path")
     parser.add_argument("--stop-at", type=int, metavar="STEP", help="save and end this launch after STEP")
     parser.add_argument("--accident", choices=["schedule-restarts"], help="for demonstrations: what the guard must refuse")
     options = parser.parse_args(argv)
@@ -73,28 +69,24 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
 
     # Ranks, data, model, optimizers --------------------------------------------------------------------------------
     accelerator = start_ranks(recipe)
-    is_main, rank, world_size = accelerator.is_main_process, accelerator.process_index, accelerator.num_processes
-    log = LaunchLog(os.environ, is_main=is_main, recipe=recipe)
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    log = LaunchLog(os.environ, is_main=accelerator.is_main_process, recipe=recipe)
     data = open_data(recipe)
-    log.announce_data(data.stores)
-    progress = start_progress(recipe, data)
-    monitor, total_steps = progress.monitor, recipe.schedule.total_steps
+    log.announce(data, accelerator.device.type)
+    progress, total_steps = TrainingProgress(data.plan, recipe.gate), recipe.schedule.total_steps
     guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh",
           honours=("warmup", "skip", "reshuffle"))
     point = find_resume_point(resume, checkpoints, os.environ)
-    log.announce_model(accelerator.device.type)
-    run = build_run(recipe, accelerator, data, progress, start=point.path)
-    log.announce_plan(world_size, accelerator.device.type)
+    run = build_run(recipe, accelerator, progress, start=point.path)
 
     # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------
     load_checkpoint(run, point, accident=accident)
-    require_later(stop_at, progress.step)
-    dataset = data.steps(progress, accelerator)
-    warnings = check_launch(run, dataset[progress.step], first_step=progress.step)
-    log.start(run, resumed_from=point.path, warnings=warnings)
-    if monitor.windows and monitor.floors is None:
-        wanted = telemetry_rows(recipe.data.window_bytes, CALIBRATION_WINDOWS)
-        log.notice(progress.step, monitor.calibrate(encode_bytes(spread_windows(data.stores, recipe.data.sources, wanted))))
+    if stop_at is not None and stop_at <= progress.step:
+        raise CannotResume(f"--stop-at is {stop_at}, this launch starts after step {progress.step}", "name a later step")
+    log.start(run, resumed_from=point.path)
+    dataset = StepDataset(data.plan, progress.segments, data.stores, rank=rank, world_size=world_size,
+                          compress=recipe.data.compress_probability, compress_longer=recipe.data.compress_longer,
+                          as_bytes=recipe.model.vocab == 256)
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(recipe.data.sources), accelerator.device)
@@ -116,23 +108,21 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         if last or progress.step % recipe.eval_every == 0:
             found = evaluate(run.bare_model, data.held_out, rank=rank, world_size=world_size)
             values |= log.evaluation(progress, found)
-            row = log.telemetry(progress, run.bare_model, data.held_out)
-            values |= {f"telemetry/{name}": value for name, value in row.items()}
         if progress.step % recipe.eval_every == 0:  # not at a stop: it must leave no trace in what is saved
-            for notice in monitor.observe(values["eval_bpb"], row):
-                log.notice(progress.step, notice)
+            if progress.gate.observe(values["eval_bpb"]):
+                log.gate(progress)
             if recipe.schedule.shape == "plateau" and progress.observe_plateau(values["eval_bpb"], recipe.schedule):
                 if len(progress.growths) < len(recipe.growth):
                     kind, before = recipe.growth[len(progress.growths)], run.bare_model.config.num_parameters
                     run.grow(kind)
                     log.grown(progress, kind, run.bare_model, before)
                 else:
-                    progress.plateau = progress.plateau.cut(progress.step)
+                    progress.decays += (progress.step,)
                 run.apply_schedule()
         if run.ema is not None:
             run.ema.update(run.bare_model)
         log.write(progress.step, values)
-        monitor.require_ok()  # before a checkpoint is saved of what tripped it
+        progress.gate.require_open()  # before a checkpoint is saved of what tripped it
         if last or progress.step % recipe.checkpoint_every == 0:
             path = checkpoint_path(checkpoints, progress.step)
             accelerator.save_state(str(path), safe_serialization=True)
@@ -141,8 +131,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             break
     if recipe.summary and progress.step == total_steps:
         final_model = run.bare_model if run.ema is None else run.ema.averaged(run.bare_model)
-        whole_model = final_model if recipe.sharding == "ddp" else gather_whole(run.bare_model, keep=is_main)
-        log.summary(whole_model, data.stores, data.held_out, progress, averaged=run.ema is not None)
+        is_whole = recipe.sharding == "ddp"
+        log.summary(final_model if is_whole else gather_whole(final_model, keep=rank == 0), data, progress)
     log.end(progress, stopped=bool(stop_asked))
 
 

@@ -37,9 +37,6 @@ def plan(
     profile: ProfileOption = "cpu",
     seeds: SeedsOption = None,
     arms: ArmsOption = None,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script for the same plan.")] = False,
-    name: NameOption = None,
-    logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Show what a study would launch, without launching anything.
@@ -48,9 +45,6 @@ def plan(
     """
 
     planned = _plan(study, profile, seeds, arms)
-    if slurm:
-        paths = _paths(name or f"{planned.study.name}-{profile}", logs)
-        return CommandResult(text=format_slurm(planned, study, paths.study_dir))
     counts = {"launches": planned.num_launches, "updates": planned.num_updates}
     data = {"plan_hash": planned.plan_hash, **counts, **planned.to_json()}
     return CommandResult(text=format_study_plan(planned), data=data)
@@ -64,7 +58,7 @@ def run(
     arms: ArmsOption = None,
     jobs: Annotated[int, typer.Option(help="Launches side by side, one thread each.")] = 2,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this run, for example B-s3 (repeatable; SLURM arrays).")
+        list[str] | None, typer.Option(help="Only this run, for example B-s3 (repeatable; a task of a job array each).")
     ] = None,
     retry_stopped: Annotated[bool, typer.Option("--retry-stopped", help="Try runs again that were stopped.")] = False,
     name: NameOption = None,
@@ -162,18 +156,6 @@ def _say(line: str) -> None:
 
 # --- Plan and status as text
 
-SLURM = """#!/bin/bash
-# {num} runs of one registered plan, one array task each; tasks share nothing but the file system.
-# First: sbatch --array={starts} THIS      then: sbatch --dependency=afterok:JOBID --array={first}-{last} THIS
-#SBATCH --job-name={job}
-#SBATCH --output={job}-%A-%a.out
-#SBATCH --open-mode=append
-#SBATCH --signal=B:TERM@120
-#SBATCH --cpus-per-task=1
-runs=({runs})
-exec chronicle experiment run {arguments} --jobs 1 --only "${{runs[$SLURM_ARRAY_TASK_ID]}}"
-"""
-
 
 def format_study_plan(plan: StudyPlan) -> str:
     """The arms, their launches and the price."""
@@ -198,22 +180,6 @@ def format_study_plan(plan: StudyPlan) -> str:
     lines += ["", f"contrasts: {'; '.join(contrasts)}"]
     lines.append(f"{len(plan.runs)} runs, {plan.num_launches} launches, {plan.num_updates:,} updates")
     return "\n".join(lines)
-
-
-def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:
-    """An sbatch script with one array task a run; the start first, the rest after it."""
-    named = str(Path(study).resolve()) if Path(study).suffix in (".yaml", ".yml") else study
-    arguments = [named, "--profile", plan.profile.name, "--seeds", str(plan.profile.seeds), "--name", study_dir.name,
-                 "--logs", str(study_dir.parent.resolve())]
-    number = plan.profile.starts
-    starts = f"0-{number - 1}" if number > 1 else "0"
-    own = plan.study.profile(plan.profile.name)
-    chosen = [name for name in plan.arm_names if name not in plan.study.gate[1:]]
-    if set(plan.arm_names) != {*own.arms, *own.once, *plan.study.gate}:
-        arguments += ["--arms", ",".join(chosen)]
-    return SLURM.format(
-        num=len(plan.runs), starts=starts, first=number, last=len(plan.runs) - 1, job=study_dir.name,
-        runs=" ".join(run.name for run in plan.runs), arguments=shlex.join(arguments))
 
 
 def describe_status(plan: StudyPlan, history: StudyHistory) -> dict[str, Any]:

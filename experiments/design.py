@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from experiments.definition import Arm, Profile, Restart, Study, study_from_json
+from experiments.definition import Arm, Profile, Restart, Study, build
 from experiments.errors import BadStudy
 
 START = "start"  # name of the run that trains the common checkpoint
@@ -73,11 +73,17 @@ class StudyPlan:
     study: Study
     profile: Profile
     runs: tuple[StudyRun, ...]
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as it was registered
 
     @property
     def plan_hash(self) -> str:
         """Hex sha256 of definition, profile, seeds and arms, which determine the numbers."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        return _digest(self.to_json())
+
+    @property
+    def study_hash(self) -> str:
+        """Hex sha256 of the definition with this profile alone."""
+        return _digest(self.to_json()["study"])
 
     @property
     def sources(self) -> Mapping[str, int]:
@@ -153,14 +159,18 @@ class StudyPlan:
     def to_json(self) -> dict[str, Any]:
         """Return plain values from which the plan can be rebuilt; other profiles are left out."""
         runs = [[run.arm, run.seed] for run in self.runs if run.arm != START]
-        return {"study": replace(self.study, profiles=(self.profile,)).to_json(), "profile": self.profile.name, "runs": runs}
+        return dict(self.record) or {"study": self.study.to_json(), "profile": self.profile.name, "runs": runs}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> StudyPlan:
         """Rebuild a registered plan."""
-        study = study_from_json(record["study"])
-        profile = study.profile(record["profile"])
-        return _assemble(study, profile, [(str(arm), int(seed)) for arm, seed in record["runs"]])
+        study = build(Study, record["study"], registered=True)
+        plan = _assemble(study, study.profile(record["profile"]), [(str(arm), int(seed)) for arm, seed in record["runs"]])
+        return replace(plan, record=record)
+
+
+def _digest(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tuple[str, ...] = ()) -> StudyPlan:
@@ -170,7 +180,7 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
         if seeds < 1:
             raise BadStudy(f"seeds is {seeds}, expected 1 or more")
         sizes = replace(sizes, seeds=seeds)
-        study = replace(study, profiles=tuple(sizes if p.name == profile else p for p in study.profiles))
+    study = replace(study, profiles=(sizes,))
     every, once = sizes.arms, sizes.once
     if arms:
         for name in arms:
@@ -234,6 +244,12 @@ def _check_sizes(study: Study, profile: Profile) -> None:
                        "declare what is drawn anew: slice, or checkpoint and order")
     if study.trainer is not None:
         return
+    for key in ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size"):
+        if not getattr(profile, key):
+            raise BadStudy(f"profile `{profile.name}`: {key} is missing, which the bit transformer needs")
+    if profile.d_model % (2 * profile.num_heads):
+        raise BadStudy(f"profile `{profile.name}`: d_model {profile.d_model} does not divide into {profile.num_heads} heads of "
+                       "even width")
     sources = profile.sources or study.sources
     total = sum(sources.values())
     for source, weight in sources.items():

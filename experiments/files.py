@@ -1,16 +1,14 @@
-"""The files of a study: its directories below `logs/`, and the result file that every launch writes at its end."""
+"""The files of a study: its directories below `logs/`, and the result of a launch as its journal holds it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from chronicle.paths import RunPaths
 from experiments.errors import StudyError
-from rollback.disk.durable import write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class StudyPaths:
         return self.study_dir / "output" / f"{name}-leg{leg}.txt"
 
     def curves_path(self, name: str, launch: int) -> Path:
-        """What a launch of a study's own trainer logged, in the study's names of channels."""
+        """What a launch logged, in the study's names of channels."""
         return self.run(name).launch_dir(launch) / "study-curves.jsonl"
 
     @property
@@ -56,28 +54,20 @@ class StudyPaths:
         return self.study_dir / "report"
 
 
-# --- The result of one launch
-
-LEG_RESULT = "study-leg.json"
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegResult:
-    """The result of one launch. Digests are sha256 of state at the end; `final` is in bits per byte, for a last leg."""
+    """The result of one launch. Digests are sha256 of its last checkpoint; `final` has the outcomes, for a last leg."""
 
-    plan_hash: str
     run: str
     leg: int
     first: int
     last: int
     weights: str
     moments: str
-    average: str
-    checkpoints: tuple[str, ...]
     final: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -86,20 +76,6 @@ class LegResult:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> LegResult:
         """Read the output of `to_json`. Raises `StudyError` for another version."""
-        parts = dict(record)
-        if parts.pop("v", None) != VERSION:
+        if record.get("v") != VERSION:
             raise StudyError(f"result of a launch has version {record.get('v')!r}: this program reads {VERSION}")
-        return cls(**{**parts, "checkpoints": tuple(parts["checkpoints"])})
-
-
-def write_result(path: Path, result: LegResult) -> None:
-    """Write the file atomically and durably."""
-    write_atomic(path, json.dumps(result.to_json(), indent=1, sort_keys=True))
-
-
-def read_result(path: Path) -> LegResult:
-    """Read a result. Raises `StudyError` where it is missing or damaged."""
-    try:
-        return LegResult.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise StudyError(f"no usable result in `{path}`: {problem}") from problem
+        return cls(**{one.name: record[one.name] for one in fields(cls)})

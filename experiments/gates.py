@@ -3,23 +3,19 @@
 1. An exact restart changes no bit (A′ ≡ A0).
 2. Arms that share an order have read the same data and have the same loss, bit for bit, until their treatment. After it,
    their data or state differ.
-3. Each launch read the planned samples.
-4. All arms have the same LR.
+3. All arms have the same LR.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
-from chronicle.data import step_digest
 from experiments.definition import Arm, Loss, Order
 from experiments.design import Leg, StudyPlan
-from experiments.order import DataShape, Ids, leg_order, slice_samples
-from experiments.outcomes import PRIMARY, RunData, StudyData
+from experiments.outcomes import RunData, StudyData
 from rollback.channels import Role, role_of
 
 
@@ -52,24 +48,9 @@ class Treatment:
         return min(known) if known else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """The samples of one run: drawn, drawn again, and those of the slices that were never read."""
-
-    run: str
-    drawn: int
-    repeats: int
-    unread: int
-    as_planned: bool
-    guard: tuple[str, ...]
-
-
-def check_gates(data: StudyData, ledgers: Sequence[Ledger]) -> tuple[GateCheck, ...]:
+def check_gates(data: StudyData) -> tuple[GateCheck, ...]:
     """Return every control that the complete runs allow; a failed one refuses the report."""
-    checks = [*_check_exact(data), *_check_shared(data), _check_rates(data)]
-    if ledgers:
-        checks.append(_check_read(ledgers))
-    return tuple(checks)
+    return (*_check_exact(data), *_check_shared(data), _check_rates(data))
 
 
 def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatment:
@@ -77,7 +58,7 @@ def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatmen
     reference, size = plan.study.arm(plan.study.reference), plan.profile.slice_updates
     if arm.merged != reference.merged:
         return Treatment(data_after=0, state_after=None)
-    reads = set(plan.study.trainer.reads) if plan.study.trainer is not None else set()
+    reads = set(plan.study.program.reads)
     slices = zip(arm.slices, reference.slices, strict=True)
     data = [number * size for number, (own, other) in enumerate(slices) if own != other]
     state, by_settings = [], True
@@ -104,10 +85,8 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
         return
     one, other = data.plan.study.gate
     seeds = data.seeds(one, other)
-    what = f"{other} is {one}, bit for bit: losses, evaluations, weights, moments, averaged weights"
-    if data.plan.study.trainer is not None:
-        what = (f"{other} is {one}, bit for bit: loss, LR and gradient norm where logged, the outcome where both have it, "
-                "tensors of the last checkpoint")
+    what = (f"{other} is {one}, bit for bit: loss, LR and gradient norm where logged, evaluations where both have them, the "
+            "outcomes, tensors of the last checkpoint")
     if not seeds:
         yield GateCheck(
             name="exact restart", what=what, ok=False, found=f"no seed at which both {one} and {other} are complete"
@@ -119,22 +98,21 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
 
 
 def _is_compared(name: str) -> bool:
-    """Of a trainer of the study's own: what else it logs may be times, or means over a launch."""
+    """What else a trainer logs may be times, or means over a launch."""
     return name in ("loss", "eval/mixture", "data_digest") or role_of(name) in (Role.LR, Role.NORM)
 
 
 def _differences(one: RunData, other: RunData) -> Iterator[str]:
-    names = {*one.channels, *other.channels}
-    for name in sorted(names if one.primary == PRIMARY else filter(_is_compared, names)):
+    for name in sorted(filter(_is_compared, {*one.channels, *other.channels})):
         a, b = one.channel(name), other.channel(name)
         equal = (a == b) | (np.isnan(a) & np.isnan(b))
-        if name == "eval/mixture" and one.primary != PRIMARY:  # a script may evaluate where it saves: an arm saves elsewhere
+        if name == "eval/mixture":  # a script may evaluate where it saves: an arm saves elsewhere
             equal |= np.isnan(a) | np.isnan(b)
         unequal = np.flatnonzero(~equal)
         if len(unequal):
             yield f"`{name}` differs from update {unequal[0] + 1} on"
     last, end = one.finished[-1].result, other.finished[-1].result
-    for name in ("weights", "moments", "average"):
+    for name in ("weights", "moments"):
         if getattr(last, name) != getattr(end, name):
             yield f"{name} at the end differ"
     if dict(last.final) != dict(end.final):
@@ -197,43 +175,3 @@ def _check_rates(data: StudyData) -> GateCheck:
         found = "not compared: no `lr` was logged"
     return GateCheck(name="learning rate", what="the same LR at every update, but where it is changed on purpose",
                      ok=not unequal, found=found)
-
-
-def _check_read(ledgers: Sequence[Ledger]) -> GateCheck:
-    wrong = [ledger.run for ledger in ledgers if not ledger.as_planned]
-    found = f"other data than planned in {', '.join(wrong)}" if wrong else f"{len(ledgers)} runs as planned"
-    return GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
-                     ok=not wrong, found=found)
-
-
-def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
-    """Return the planned batches of a run's lineage."""
-    arm = data.plan.study.arm(run.run.arm)
-    rows: list[Ids] = []
-    for leg in run.run.legs:
-        rows = rows[: leg.first]
-        rows += list(leg_order(shape, arm, leg, data.plan.order_seed(run.run)))
-    return np.stack(rows)
-
-
-def count_ledger(data: StudyData, shape: DataShape | None) -> tuple[Ledger, ...]:
-    """Return the ledger of every run: repeats, unread samples, and whether the log shows the planned data.
-
-    What a trainer of the study's own reads is not known (`shape` is None), so such a study has none.
-    """
-    found = []
-    for run in data.runs.values() if shape is not None else ():
-        assert shape is not None
-        batches = planned_order(data, shape, run)
-        planned = np.array([int(step_digest(batch)[:13], 16) for batch in batches], dtype=np.float64)
-        drawn = {tuple(pair) for pair in batches.reshape(-1, 2).tolist()}
-        in_slices = set()
-        for source, logical in product(range(len(shape.sources)), range(1, shape.num_slices + 1)):
-            windows = slice_samples(shape, source, data.plan.order_seed(run.run), logical).ravel()
-            in_slices |= {(source, window) for window in windows.tolist()}
-        found.append(Ledger(
-            run=run.run.name, drawn=batches.shape[0] * batches.shape[1],
-            repeats=batches.shape[0] * batches.shape[1] - len(drawn), unread=len(in_slices - drawn),
-            as_planned=bool(np.array_equal(planned, run.channel("data_digest"))),
-            guard=tuple(done.guard or "none" for done in run.finished)))
-    return tuple(found)

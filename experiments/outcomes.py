@@ -18,12 +18,7 @@ from experiments.design import START, StudyPlan, StudyRun
 from experiments.files import StudyPaths
 from experiments.history import Finished, StudyHistory
 
-PRIMARY = "averaged/mixture"
-BITS_PER_BYTE = 9
 Curve: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-
-PROBE_GAIN = "gain of examples"  # of a trainer's `probe`
-GAINS = {"copy-gain": ("copy/0", "copy/4")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +29,6 @@ class RunData:
     finished: tuple[Finished, ...]
     channels: Mapping[str, Curve]
     num_updates: int
-    primary: str = PRIMARY  # name of the primary outcome in `final`
-    probe: tuple[str, ...] = ()  # names in `final`: without and with examples
-    loss_scale: float = BITS_PER_BYTE / math.log(2)  # what makes the logged loss the study's unit
-
-    @property
-    def loss(self) -> Curve:
-        """The training loss in the unit of the study: bits per byte of the predicted bits, else as it was logged."""
-        return self.channel("loss") * self.loss_scale
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -56,6 +43,10 @@ class RunData:
     def channel(self, name: str) -> Curve:
         """A curve; all NaN where the run never logged it."""
         return self.channels.get(name, np.full(self.num_updates, np.nan))
+
+    def outcome(self, name: str) -> float:
+        """An outcome by name: a final measurement, or `bounce`; NaN where it was not measured."""
+        return bounce(self.channel("eval/mixture")) if name == "bounce" else self.final.get(name, np.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +88,6 @@ def read_study(plan: StudyPlan, history: StudyHistory, paths: StudyPaths) -> Stu
     return StudyData(plan=plan, runs=runs, starts=tuple(starts), stopped=dict(history.stopped), open=tuple(unfinished))
 
 
-def outcome_of(run: RunData, name: str) -> float:
-    """An outcome by name: a final measurement, `bounce`, or a gain; NaN where it was not measured."""
-    if name == PRIMARY:
-        name = run.primary
-    if name == "bounce":
-        return bounce(run.channel("eval/mixture"))
-    keys = run.probe if name == PROBE_GAIN else GAINS.get(name)
-    if keys:
-        before, after = (run.final.get(key, np.nan) for key in keys)
-        return before - after
-    return run.final.get(name, np.nan)
-
-
 def bounce(evals: Curve) -> float:
     """Return the standard deviation of a run's evaluations around their line of regression; NaN below four of them."""
     where = np.flatnonzero(np.isfinite(evals))
@@ -122,20 +100,15 @@ def bounce(evals: Curve) -> float:
 def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], paths: StudyPaths) -> RunData:
     total = run.legs[-1].last
     rows: dict[int, Mapping[str, float]] = {}
-    trainer = plan.study.trainer
     for leg, done in zip(run.legs, finished, strict=True):
         rows = {update: values for update, values in rows.items() if update <= leg.first}
-        own = paths.run(run.name).metrics_path(done.launch) if trainer is None else paths.curves_path(run.name, done.launch)
-        for point in read_metrics(own):
+        for point in read_metrics(paths.curves_path(run.name, done.launch)):
             update = point.step - plan.profile.start_updates
             if leg.first < update <= leg.last:
                 rows[update] = point.values
     names = sorted({name for values in rows.values() for name in values})
     channels = {name: np.array([rows.get(u, {}).get(name, np.nan) for u in range(1, total + 1)]) for name in names}
-    if trainer is None:
-        return RunData(run=run, finished=finished, channels=channels, num_updates=total)
-    return RunData(run=run, finished=finished, channels=channels, num_updates=total, primary=trainer.outcome,
-                   probe=trainer.probe, loss_scale=1.0)
+    return RunData(run=run, finished=finished, channels=channels, num_updates=total)
 
 
 # --- Excess loss after each restart
@@ -147,7 +120,7 @@ SMOOTHED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transient:
-    """After one restart: area in bits per byte × updates, peak of the 5-update mean, updates to recover (None: not within)."""
+    """After one restart: area in the study's unit × updates, peak of the 5-update mean, updates to recover (None: not yet)."""
 
     run: str
     after: int
@@ -161,7 +134,7 @@ class Transient:
 
 def excess_over(run: RunData, reference: RunData, channel: str) -> tuple[Curve, Curve]:
     """Excess of a run over the reference in the study's unit, and per update whether both are known to have seen one batch."""
-    own, base = (one.loss if channel == "loss" else one.channel(channel) for one in (run, reference))
+    own, base = run.channel(channel), reference.channel(channel)
     same = run.channel("data_digest") == reference.channel("data_digest")
     return own - np.where(same, base, _local_mean(base)), same
 
@@ -181,18 +154,12 @@ def find_transients(run: RunData, reference: RunData, channel: str = "loss") -> 
             smooth = window
             if len(window) >= SMOOTHED:
                 smooth = np.convolve(np.nan_to_num(window), np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+            inside = np.flatnonzero(smooth <= 2 * noise / math.sqrt(SMOOTHED) + 1e-12)  # two sd of its own noise
             found.append(Transient(
                 run=run.run.name, after=after, channel=channel, identical_batches=bool(same[after:end].all()),
                 num_updates=end - after, area=float(np.nansum(window)), peak=float(np.max(smooth)),
-                recovered_after=_recovery(smooth, noise)))
+                recovered_after=int(inside[0]) if len(inside) else None))
     return tuple(found)
-
-
-def _recovery(smooth: Curve, noise: float) -> int | None:
-    """Updates until the smoothed excess is within two sd of its own noise; 0 where it never left."""
-    bound = 2 * noise / math.sqrt(SMOOTHED)
-    inside = np.flatnonzero(smooth <= bound + 1e-12)
-    return int(inside[0]) if len(inside) else None
 
 
 def _local_mean(curve: Curve) -> Curve:

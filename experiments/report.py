@@ -24,9 +24,8 @@ from chronicle.journal.writer import store_file
 from experiments.design import START, StudyPlan
 from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
-from experiments.gates import check_gates, count_ledger
-from experiments.order import read_shape
-from experiments.outcomes import PROBE_GAIN, StudyData, outcome_of, read_study
+from experiments.gates import check_gates
+from experiments.outcomes import StudyData, read_study
 from experiments.plots import PLOTS, draw_plots
 from experiments.runner import read_registered
 from experiments.statistics import Mean, average
@@ -41,7 +40,6 @@ from experiments.tables import (
 )
 from experiments.verdicts import (
     Judged,
-    answer,
     answer_bounce,
     answer_questions,
     count_units,
@@ -54,8 +52,7 @@ from experiments.verdicts import (
 
 VERSION = 1
 MEASURED = "measured.json"
-GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do the task
-SHOWN = {"controls": 12, "outcomes": 16, "ledger-table": 16, "transient-table": 0}  # rows of a table on the page
+SHOWN = {"controls": 12, "outcomes": 16, "transient-table": 0}  # rows of a table on the page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +102,7 @@ class _Folder:
         try:
             self.plan = StudyPlan.from_json(read("plan.json"))
             self.measured = read(MEASURED)
-            names = ("outcomes", "controls", "losses", "differences", "transients", "transient-table", "ledger-table")
+            names = ("outcomes", "controls", "losses", "differences", "transients", "transient-table")
             found = {name: directory / f"{name}.csv" for name in names}
             self.tables = {name: parse_csv(name, path.read_text(encoding="utf-8"), SHOWN.get(name))
                            for name, path in found.items() if path.is_file()}
@@ -134,49 +131,21 @@ class _Folder:
 
 def _measure(data: StudyData, directory: Path) -> None:
     """Check the controls and write the raw files. Raises `GateFailed`."""
-    plan, trainer = data.plan, data.plan.study.trainer
-    shape, corpora = read_shape(plan) if trainer is None else (None, ())
-    ledgers = count_ledger(data, shape)
-    checks = check_gates(data, ledgers)
+    checks = check_gates(data)
     broken = [check for check in checks if not check.ok]
     if broken:
         named = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
         raise GateFailed(f"control checks of the study failed, so no results are reported: {named}",
                          "find the cause first: an exact restart that differs is a bug")
     directory.mkdir(parents=True, exist_ok=True)
-    for table in measured_tables(data, checks, ledgers):
+    for table in measured_tables(data, checks):
         (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
-    if trainer is None:
-        read = "sources (sha256): " + ", ".join(f"`{corpus.name}` {corpus.digest}" for corpus in corpora)
-    else:
-        read = f"trainer: `{shlex.join(trainer.command)}`"
-    start = data.starts[0].result if data.starts else None
-    _write_json(directory / "plan.json", plan.to_json())
+    _write_json(directory / "plan.json", data.plan.to_json())
     _write_json(directory / MEASURED, {
-        "v": VERSION, "read": read, "notes": _notes(data), "checkpoint": start.weights if start else None,
-        "start_bpb": start.final.get("averaged/mixture") if start else None,
+        "v": VERSION, "read": f"trainer: `{shlex.join(data.plan.study.program.command)}`",
+        "checkpoint": data.starts[0].result.weights if data.starts else None,
         "restarts": {arm: len(data.of_arm(arm)[0].restarts) for arm in data.arms},
         "stopped": dict(data.stopped), "open": list(data.open)})
-
-
-def _notes(data: StudyData) -> list[str]:
-    """What examples gain (a small analogue of k-shot evaluation), and whether the common checkpoints could use them at all."""
-    trainer = data.plan.study.trainer
-    keys = ("copy/0", "copy/4") if trainer is None else trainer.probe
-    if not keys or not data.starts:
-        return []
-    without, given = keys
-    found = [start.result.final for start in data.starts]
-    if not all(without in final and given in final for final in found):
-        return ["What examples gain: not measured, windows are too short for it."]
-    gains = [final[without] - final[given] for final in found]
-    listed = ", ".join(f"{gain:+.3f}" for gain in gains)
-    told = f"`{without}` − `{given}` at the common checkpoints is {listed} {data.plan.study.unit}"
-    if not min(gains) > GAIN_SHOWN:
-        return [f"What examples gain: **not measurable at this size**. {told}, and {GAIN_SHOWN} was asked of each."]
-    name = "copy-gain" if trainer is None else PROBE_GAIN
-    means = ", ".join(f"{arm} {np.mean([outcome_of(run, name) for run in data.of_arm(arm)]):+.4f}" for arm in data.arms)
-    return [f"What examples gain: {told}, above {GAIN_SHOWN} at each. At the end, by arm: {means}."]
 
 
 # --- What follows
@@ -185,13 +154,20 @@ def _notes(data: StudyData) -> list[str]:
 def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     plan, study, measured = folder.plan, folder.plan.study, folder.measured
     yield f"# {study.title} Study {study.name}, profile {plan.profile.name}"
-    yield _what(folder)
-    num_done = sum(map(len, folder.outcomes.values()))
+    arms = "; ".join(f"**{name}** {study.arm(name).says} ({len(folder.outcomes[name])} runs)" for name in folder.arms)
+    starts = "the same checkpoint"
+    if plan.profile.starts > 1:
+        starts = f"one of {plan.profile.starts} checkpoints, crossed with {plan.profile.seeds} orders"
+    yield (f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
+           f"two-sided {study.alpha:.0%}. All arms start at {starts} ({plan.profile.start_updates} updates) and make "
+           f"{plan.profile.slice_updates * len(study.arms[0].slices)} updates; differences are paired by seed. "
+           f"{_units(plan)}\n\nArms: {arms}.")
     if measured["open"] or measured["stopped"]:
         whole = sum(run.arm != START for run in plan.runs)
-        yield (f"**This is not the whole registered study: {num_done} of its {whole} runs are complete** "
-               f"({len(measured['open'])} not run yet, {len(measured['stopped'])} stopped; named below). Its verdicts are "
-               "those of the complete pairs, and preliminary.")
+        stopped = "; ".join(f"{run}: {why}" for run, why in measured["stopped"].items())
+        yield (f"**This is not the whole registered study: {sum(map(len, folder.outcomes.values()))} of its {whole} runs are "
+               "complete.** Its verdicts are those of the complete pairs, and preliminary. Stopped, not in the numbers: "
+               f"{stopped or 'none'}. Not run yet: {', '.join(measured['open']) or 'none'}.")
     yield "## Answers"
     for question, said in folder.told:
         yield f"**{question}** {said}"
@@ -199,13 +175,13 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
         one, other = study.gate
         number = measured["restarts"][other]
         yield f"**And a restart that loses nothing?** No effect: after {number} of them {other} is {one} to the last bit."
-    yield "### Every contrast in words"
     yield describe_errors(study, folder.judged)
-    yield from map(answer, folder.judged)
     yield _figure("contrasts", "contrast-table")
     yield _contrast_table(folder.judged)
-    yield "## What it does not show"
-    yield from _limits(folder)
+    number = "one common checkpoint" if plan.profile.starts == 1 else f"{plan.profile.starts} common checkpoints"
+    yield (f"What it does not show: it holds for {number}, this data, this size and slices of {plan.profile.slice_updates} "
+           "updates, and need not hold for 9 or 80 billion parameters. An arm with one seed allows no inference on lasting "
+           "effects. World size, precision and hardware do not change at a restart but where an arm says so.")
     yield "## Controls"
     yield "All of them held; had one failed there would be no report."
     yield folder.tables["controls"]
@@ -223,29 +199,9 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     yield "## Outcomes"
     yield folder.tables["outcomes"]
     yield _secondary(folder)
-    yield from measured["notes"]
-    if "ledger-table" in folder.tables:
-        yield "## Ledger"
-        yield ("Counted from the plan, and proved by the logged digest of every batch. The guard's word is per launch: "
-               "`warned` where state was lost on purpose and the guard noticed.")
-        yield folder.tables["ledger-table"]
     yield "## Provenance"
-    yield (f"Plan {plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of its weights) "
+    yield (f"Plan {plan.plan_hash}; definition {plan.study_hash}; common checkpoint (sha256 of its weights) "
            f"{measured['checkpoint']}; {measured['read']}.")
-
-
-def _what(folder: _Folder) -> str:
-    plan, study = folder.plan, folder.plan.study
-    profile = plan.profile
-    arms = "; ".join(f"**{name}** {study.arm(name).says} ({len(folder.outcomes[name])} runs)" for name in folder.arms)
-    starts = "the same checkpoint"
-    if profile.starts > 1:
-        starts = f"one of {profile.starts} checkpoints, crossed with {profile.seeds} orders"
-    windows = f" of {profile.batch_size} windows" if profile.batch_size else ""
-    return (f"Registered before the first launch: primary outcome {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
-            f"two-sided {study.alpha:.0%}. All arms start at {starts} ({profile.start_updates} updates) and make "
-            f"{profile.slice_updates * len(study.arms[0].slices)} updates{windows}; differences are paired by seed. "
-            f"{_units(plan)}\n\nArms: {arms}.")
 
 
 def _units(plan: StudyPlan) -> str:
@@ -255,28 +211,6 @@ def _units(plan: StudyPlan) -> str:
     if kinds == ("seed",):
         return "Every seed is an independent unit."
     return f"The independent unit is the {kinds[0]}: pairs that share it are one observation, their mean."
-
-
-def _limits(folder: _Folder) -> Iterator[str]:
-    """Sentences on what the study does not show."""
-    plan, study, measured = folder.plan, folder.plan.study, folder.measured
-    profile = plan.profile
-    if study.trainer is None:
-        yield (f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of {profile.window_bytes} "
-               f"bytes) and at {measured['start_bpb']:.2f} bits per byte at the common checkpoint. What holds here need not "
-               "hold for 9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, "
-               "and how large an effect it would have seen.")
-    yield f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight."
-    number = "one common checkpoint" if profile.starts == 1 else f"{profile.starts} common checkpoints"
-    yield (f"What is said holds for {number}, this data and this size. World size, precision of the saved weights and hardware "
-           "do not change at a restart but where an arm says so.")
-    single = [arm for arm in folder.arms if len(folder.outcomes[arm]) == 1]
-    if single and len(single) < len(folder.arms):
-        yield f"One seed only, so no inference on lasting effects: {', '.join(single)}."
-    if measured["stopped"]:
-        yield f"Stopped, not in the numbers: {'; '.join(f'{run}: {why}' for run, why in measured['stopped'].items())}."
-    if measured["open"]:
-        yield f"Not run yet: {', '.join(measured['open'])}."
 
 
 def _contrast_table(judged: Sequence[Judged]) -> ReportTable:
@@ -301,11 +235,8 @@ def _span(low: float, high: float) -> str:
 
 def _transient_means(folder: _Folder) -> ReportTable:
     """Means by arm, channel and horizon; the interval is over independent units, of the mean of a run's restarts."""
-    found: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
-    for row in folder.tables["transient-table"].rows:
-        found.setdefault((row[0].rpartition("-s")[0], row[2], row[4]), []).append(row)
     rows = []
-    for (arm, channel, horizon), items in found.items():
+    for (arm, channel, horizon), items in _by_arm(folder.tables["transient-table"]).items():
         over_units = folder.mean(_by_seed(items))
         interval = f"{over_units.interval(0.95)[0]:+.3f} … {over_units.interval(0.95)[1]:+.3f}" if over_units else ""
         is_same = all(row[3] == "yes" for row in items)
@@ -318,6 +249,14 @@ def _transient_means(folder: _Folder) -> ReportTable:
     return ReportTable(name="transient-means", header=header, rows=tuple(rows))
 
 
+def _by_arm(table: ReportTable) -> dict[tuple[str, str, str], list[tuple[str, ...]]]:
+    """The rows of the table of transients by arm, channel and horizon."""
+    found: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
+    for row in table.rows:
+        found.setdefault((row[0].rpartition("-s")[0], row[2], row[4]), []).append(row)
+    return found
+
+
 def _by_seed(items: Sequence[tuple[str, ...]]) -> dict[int, float]:
     """The mean area of a run's restarts, from rows of the table of transients."""
     areas: dict[int, list[float]] = {}
@@ -328,11 +267,11 @@ def _by_seed(items: Sequence[tuple[str, ...]]) -> dict[int, float]:
 
 def _excess(table: ReportTable) -> dict[tuple[str, int], dict[int, float]]:
     """The mean excess of the training loss after restarts, by arm and horizon, then by seed."""
-    found: dict[tuple[str, int], list[tuple[str, ...]]] = {}
-    for row in table.rows:
-        if row[2] == "loss":
-            found.setdefault((row[0].rpartition("-s")[0], int(row[4])), []).append(row)
-    return {key: {seed: area / key[1] for seed, area in _by_seed(items).items()} for key, items in found.items()}
+    found = {}
+    for (arm, channel, horizon), items in _by_arm(table).items():
+        if channel == "loss":
+            found[arm, int(horizon)] = {seed: area / int(horizon) for seed, area in _by_seed(items).items()}
+    return found
 
 
 def _secondary(folder: _Folder) -> ReportTable:

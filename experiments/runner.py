@@ -14,12 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from bit_transformer.training.resume import checkpoint_path
 from chronicle.cli.options import ExitCode
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import (
@@ -34,11 +32,20 @@ from chronicle.journal.events import (
 )
 from chronicle.launch.admission import find_alive, list_launches
 from chronicle.launch.containment import die_with_parent
-from experiments.design import START, Leg, StudyPlan, StudyRun
+from experiments.design import Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
-from experiments.files import LEG_RESULT, StudyPaths, read_result
+from experiments.files import StudyPaths
 from experiments.history import Finished, NextLaunch, StudyHistory, count_updates, list_ready, read_history
-from experiments.stranger import checkpoint_after, command_words, is_treated, lose_in_copy, read_leg, treated_copy
+from experiments.launches import (
+    checkpoint_after,
+    command_words,
+    is_treated,
+    lose_in_copy,
+    lost_in_copy,
+    placeholders,
+    read_leg,
+    resume_path,
+)
 from rollback.checkpoint.manifest import MANIFEST_NAME
 from rollback.disk.durable import write_atomic
 
@@ -61,19 +68,18 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
     Raises `NotRegistered` where this study's journal registered another plan: a margin or an arm may not change after
     the first result.
     """
-    registered = _history(paths).plan_hash
-    if registered is not None and registered != plan.plan_hash:
-        raise NotRegistered(
-            f"`{paths.study_dir}` registered plan {registered[:12]}, this is plan {plan.plan_hash[:12]}",
-            "give the changed study another --name: a registered plan cannot change")
+    registered = _history(paths).plan
+    if registered is not None and StudyPlan.from_json(dict(registered)) != plan:
+        raise NotRegistered(f"`{paths.study_dir}` has another registered plan than {plan.plan_hash[:12]}",
+                            "give the changed study another --name: a registered plan cannot change")
     if registered is None or not paths.plan_path.is_file():
         paths.study_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(paths.plan_path, json.dumps(plan.to_json(), indent=1, sort_keys=True))
+        write_atomic(paths.plan_path, json.dumps(registered or plan.to_json(), indent=1, sort_keys=True))
     if registered is None:
         study, profile = plan.study, plan.profile
         entry = StudyRegistered(
             study=study.name, profile=profile.name, seeds=profile.seeds, arms=plan.arm_names, primary=study.primary,
-            margin_bpb=study.margin_bpb, alpha=study.alpha, study_digest=study.digest, plan_hash=plan.plan_hash,
+            margin_bpb=study.margin_bpb, alpha=study.alpha, study_digest=plan.study_hash, plan_hash=plan.plan_hash,
             contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts), plan=plan.to_json())
         title = f"study {study.name}, profile {profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
         writer.write(entry, title=title)
@@ -92,7 +98,7 @@ def _history(paths: StudyPaths) -> StudyHistory:
 
 
 def run_study(
-    plan: StudyPlan, paths: StudyPaths, launcher: Launcher, *, jobs: int = 2, only: Collection[str] = (),
+    plan: StudyPlan, paths: StudyPaths, launcher: ChronicleLauncher, *, jobs: int = 2, only: Collection[str] = (),
     retry_stopped: bool = False, say: Callable[[str], None] = lambda line: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StudyOutcome:
@@ -117,7 +123,7 @@ class _Keeper:
     """Keeps up to `jobs` launches running and journals their results."""
 
     def __init__(
-        self, plan: StudyPlan, paths: StudyPaths, launcher: Launcher, writer: JournalWriter, only: frozenset[str],
+        self, plan: StudyPlan, paths: StudyPaths, launcher: ChronicleLauncher, writer: JournalWriter, only: frozenset[str],
         say: Callable[[str], None],
     ) -> None:
         self._plan, self._paths, self._launcher, self._writer = plan, paths, launcher, writer
@@ -209,35 +215,9 @@ INHERITED = ("CHRONICLE_RUN", "CHRONICLE_RUN_DIR", "CHRONICLE_LAUNCH", "CHRONICL
              "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")
 
 
-class Running(Protocol):
-    """A running launch."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it runs; negative or 128 + n means a signal."""
-
-    def finish(self) -> Finished:
-        """Return the result of a launch that ended with 0. Raises `StudyError` where it left none."""
-
-    def explain(self, code: int) -> str:
-        """Return in words why a launch ended with a code other than 0."""
-
-    def stop(self) -> None:
-        """End the launch and wait for it."""
-
-
-class Launcher(Protocol):
-    """Starts launches; tests put a fake here."""
-
-    def is_free(self, run: StudyRun) -> bool:
-        """Whether no process of an earlier launch of this run is alive on this host."""
-
-    def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
-        """Start one launch. Raises `OSError` or `StudyError` where that fails."""
-
-
 @dataclass(slots=True)
 class ChronicleLauncher:
-    """Starts `chronicle run -- …` in this environment: the study's trainer, or `python -m experiments.trainer …`."""
+    """Starts `chronicle run -- …` with the study's trainer in this environment."""
 
     paths: StudyPaths
     environ: Mapping[str, str]
@@ -249,54 +229,41 @@ class ChronicleLauncher:
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
         """Start one launch, after a rollback where the leg goes back. Its output goes to a file of the study."""
-        output, trainer = self.paths.output_path(run.name, leg.number), plan.study.trainer
+        output = self.paths.output_path(run.name, leg.number)
         output.parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
         environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches, and the study has its own report
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        words = leg.restart.rollback if leg.restart is not None else ()
-        if trainer is not None:
-            self._treat(plan, run, leg)
-            if is_treated(plan, run, leg):
-                environ["CHRONICLE_GUARD"] = "warn"  # it differs on purpose: the guard's word is recorded
-        elif leg.number > 1 and leg.first < run.legs[leg.number - 2].last:
-            words = ("--skip-batches", str(leg.data_offset))
-        if words:
-            self._roll_back(plan, run, leg, environ, output, words)
+        if lost_in_copy(leg):
+            owner = plan.start_of(run) if leg.number == 1 else run
+            copy = resume_path(plan, run, leg, self.paths)
+            assert copy is not None
+            lose_in_copy(checkpoint_after(plan, owner, leg.first, self.paths), copy, lost_in_copy(leg))
+        if is_treated(plan, run, leg):
+            environ["CHRONICLE_GUARD"] = "warn"  # it differs on purpose: the guard's word is recorded
+        if leg.restart is not None and leg.restart.rollback:
+            self._roll_back(plan, run, leg, environ, output)
         with output.open("ab") as sink:
             process = subprocess.Popen(
                 self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
                 preexec_fn=die_with_parent(signal.SIGTERM))
-        return _Process(process, self.paths, plan, run, leg, output)
+        return Running(process, self.paths, plan, run, leg, output)
 
     def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
         """Return the command line of a launch."""
         resume = resume_path(plan, run, leg, self.paths)
         resume = resume.resolve() if resume is not None else None
-        if plan.study.trainer is not None:
-            words = command_words(plan, run, leg, self.paths, resume, sys.executable)
-        else:
-            words = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
-                     "--run", run.name, "--leg", str(leg.number)]
-            if resume is not None:
-                words += ["--resume", str(resume)]
+        words = command_words(plan, run, leg, self.paths, resume, sys.executable)
         return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *words]
 
     def _where(self, run: StudyRun) -> list[str]:
         checkpoints = self.paths.checkpoints_dir(run.name)
         return ["--run", run.name, "--logs", str(self.paths.runs_dir), "--checkpoints", str(checkpoints)]
 
-    def _treat(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> None:
-        """Make the copy in which a leg's state is lost."""
-        if leg.restart is not None and leg.restart.loses:
-            owner = plan.start_of(run) if leg.number == 1 else run
-            checkpoint = checkpoint_after(plan, owner, leg.first, self.paths)
-            lose_in_copy(checkpoint, treated_copy(self.paths, run, leg, checkpoint), leg.restart.loses)
-
-    def _roll_back(
-        self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path, words: Sequence[str]
-    ) -> None:
-        step = plan.profile.start_updates + leg.first
+    def _roll_back(self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path) -> None:
+        assert leg.restart is not None
+        step, values = plan.profile.start_updates + leg.first, placeholders(plan, run, leg, self.paths, None, "")
+        words = [word.format_map(values) for word in leg.restart.rollback]
         command = [*CHRONICLE, "rollback", "--to", str(step), "--yes", *self._where(run), *words]
         with output.open("ab") as sink:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, check=False)
@@ -306,7 +273,9 @@ class ChronicleLauncher:
 
 
 @dataclass(slots=True)
-class _Process:
+class Running:
+    """A running launch."""
+
     process: subprocess.Popen[bytes]
     paths: StudyPaths
     plan: StudyPlan
@@ -316,9 +285,9 @@ class _Process:
     told: bool = False  # that its leg is over
 
     def poll(self) -> int | None:
+        """Return the exit code, None while it runs; negative or 128 + n means a signal."""
         code = self.process.poll()
-        trainer = self.plan.study.trainer
-        if trainer is None or trainer.stop != "checkpoint":
+        if self.plan.study.program.stop != "checkpoint":
             return code
         if not self.told and (checkpoint_after(self.plan, self.run, self.leg.last, self.paths) / MANIFEST_NAME).exists():
             self.told = True
@@ -327,25 +296,20 @@ class _Process:
         return 0 if self.told and code is not None and self.leg is not self.run.legs[-1] else code
 
     def finish(self) -> Finished:
+        """Return the result of a launch that ended with 0. Raises `StudyError` where it left none."""
         run_paths = self.paths.run(self.run.name)
         entries = read_journal(run_paths).entries
         own = (entry.launch for entry, start in events_of(entries, LaunchStart) if start.pid == self.process.pid)
         launch = max((number for number in own if number is not None), default=None)
         if launch is None:
             raise StudyError(f"run `{self.run.name}` has no launch in its journal")
-        if self.plan.study.trainer is not None:
-            result = read_leg(self.plan, self.run, self.leg, self.paths, launch)
-        else:
-            result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
-        if (result.plan_hash, result.run, result.leg) != (self.plan.plan_hash, self.run.name, self.leg.number):
-            raise StudyError(
-                f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`"
-            )
+        result = read_leg(self.plan, self.run, self.leg, self.paths, launch)
         words = {said.verdict for entry, said in events_of(entries, GuardVerdict) if entry.launch == launch}
         guard = next((word for word in ("refused", "warned", "unverified", "passed") if word in words), None)
         return Finished(result=result, launch=launch, guard=guard)
 
     def explain(self, code: int) -> str:
+        """Return in words why a launch ended with a code other than 0."""
         number = -code if code < 0 else code - 128
         if 0 < number < 65 and number in {one.value for one in signal.Signals}:
             return f"killed by {signal.Signals(number).name}"
@@ -357,6 +321,7 @@ class _Process:
         return f"ended with code {code}: {said or 'no message'}"
 
     def stop(self) -> None:
+        """End the launch and wait for it."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -364,18 +329,6 @@ class _Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> Path | None:
-    """Return the checkpoint that a leg loads: the common one for a first leg, else the run's own."""
-    if run.arm == START:
-        return None
-    owner = plan.start_of(run) if leg.number == 1 else run
-    if plan.study.trainer is None:
-        return checkpoint_path(paths.checkpoints_dir(owner.name), plan.profile.start_updates + leg.first)
-    checkpoint = checkpoint_after(plan, owner, leg.first, paths)
-    lost = leg.restart is not None and leg.restart.loses
-    return treated_copy(paths, run, leg, checkpoint) if lost else checkpoint
 
 
 def _last_error(output: Path) -> str | None:

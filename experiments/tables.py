@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments.gates import GateCheck, Ledger
-from experiments.outcomes import PRIMARY, PROBE_GAIN, Curve, StudyData, excess_over, find_transients, outcome_of
+from experiments.gates import GateCheck
+from experiments.outcomes import Curve, StudyData, excess_over, find_transients
 
 LOSS_WIDTH, LOSS_EVERY = 25, 5  # updates averaged into a point of a training curve; points kept
 NEAR = 60  # updates shown around a restart
@@ -35,33 +35,19 @@ class ReportTable:
 ReportBlock: TypeAlias = str | ReportTable  # a paragraph or heading in Markdown, or a table
 
 
-def measured_tables(data: StudyData, checks: Sequence[GateCheck], ledgers: Sequence[Ledger]) -> list[ReportTable]:
+def measured_tables(data: StudyData, checks: Sequence[GateCheck]) -> list[ReportTable]:
     """Return everything that was measured, a table each."""
     controls = tuple((check.name, check.what, check.found) for check in checks)
-    tables = [_outcomes(data), ReportTable(name="controls", header=("control", "what", "found"), rows=controls),
-              _losses(data), _differences(data), _around_restarts(data), _transients(data)]
-    if ledgers:
-        tables.append(_ledger(ledgers))
-    return tables
-
-
-def _secondary_names(data: StudyData) -> tuple[str, ...]:
-    trainer = data.plan.study.trainer
-    if trainer is not None:
-        gain = (PROBE_GAIN,) if trainer.probe else ()
-        return (*trainer.also, *trainer.probe, *gain, "bounce")
-    sources = tuple(f"averaged/{source}" for source in data.plan.sources)
-    return (*sources, "raw/mixture", "slice/1", f"slice/{len(data.plan.study.arms[0].slices)}", "bounce", "copy-gain")
+    return [_outcomes(data), ReportTable(name="controls", header=("control", "what", "found"), rows=controls),
+            _losses(data), _differences(data), _around_restarts(data), _transients(data)]
 
 
 def _outcomes(data: StudyData) -> ReportTable:
-    """The outcomes of every run, the primary one first; what no run measured has no column."""
-    trainer = data.plan.study.trainer
+    """The outcomes of every run, the primary one first."""
+    names = (data.plan.study.program.outcome, *data.plan.study.program.also, "bounce")
     runs = [(arm, seed, data.runs[arm, seed]) for arm in data.arms for seed in data.seeds(arm)]
-    names = [name for name in _secondary_names(data) if any(np.isfinite(outcome_of(run, name)) for _, _, run in runs)]
-    rows = [(arm, str(seed), *(f"{outcome_of(run, name):.7f}" for name in (PRIMARY, *names))) for arm, seed, run in runs]
-    header = ("arm", "seed", PRIMARY if trainer is None else trainer.outcome, *names)
-    return ReportTable(name="outcomes", header=header, rows=tuple(rows))
+    rows = [(arm, str(seed), *(f"{run.outcome(name):.7f}" for name in names)) for arm, seed, run in runs]
+    return ReportTable(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows))
 
 
 def _losses(data: StudyData) -> ReportTable:
@@ -129,17 +115,11 @@ def _transients(data: StudyData) -> ReportTable:
             for channel in channels:
                 for one in find_transients(data.runs[arm, seed], data.runs[reference, seed], channel):
                     back = "" if one.recovered_after is None else str(one.recovered_after)
-                    rows.append((one.run, str(one.after), one.channel, _yes(one.identical_batches), str(one.num_updates),
+                    same = "yes" if one.identical_batches else "no"
+                    rows.append((one.run, str(one.after), one.channel, same, str(one.num_updates),
                                  f"{one.area:+.4f}", f"{one.peak:+.4f}", back))
     header = ("run", "after update", "channel", "identical batches", "updates", "area", "peak", "recovered after")
     return ReportTable(name="transient-table", header=header, rows=tuple(rows))
-
-
-def _ledger(ledgers: Sequence[Ledger]) -> ReportTable:
-    rows = [(one.run, f"{one.drawn:,}", f"{one.repeats:,}", f"{one.unread:,}", _yes(one.as_planned), " ".join(one.guard))
-            for one in ledgers]
-    header = ("run", "drawn", "drawn again", "of the slices never read", "digests as planned", "guard, by launch")
-    return ReportTable(name="ledger-table", header=header, rows=tuple(rows))
 
 
 def slice_ends(plan: Any) -> list[int]:
@@ -168,10 +148,6 @@ def _smooth(curve: Curve, width: int) -> Curve:
 
 def _text(value: float) -> str:
     return f"{value:.{DIGITS}g}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 # --- Markdown and CSV

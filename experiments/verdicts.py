@@ -236,30 +236,6 @@ def _direction(one: Judged) -> str:
     return f"{plus} ends {size} than {minus}" if minus else size
 
 
-def answer(one: Judged) -> str:
-    """Return one contrast in words: the question, the verdict, both tests, and what would settle it."""
-    question, r = f"**{one.asked.question}**", one.result
-    if r is None:
-        return f"{question} Not tested: {_few(one)}, two independent units are the least."
-    adjusted = " (Holm-adjusted over the main contrasts)" if one.asked.family == "main" else ""
-    numbers = (f"{one.asked.formula} = {format_bpb(r.mean)}, {count_units(one)}; difference: 95 % interval {_interval(one)}, "
-               f"t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}; equivalence within ±{one.margin:g}: "
-               f"90 % interval {format_bpb(r.inner_low)} to {format_bpb(r.inner_high)}, TOST {format_p(r.tost_p)}")
-    said = f"{question} **{_headline(one)}.** {numbers}."
-    if one.disagrees:
-        said += f" By signed ranks {format_p(one.rank_p)} and {format_p(r.rank_tost_p)}; **{one.disagrees}**."
-    return f"{said} {what_would_settle(one)}".rstrip()
-
-
-def _headline(one: Judged) -> str:
-    if one.verdict is EffectVerdict.DIFFERENCE:
-        return f"Difference: {_direction(one)}"
-    if one.verdict is EffectVerdict.EQUIVALENT:
-        real = ": a real difference, but smaller" if one.is_real else ""
-        return f"Equivalent within the margin of {one.margin:g}{real}"
-    return "Not settled"
-
-
 def what_would_settle(one: Judged) -> str:
     """Return why a contrast is not settled, and about how many units would settle it; empty where it is."""
     r = one.result
@@ -307,9 +283,13 @@ def answer_bounce(bounces: Sequence[Judged]) -> str:
 
 
 def _plainly(one: Judged) -> str:
-    if one.result is None:
-        return f"Not tested: {_few(one)}."
-    where = f"95 % interval {_interval(one)}, {count_units(one)}"
+    """The answer of a contrast in words, with both tests."""
+    r = one.result
+    if r is None:
+        return f"Not tested: {_few(one)}, two independent units are the least."
+    where = (f"difference: 95 % interval {_interval(one)}, t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}; "
+             f"equivalence: 90 % interval {format_bpb(r.inner_low)} to {format_bpb(r.inner_high)}, TOST {format_p(r.tost_p)}; "
+             f"{count_units(one)}")
     is_control = one.asked.family == "control"
     if one.verdict is EffectVerdict.DIFFERENCE:
         return f"An effect: {_direction(one)} ({where})."
@@ -319,10 +299,13 @@ def _plainly(one: Judged) -> str:
     missed = ""
     if is_control:
         missed = " An effect that must be there was not seen by both tests: where this study sees nothing, that means little."
-    numbers = f"{one.asked.formula} = {format_bpb(one.result.mean)} ({where})"
+    numbers = f"{one.asked.formula} = {format_bpb(r.mean)} ({where})"
     if one.verdict is EffectVerdict.EQUIVALENT:
         return f"No effect as large as {one.margin:g} {one.unit}: {numbers}.{missed}"
-    return f"Not settled: {numbers}. {what_would_settle(one)}".rstrip() + missed
+    disagrees = ""
+    if one.disagrees:
+        disagrees = f" By signed ranks {format_p(one.rank_p)} and {format_p(r.rank_tost_p)}; {one.disagrees}."
+    return f"Not settled: {numbers}.{disagrees} {what_would_settle(one)}".rstrip() + missed
 
 
 def _short(one: Judged) -> str:

@@ -49,7 +49,7 @@ GROUPS = {
         "rollback/test_formats_sharded.py", "rollback/test_rollback_ddp.py",
     ),
     # processes that are tagged, signalled, swept; ports; SLURM
-    "launches": ("launch", "preflight", "experiments/test_slurm_array.py", "experiments/test_launching.py"),
+    "launches": ("launch", "preflight", "experiments/test_launching.py"),
     # limits on seconds or memory, and several GB of it
     "measured": (
         "attacks", "commands/test_start_up.py", "rollback/test_rollback_large.py", "rollback/test_torch_file.py",

@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 TINY = (
     "model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_size=8", "warmup_steps=20", "raise_step=none",
-    "raise_factor=1.0", "eval_windows=8", "eval_every=100000", "log_every=20", "summary=false", "telemetry_windows=0",
+    "raise_factor=1.0", "eval_windows=8", "eval_every=100000", "log_every=20", "summary=false",
     "data.num_workers=1",
 )  # fmt: skip
 SAVE_EVERY = 20

@@ -7,8 +7,8 @@ any step. Loaders are not given to `accelerator.prepare`, which would re-shard a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -23,20 +23,6 @@ from chronicle.data.plan import SampleIds
 from chronicle.data.shards import ShardProblem, ShardReader, read_source_manifest, shard_location, text_members
 
 _STRETCH_IDS = 8192
-
-
-class SampleStore(Protocol):
-    """Windows of whole bytes, by number."""
-
-    name: str
-    digest: str
-
-    @property
-    def num_samples(self) -> int:
-        """How many windows there are."""
-
-    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """Return window `index` as uint8."""
 
 
 class TextWindows:
@@ -100,6 +86,9 @@ class ShardWindows:
         return np.frombuffer(self._readers[int(shard)].read(start, self._window_bytes), dtype=np.uint8)
 
 
+SampleStore: TypeAlias = TextWindows | ShardWindows  # windows of whole bytes, by number
+
+
 def open_stores(sources: Iterable[str], window_bytes: int, *, data_dir: str | None) -> tuple[SampleStore, ...]:
     """Return the training windows of each source: built shards below `data_dir`, or text in memory where it is None."""
     if data_dir is not None:
@@ -122,19 +111,14 @@ def open_held_out(sources: Iterable[str], window_bytes: int, num_windows: int, *
         if store.num_samples < num_windows:
             raise BadRecipe(f"source `{name}` holds out {store.num_samples} windows of {window_bytes} bytes, "
                             f"eval_windows asks for {num_windows}")
-        chosen = np.linspace(0, store.num_samples - 1, num_windows).astype(int)
-        found[name] = torch.from_numpy(np.stack([store.read(int(index)) for index in chosen]))
+        found[name] = spread_windows(store, num_windows)
     return found
 
 
-def spread_windows(stores: Iterable[SampleStore], weights: Mapping[str, int], num_windows: int) -> Tensor:
-    """Return about `num_windows` evenly spaced training windows as bytes, each source by its weight, uint8."""
-    total = sum(weights.values())
-    found = []
-    for store in stores:
-        count = min(store.num_samples, max(1, num_windows * weights[store.name] // total))
-        found += [store.read(int(index)) for index in np.linspace(0, store.num_samples - 1, count).astype(int)]
-    return torch.from_numpy(np.stack(found))
+def spread_windows(store: SampleStore, num_windows: int) -> Tensor:
+    """Return at most `num_windows` evenly spaced windows as bytes, uint8."""
+    chosen = np.linspace(0, store.num_samples - 1, min(num_windows, store.num_samples)).astype(int)
+    return torch.from_numpy(np.stack([store.read(int(index)) for index in chosen]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +139,12 @@ class Batch:
         """Yield equal consecutive parts, for gradient accumulation."""
         for bits, sources, num_bits in zip(self.bits_BT.chunk(num_parts), self.sources_B.chunk(num_parts),
                                            self.num_bits_B.chunk(num_parts), strict=True):
-            yield Batch(step=self.step, bits_BT=bits, sources_B=sources, num_bits_B=num_bits, digest=self.digest)
+            yield replace(self, bits_BT=bits, sources_B=sources, num_bits_B=num_bits)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`."""
-        return Batch(step=self.step, bits_BT=self.bits_BT.to(device), sources_B=self.sources_B.to(device),
-                     num_bits_B=self.num_bits_B.to(device), digest=self.digest)
+        return replace(self, bits_BT=self.bits_BT.to(device), sources_B=self.sources_B.to(device),
+                       num_bits_B=self.num_bits_B.to(device))
 
     def without_padding(self, losses_BT: Tensor) -> Tensor:
         """Return the losses (B, T − 1) of predicted symbols with the losses of padding set to 0."""

@@ -16,30 +16,22 @@ import zstandard
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE, encode_bytes
+from bit_transformer.data.bits import COIN_FLIP_BITS_PER_BYTE, encode_bytes
 from bit_transformer.model.conversion import export_int8, weight_bytes
 from bit_transformer.model.transformer import BitTransformer, copy_model, next_symbol_losses
 
 _BATCH = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """Bits per byte of one source over all bits; `parity_bpb` is the part of the parity bits."""
-
-    bpb: float
-    parity_bpb: float
-
-
 @torch.no_grad()
-def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int, world_size: int) -> dict[str, HeldOut]:
-    """Return the held-out figures per source. Collective: each rank computes its share, all ranks get the result.
+def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int = 0, world_size: int = 1) -> dict[str, float]:
+    """Return the held-out bits per byte of each source. Collective: each rank computes its share, all ranks get the result.
 
     Bits per byte = sum of the losses over all positions / ln 2 / bytes, which compares bit, byte and BPE models. The
     first symbol of a window is not predicted and counts as a coin flip.
     """
     device = next(model.parameters()).device
-    sums = torch.zeros(len(windows), 2, dtype=torch.float64, device=device)
+    sums = torch.zeros(len(windows), dtype=torch.float64, device=device)
     as_bytes = model.config.vocab == 256
     was_training = model.training
     model.eval()
@@ -47,23 +39,17 @@ def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int,
         for bytes_BN in windows_BN[rank::world_size].to(device).split(_BATCH):  # type: ignore[no-untyped-call]
             symbols_BT = bytes_BN.long() if as_bytes else encode_bytes(bytes_BN)
             losses = next_symbol_losses(model(symbols_BT).logits_BTV, symbols_BT).double()
-            unpredicted = math.log(256 if as_bytes else 2) * len(symbols_BT)
-            # position t predicts bit t + 1, the ninth of a byte is its parity
-            parity = losses.new_zeros(()) if as_bytes else losses[:, BITS_PER_BYTE - 2::BITS_PER_BYTE].sum()
-            sums[row] += torch.stack([losses.sum() + unpredicted, parity])
+            sums[row] += losses.sum() + math.log(256 if as_bytes else 2) * len(symbols_BT)
     model.train(was_training)
     if world_size > 1:
         dist.all_reduce(sums)
-    found = {}
-    for (name, windows_BN), (total, parity_total) in zip(windows.items(), sums.tolist(), strict=True):
-        nats_per_bpb = math.log(2) * windows_BN.numel()
-        found[name] = HeldOut(bpb=total / nats_per_bpb, parity_bpb=parity_total / nats_per_bpb)
-    return found
+    totals = zip(windows.items(), sums.tolist(), strict=True)
+    return {name: total / math.log(2) / windows_BN.numel() for (name, windows_BN), total in totals}
 
 
-def mixture_bpb(found: Mapping[str, HeldOut], weights: Mapping[str, int]) -> float:
+def mixture_bpb(found: Mapping[str, float], weights: Mapping[str, int]) -> float:
     """Return the mean bits per byte of the sources, with the weights of the mixture."""
-    return sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
+    return sum(found[name] * weights[name] for name in found) / sum(weights.values())
 
 
 # --- Baselines
@@ -134,7 +120,6 @@ class ExportRow:
     bytes: int
     bpb: float
     ms_per_window: float
-    file: str | None = None
 
 
 def export_int8_beside_float32(model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
@@ -145,17 +130,12 @@ def export_int8_beside_float32(model: BitTransformer, held_out: Mapping[str, Ten
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: value.contiguous() for name, value in small.state_dict().items()}, path)
-    written = str(path) if path is not None else None
-    return [_measure("float32", model, held_out, weights, None), _measure("int8", small, held_out, weights, written)]
-
-
-def _measure(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
-             file: str | None) -> ExportRow:
-    found = evaluate(model, held_out, rank=0, world_size=1)
-    window_1N = next(iter(held_out.values()))[:1]
-    started = time.process_time()
-    for _ in range(5):
-        evaluate(model, {"window": window_1N}, rank=0, world_size=1)
-    ms_per_window = (time.process_time() - started) / 5 * 1e3
-    return ExportRow(name=name, bytes=weight_bytes(model), bpb=mixture_bpb(found, weights),
-                     ms_per_window=ms_per_window, file=file)
+    rows = []
+    for name, form in (("float32", model), ("int8", small)):
+        started = time.process_time()
+        for _ in range(5):
+            evaluate(form, {"window": next(iter(held_out.values()))[:1]})
+        ms_per_window = (time.process_time() - started) / 5 * 1e3
+        rows.append(ExportRow(name=name, bytes=weight_bytes(form), bpb=mixture_bpb(evaluate(form, held_out), weights),
+                              ms_per_window=ms_per_window))
+    return rows

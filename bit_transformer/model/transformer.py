@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bit_transformer.config import Count, Share, Size, require_fields
 from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe
 
@@ -97,38 +97,33 @@ class ModelConfig:
     `rotary` turns queries and keys instead of adding sinusoids; the byte phase of bits is added all the same.
     """
 
-    d_model: int
-    num_heads: int
-    num_layers: int
-    d_ff: int
-    max_bits: int
-    vocab: int = 2
+    d_model: Count
+    num_heads: Count
+    num_layers: Count
+    d_ff: Count
+    max_bits: Count
+    vocab: Literal[2, 256] = 2
     byte_phase: bool = True
-    norm: str = "post"
+    norm: Literal["pre", "post"] = "post"
     rotary: bool = False
     qk_norm: bool = False
-    chunk: int = 0
-    overlap: int = 0
+    chunk: Size = 0
+    overlap: Size = 0
     act: bool = False
-    act_threshold: float = 0.9
+    act_threshold: Share = 0.9
     reversible: bool = False
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_heads < 1 or self.d_model % (2 * self.num_heads):
+        require_fields(self)
+        if self.d_model % (2 * self.num_heads):
             raise BadRecipe(f"d_model {self.d_model} does not divide into {self.num_heads} heads of even width")
         if self.byte_phase and self.d_model <= PHASE_CHANNELS:
             raise BadRecipe(f"d_model {self.d_model} leaves no room beside {PHASE_CHANNELS} byte-phase channels")
-        if self.vocab not in (2, 256):
-            raise BadRecipe(f"vocab is {self.vocab}, expected 2 (bits) or 256 (bytes)")
         if self.vocab == 2 and self.max_bits % BITS_PER_BYTE:
             raise BadRecipe(f"max_bits {self.max_bits} is not a multiple of {BITS_PER_BYTE}")
-        if self.norm not in ("pre", "post"):
-            raise BadRecipe(f"norm is `{self.norm}`, expected pre or post")
         if self.reversible and (self.norm == "post" or self.checkpointing):
             raise BadRecipe("reversible blocks need norm=pre and no checkpointing: they recompute by themselves")
-        if not 0 < self.act_threshold <= 1:
-            raise BadRecipe(f"act_threshold is {self.act_threshold}, expected above 0 and at most 1")
 
     @property
     def num_parameters(self) -> int:
@@ -264,14 +259,8 @@ def copy_model(model: BitTransformer) -> BitTransformer:
 
 
 def count_model_parameters(model: nn.Module) -> int:
-    """Return the number of trainable elements that this process holds; of a sharded model its part only."""
-    return sum(local_shard(parameter).numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def local_shard(parameter: Tensor) -> Tensor:
-    """Return the part of a parameter on this process: FSDP2 makes it a DTensor, ZeRO-3 keeps the part in `ds_tensor`."""
-    part: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else getattr(parameter, "ds_tensor", parameter)
-    return part
+    """Return the number of trainable elements."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 # --- Positions

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from bit_transformer.config import Amount, Count, Positive, Size, require_fields
 from bit_transformer.errors import BadRecipe
 from chronicle.resume.learning_rate import warmed
 
@@ -18,22 +20,19 @@ from chronicle.resume.learning_rate import warmed
 class ScheduleConfig:
     """Warm-up and shape of a schedule; for demonstrations and studies, a step from which the LR is raised on purpose."""
 
-    shape: str = "wsd"
-    warmup_steps: int = 0
-    total_steps: int = 1
-    decay_steps: int = 0
-    final_fraction: float = 0.1
-    raise_step: int | None = None
-    raise_factor: float = 1.0
-    plateau_patience: int = 3
-    plateau_ratio: float = 0.5
-    plateau_min_gain: float = 0.005
+    shape: Literal["constant", "wsd", "cosine", "onecycle", "plateau"] = "wsd"
+    warmup_steps: Size = 0
+    total_steps: Count = 1
+    decay_steps: Size = 0
+    final_fraction: Amount = 0.1
+    raise_step: Size | None = None
+    raise_factor: Positive = 1.0
+    plateau_patience: Count = 3
+    plateau_ratio: Positive = 0.5
+    plateau_min_gain: Amount = 0.005
 
     def __post_init__(self) -> None:
-        if self.shape not in SHAPES:
-            raise BadRecipe(f"schedule shape `{self.shape}` is unknown, expected one of {', '.join(sorted(SHAPES))}")
-        if self.total_steps < 1:
-            raise BadRecipe(f"total_steps is {self.total_steps}, expected 1 or more")
+        require_fields(self)
         if self.warmup_steps + self.decay_steps > self.total_steps:
             raise BadRecipe(f"{self.warmup_steps} warm-up and {self.decay_steps} decay steps do not fit into "
                             f"{self.total_steps} steps")

@@ -17,28 +17,23 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bit_transformer.data.bits import encode_bytes, share_made_shorter
-from bit_transformer.data.loaders import SampleStore, StepDataset, open_held_out, open_stores, plan_data, spread_windows
+from bit_transformer.data.loaders import SampleStore, open_held_out, open_stores, plan_data, spread_windows
 from bit_transformer.errors import BadRecipe
-from bit_transformer.evaluation.gate import Monitor
 from bit_transformer.model.conversion import LR_FACTOR as GROWTH_LR_FACTOR
 from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.model.conversion import build_grown, grow, prepare_qat
-from bit_transformer.model.transformer import BitTransformer, count_model_parameters
+from bit_transformer.model.transformer import BitTransformer
 from bit_transformer.recipes import OptimizerConfig, Recipe
 from bit_transformer.training.distributed import (
-    ShardedAdamW,
-    Topology,
     compile_where_possible,
-    measure_topology,
+    measure_sizes,
     plan_zero,
-    require_all_ranks,
-    shard_model,
+    require_agreement,
 )
 from bit_transformer.training.resume import ResumePoint
 from bit_transformer.training.schedule import plan_schedule, with_plateaus, with_rewarms
 from bit_transformer.training.state import Ema, TrainingProgress, saved_growths
 from chronicle.data import DataPlan
-from chronicle.launch.processes import read_environment
 
 
 def catch_stop_signals() -> list[int]:
@@ -50,9 +45,8 @@ def catch_stop_signals() -> list[int]:
 
 
 def start_ranks(recipe: Recipe) -> Accelerator:
-    """Return Accelerate for this rank. Raises TopologyMismatch or BadRecipe where the recipe cannot run on these ranks."""
+    """Return Accelerate for this rank. Raises BadRecipe where the recipe cannot run on these ranks."""
     torch.set_num_threads(1)  # two torch threads on a shared machine measured 2-7x slower than one
-    require_all_ranks(os.environ, read_environment(os.getppid()))
     is_cpu = recipe.device == "cpu" or not torch.cuda.is_available()
     backend = [InitProcessGroupKwargs(backend="gloo" if is_cpu else "nccl")] if "WORLD_SIZE" in os.environ else []
     zero = plan_zero(recipe, cpu=is_cpu)
@@ -69,17 +63,9 @@ def start_ranks(recipe: Recipe) -> Accelerator:
 class TrainingData:
     """The open sources of a run, its held-out windows, and the plan that says which sample is read at which step."""
 
-    recipe: Recipe
     stores: tuple[SampleStore, ...]
     held_out: Mapping[str, Tensor]
     plan: DataPlan
-
-    def steps(self, progress: TrainingProgress, accelerator: Accelerator) -> StepDataset:
-        """Return this rank's batches by step, with the skips and reshuffles of `progress`."""
-        data = self.recipe.data
-        return StepDataset(self.plan, progress.segments, self.stores, rank=accelerator.process_index,
-                           world_size=accelerator.num_processes, compress=data.compress_probability,
-                           compress_longer=data.compress_longer, as_bytes=self.recipe.model.vocab == 256)
 
 
 def open_data(recipe: Recipe) -> TrainingData:
@@ -88,12 +74,14 @@ def open_data(recipe: Recipe) -> TrainingData:
     stores = open_stores(data.sources, data.window_bytes, data_dir=data.data_dir)
     held_out = open_held_out(data.sources, data.window_bytes, recipe.eval_windows, data_dir=data.data_dir)
     if data.compress_end and not data.compress_longer:
-        require_compressible(spread_windows(stores, data.sources, 256))
-    run_dir = os.environ.get("CHRONICLE_RUN_DIR")
-    recipe.require_evidence(sum(store.num_samples for store in stores) * data.window_bytes,
-                            Path(run_dir).parent if run_dir else Path("logs"))
+        require_compressible(torch.cat([spread_windows(store, 256) for store in stores]))
+    num_bytes = sum(store.num_samples for store in stores) * data.window_bytes
+    needed = int(recipe.min_bytes_per_parameter * recipe.model.num_parameters)
+    if num_bytes < needed:
+        raise BadRecipe(f"recipe `{recipe.name}` has {num_bytes:,} bytes of training text, expected {needed:,} or more "
+                        f"({recipe.min_bytes_per_parameter:g} a parameter)", "add sources: `chronicle data build`")
     plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
-    return TrainingData(recipe=recipe, stores=stores, held_out=held_out, plan=plan)
+    return TrainingData(stores=stores, held_out=held_out, plan=plan)
 
 
 def require_compressible(windows: Tensor) -> None:
@@ -105,42 +93,28 @@ def require_compressible(windows: Tensor) -> None:
                         "set data.compress_end=0; data.compress_longer=true trains on cut windows all the same")
 
 
-def start_progress(recipe: Recipe, data: TrainingData) -> TrainingProgress:
-    """Return the progress of a run at step 0; loading a checkpoint overwrites it."""
-    windows = recipe.telemetry_windows if recipe.model.vocab == 2 else 0
-    return TrainingProgress(data.plan, Monitor(recipe.gate, windows=windows))
-
-
 @dataclass(slots=True, kw_only=True)
 class TrainingRun:
     """All objects of a run in memory. `model` is wrapped for the ranks, `bare_model` is the same model without wrapper.
 
-    `counted` is the number of parameters before wrapping; a rank of a sharded model sees only its part. With Muon there are
-    two optimizers and schedulers, AdamW's first.
+    With Muon there are two optimizers and schedulers, AdamW's first.
     """
 
     recipe: Recipe
     accelerator: Accelerator
-    data: TrainingData
     progress: TrainingProgress
     model: Any
     bare_model: BitTransformer
-    counted: int
     not_compiled: str | None
     optimizers: tuple[Any, ...]
     schedulers: tuple[LambdaLR, ...]
     lr_factor: Callable[[int], float]
     ema: Ema | None
-    topology: Topology
 
     @property
     def learning_rate(self) -> float:
         """The LR of the next step, of the first group."""
         return float(self.optimizers[0].param_groups[0]["lr"])
-
-    def learning_rate_at(self, step: int) -> float:
-        """Return the LR that the schedule plans for `step`."""
-        return float(self.schedulers[0].base_lrs[0]) * self.lr_factor(step)
 
     def update(self) -> None:
         """Take one step of every optimizer and scheduler."""
@@ -174,8 +148,7 @@ class TrainingRun:
             scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
-def build_run(recipe: Recipe, accelerator: Accelerator, data: TrainingData, progress: TrainingProgress, *,
-              start: Path | None) -> TrainingRun:
+def build_run(recipe: Recipe, accelerator: Accelerator, progress: TrainingProgress, *, start: Path | None) -> TrainingRun:
     """Build model, optimizers and schedule, in the shape that the checkpoint `start` has (None: the recipe's own).
 
     Raises TopologyMismatch where the ranks or the wrapper are not what was asked for.
@@ -185,18 +158,9 @@ def build_run(recipe: Recipe, accelerator: Accelerator, data: TrainingData, prog
     bare_model = build_grown(recipe.model, saved_growths(start))
     if recipe.qat_from_step is not None:
         bare_model = prepare_qat(bare_model)
-    counted = count_model_parameters(bare_model)
     not_compiled = compile_where_possible(bare_model, device) if recipe.compile else None
-    model: Any = bare_model
-    if recipe.sharding == "fsdp2":
-        shard_model(bare_model, world_size=accelerator.num_processes, device=device.type,
-                    bf16=recipe.mixed_precision == "bf16")
-        # evaluation_mode: already wrapped, no DDP around it
-        model = accelerator.prepare_model(bare_model, evaluation_mode=True)
-        optimizers = [accelerator.prepare(one) for one in build_optimizers(bare_model, recipe.optimizer, ShardedAdamW)]
-    else:
-        model, *optimizers = accelerator.prepare(bare_model, *build_optimizers(bare_model, recipe.optimizer))
-    factor = with_plateaus(plan_schedule(recipe.schedule), lambda: progress.plateau.decays, recipe.schedule.plateau_ratio)
+    model, *optimizers = accelerator.prepare(bare_model, *build_optimizers(bare_model, recipe.optimizer))
+    factor = with_plateaus(plan_schedule(recipe.schedule), lambda: progress.decays, recipe.schedule.plateau_ratio)
     factor = with_plateaus(factor, lambda: [step for step, _ in progress.growths], GROWTH_LR_FACTOR)
     factor = with_rewarms(factor, lambda: progress.rewarms)
     # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
@@ -204,12 +168,11 @@ def build_run(recipe: Recipe, accelerator: Accelerator, data: TrainingData, prog
     ema = Ema(bare_model, recipe.ema_decay) if recipe.ema_decay else None
     averages = [ema] if ema is not None else []
     accelerator.register_for_checkpointing(schedulers[0], progress, *averages, *schedulers[1:])
-    topology = measure_topology(accelerator, model, os.environ, recipe)
-    topology.require_agreement()
+    require_agreement(measure_sizes(accelerator), recipe.sharding, type(model).__name__)
     set_seed(recipe.seed, device_specific=True)
-    return TrainingRun(recipe=recipe, accelerator=accelerator, data=data, progress=progress, model=model,
-                       bare_model=bare_model, counted=counted, not_compiled=not_compiled, optimizers=tuple(optimizers),
-                       schedulers=schedulers, lr_factor=factor, ema=ema, topology=topology)
+    return TrainingRun(recipe=recipe, accelerator=accelerator, progress=progress, model=model, bare_model=bare_model,
+                       not_compiled=not_compiled, optimizers=tuple(optimizers), schedulers=schedulers, lr_factor=factor,
+                       ema=ema)
 
 
 def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str | None = None) -> None:
@@ -232,10 +195,10 @@ def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str | Non
         progress.step, skip_batches=point.skip_batches, reshuffle=point.reshuffle)
 
 
-def build_optimizers(model: BitTransformer, config: OptimizerConfig, adamw: type[AdamW] = AdamW) -> list[Optimizer]:
+def build_optimizers(model: BitTransformer, config: OptimizerConfig) -> list[Optimizer]:
     """Return AdamW, and with `muon_lr` Muon for the matrices of the blocks."""
     groups = parameter_groups(model, config)
-    optimizers: list[Optimizer] = [adamw(groups, lr=config.lr, betas=(config.beta1, config.beta2))]
+    optimizers: list[Optimizer] = [AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2))]
     if config.muon_lr:
         matrices = [p for p in model.blocks.parameters() if p.dim() > 1]
         optimizers.append(Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay))

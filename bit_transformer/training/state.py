@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,66 +13,46 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bit_transformer.errors import CannotResume
-from bit_transformer.evaluation.gate import Monitor
+from bit_transformer.evaluation.gate import GateConfig, HeldOutGate
 from bit_transformer.model.transformer import BitTransformer, copy_model
 from bit_transformer.training.schedule import ScheduleConfig
 from chronicle.data import DataPlan, Segments
 
-PROGRESS_VERSION = 2
+PROGRESS_VERSION = 3
 STATE_FILE = "custom_checkpoint_1.pkl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plateau:
-    """Plateau detection on the held-out loss: the best value, evaluations since, and the steps at which the LR was cut."""
-
-    best: float = math.inf
-    since: int = 0
-    decays: tuple[int, ...] = ()
-
-    def observe(self, bpb: float, *, patience: int, min_gain: float) -> tuple[Plateau, bool]:
-        """Return the state after an evaluation, and whether it is the `patience`-th without a gain."""
-        if bpb < self.best - min_gain:
-            return replace(self, best=bpb, since=0), False
-        if self.since + 1 < patience:
-            return replace(self, since=self.since + 1), False
-        return replace(self, since=0), True
-
-    def cut(self, step: int) -> Plateau:
-        """Return the state with the LR cut from `step` on."""
-        return replace(self, decays=(*self.decays, step))
-
-
-
 class TrainingProgress:
-    """Where a run is: steps, bits seen, data plan and segments, warm-ups, growths, and the monitor's state.
+    """Where a run is: steps, symbols seen, data plan and segments, warm-ups, plateau, growths, and the gate.
 
     Accelerate saves neither the global step nor the data position. This object is registered second, after the
     scheduler, so the files are `custom_checkpoint_0.pkl` (scheduler) and `custom_checkpoint_1.pkl` (this).
     """
 
-    def __init__(self, plan: DataPlan, monitor: Monitor) -> None:
-        self.plan, self.monitor = plan, monitor
+    def __init__(self, plan: DataPlan, gate: GateConfig) -> None:
+        self.plan, self.gate = plan, HeldOutGate(gate)
         self.step = 0
         self.bits_seen = 0
         self.segments = Segments()
         self.rewarms: tuple[tuple[int, int], ...] = ()  # (first step, number of steps)
-        self.plateau = Plateau()
         self.growths: tuple[tuple[int, str], ...] = ()  # (first step of the grown model, kind)
+        self.decays: tuple[int, ...] = ()  # steps from which the LR is cut
+        self.best, self.since = math.inf, 0  # held-out loss at its best, evaluations since
 
     def observe_plateau(self, bpb: float, config: ScheduleConfig) -> bool:
         """Record one evaluation; return whether the held-out loss has stopped falling (time to cut the LR, or to grow)."""
-        self.plateau, reached = self.plateau.observe(
-            bpb, patience=config.plateau_patience, min_gain=config.plateau_min_gain)
-        return reached
+        if bpb < self.best - config.plateau_min_gain:
+            self.best, self.since = bpb, 0
+            return False
+        self.since = (self.since + 1) % config.plateau_patience
+        return self.since == 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that the file can be read without executing code."""
-        plateau = {**asdict(self.plateau), "decays": list(self.plateau.decays)}
         return {"v": PROGRESS_VERSION, "step": self.step, "bits_seen": self.bits_seen,
-                "data": {"plan": self.plan.to_json(), **self.data_state()}, "plateau": plateau,
-                "growths": [list(growth) for growth in self.growths], "monitor": self.monitor.to_json(),
-                "rewarms": [list(rewarm) for rewarm in self.rewarms]}
+                "data": {"plan": self.plan.to_json(), **self.data_state()}, "gate": self.gate.to_json(),
+                "growths": [list(growth) for growth in self.growths], "rewarms": [list(rewarm) for rewarm in self.rewarms],
+                "decays": list(self.decays), "best": self.best, "since": self.since}
 
     def data_state(self) -> dict[str, Any]:
         """Return the data position of the next step, which the guard compares."""
@@ -86,10 +66,10 @@ class TrainingProgress:
         self.plan.require_same(state["data"]["plan"])
         self.step, self.bits_seen = int(state["step"]), int(state["bits_seen"])
         self.segments = Segments.from_json(state["data"]["segments"])
-        self.plateau = Plateau(**{**state["plateau"], "decays": tuple(state["plateau"]["decays"])})
         self.rewarms = tuple((int(first), int(count)) for first, count in state["rewarms"])
         self.growths = tuple((int(step), str(kind)) for step, kind in state["growths"])
-        self.monitor.load(state["monitor"])
+        self.decays, self.best, self.since = tuple(state["decays"]), state["best"], state["since"]
+        self.gate.load(state["gate"])
 
 
 def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
@@ -97,11 +77,7 @@ def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
     path = checkpoint / STATE_FILE if checkpoint is not None else None
     if path is None or not path.is_file():
         return ()  # loading the checkpoint reports missing files
-    state = torch.load(path, weights_only=True)
-    return tuple(str(kind) for _, kind in state.get("growths", ()))
-
-
-# --- Averaged weights
+    return tuple(str(kind) for _, kind in torch.load(path, weights_only=True).get("growths", ()))
 
 
 class Ema:

@@ -263,7 +263,7 @@ def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]
 def _remedy(bad: Sequence[Check]) -> str:
     names = {check.name for check in bad}
     if "resume" in names:
-        return "load a checkpoint before training; to start from scratch set CHRONICLE_FRESH_START=1; CHRONICLE_RUN=NAME is another run"
+        return "load a checkpoint before training; or set CHRONICLE_FRESH_START=1, or CHRONICLE_RUN=NAME for another run"
     if "open transaction" in names:
         return "`chronicle recover` finishes or reverts it"
     rows = [RULES.get(check.name) for check in bad]

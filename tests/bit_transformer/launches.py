@@ -17,7 +17,7 @@ from chronicle.launch.ranks import leave_group
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_size=8", "warmup_steps=3",
         "decay_steps=4", "raise_step=none", "raise_factor=1.0", "eval_windows=8", "checkpoint_every=1000",
-        "eval_every=1000", "log_every=1", "summary=false", "telemetry_windows=0")
+        "eval_every=1000", "log_every=1", "summary=false")
 
 
 def job(directory: Path, *settings: str, resume: str = "auto", stop_at: int | None = None,

@@ -78,7 +78,7 @@ def test_byte_phase_tells_the_nine_places_apart() -> None:
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"num_heads": 5}, "does not divide into 5 heads"), ({"max_bits": 100}, "max_bits 100 is not a multiple of 9"),
-    ({"norm": "none"}, "norm is `none`, expected pre or post"), ({"d_model": 8}, "leaves no room")])
+    ({"norm": "none"}, "norm is 'none', expected pre or post"), ({"d_model": 8}, "leaves no room")])
 def test_impossible_shape_is_refused(change: dict[str, object], sentence: str) -> None:
     """One sentence before anything is built."""
     with pytest.raises(BadRecipe, match=sentence):

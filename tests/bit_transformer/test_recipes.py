@@ -19,8 +19,10 @@ def test_settings_are_applied_together() -> None:
 
 
 @pytest.mark.parametrize(("setting", "sentence"), [
-    ("lr", "has no value, expected key=value"), ("lrr=1", "`lrr` is unknown"), ("lr=fast", "expected float"),
-    ("model=3", "names a group of fields"), ("batch_size=2.5", "expected int"), ("window_bytes=25", "225 symbols"),
+    ("lr", "has no value, expected key=value"),
+    ("lrr=1", "`lrr` is unknown"), ("lr=fast", "lr is 'fast', expected a number above 0"),
+    ("model=3", "`model` is unknown"), ("batch_size=2.5", "batch_size is 2.5, expected a whole number, 1 or more"),
+    ("window_bytes=25", "225 symbols"),
     ("mixed_precision=fp8", "expected no or bf16"), ("eval_every=0", "eval_every is 0")])
 def test_wrong_setting_is_one_sentence(setting: str, sentence: str) -> None:
     """Found, where, expected."""
@@ -44,28 +46,28 @@ def test_indivisible_batch_is_refused_before_training() -> None:
 
 
 @pytest.mark.parametrize(("setting", "sentence"), [
-    ("window_bytes=0", "data.window_bytes is 0, expected 1 or more"),
-    ("batch_size=-8", "data.batch_size is -8, expected 1 or more"),
-    ("num_workers=-1", "data.num_workers is -1, expected 0 or more"),
-    ("compress_end=2.0", "data.compress_end is 2.0, expected from 0 to 1"),
-    ("optimizer.lr=-1.0", "optimizer.lr is -1.0, expected a number above 0"),
-    ("optimizer.lr=1e999", "optimizer.lr is inf, expected a number above 0"),
-    ("optimizer.lr=0", "optimizer.lr is 0.0, expected a number above 0"),
-    ("max_grad_norm=0.0", "optimizer.max_grad_norm is 0.0, expected a number above 0"),
-    ("beta1=1.5", "optimizer.beta1 is 1.5, expected from 0 to below 1"),
-    ("weight_decay=-0.1", "optimizer.weight_decay is -0.1, expected 0 or more"),
-    ("num_layers=0", "model.num_layers is 0, expected 1 or more"),
-    ("num_heads=0", "d_model 64 does not divide into 0 heads of even width"),
-    ("chunk=-4", "model.chunk is -4, expected 0 or more"),
-    ("overlap=-1", "model.overlap is -1, expected 0 or more"),
-    ("warmup_steps=-3", "schedule.warmup_steps is -3, expected 0 or more"),
-    ("qat_from_step=-1", "qat_from_step is -1, expected 0 or more"),
-    ("ema_decay=1.0", "ema_decay is 1.0, expected from 0 to below 1"),
-    ("log_every=0", "log_every is 0, expected 1 or more"),
-    ("ponder_weight=-1.0", "ponder_weight is -1.0, expected 0 or more"),
-    ("data.sources={}", "data.sources is empty, expected one source or more"),
-    ("data.sources={'code': 'x'}", "source `code` has weight 'x', expected a whole number above 0"),
-    ("data.sources={'code': True}", "source `code` has weight True, expected a whole number above 0"),
+    ("window_bytes=0", "window_bytes is 0, expected a whole number, 1 or more"),
+    ("batch_size=-8", "batch_size is -8, expected a whole number, 1 or more"),
+    ("num_workers=-1", "num_workers is -1, expected a whole number, 0 or more"),
+    ("compress_end=2.0", "compress_end is 2.0, expected a number from 0 to 1"),
+    ("optimizer.lr=-1.0", "lr is -1.0, expected a number above 0"),
+    ("optimizer.lr=1e999", "lr is inf, expected a number above 0"),
+    ("optimizer.lr=0", "lr is 0, expected a number above 0"),
+    ("max_grad_norm=0.0", "max_grad_norm is 0.0, expected a number above 0"),
+    ("beta1=1.5", "beta1 is 1.5, expected a number from 0 to below 1"),
+    ("weight_decay=-0.1", "weight_decay is -0.1, expected a number, 0 or more"),
+    ("num_layers=0", "num_layers is 0, expected a whole number, 1 or more"),
+    ("num_heads=0", "num_heads is 0, expected a whole number, 1 or more"),
+    ("chunk=-4", "chunk is -4, expected a whole number, 0 or more"),
+    ("overlap=-1", "overlap is -1, expected a whole number, 0 or more"),
+    ("warmup_steps=-3", "warmup_steps is -3, expected a whole number, 0 or more"),
+    ("qat_from_step=-1", "qat_from_step is -1, expected a whole number, 0 or more or none"),
+    ("ema_decay=1.0", "ema_decay is 1.0, expected a number from 0 to below 1"),
+    ("log_every=0", "log_every is 0, expected a whole number, 1 or more"),
+    ("ponder_weight=-1.0", "ponder_weight is -1.0, expected a number, 0 or more"),
+    ("data.sources={}", "sources is empty, expected one source or more"),
+    ("data.sources={'code': 'x'}", "sources is {'code': 'x'}, expected names, each with a whole number, 1 or more"),
+    ("data.sources={'code': True}", "sources is {'code': True}, expected names, each with a whole number, 1 or more"),
 ])
 def test_number_out_of_bounds_is_one_sentence_before_anything_is_opened(setting: str, sentence: str) -> None:
     """Every number has its bounds, and the sentence has the field, the value and what was expected."""

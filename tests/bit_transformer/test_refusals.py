@@ -83,7 +83,6 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str
     cases["nobody answers"] = case("data_dir=http://127.0.0.1:9/x")
     cases["one shard, three readers"] = case("num_workers=3")
     cases["no workers"] = case()
-    cases["runs out"] = [*case("total_steps=20000"), "--stop-at", "1"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     done = subprocess.run([sys.executable, "-c", WORKER, json.dumps(cases)], cwd=root, capture_output=True, text=True,
                           env={**environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=900, check=False)
@@ -109,12 +108,6 @@ def test_fewer_shards_than_readers_changes_nothing(spoken: dict[str, tuple[str, 
     losses = [[line.split(" | lr")[0] for line in spoken[name][0].splitlines() if line.startswith("step ")]
               for name in ("one shard, three readers", "no workers")]
     assert len(losses[0]) == 8 and losses[0] == losses[1]
-
-
-def test_source_that_runs_out_is_said_at_the_start(spoken: dict[str, tuple[str, str]]) -> None:
-    """More windows asked for than there are: how often the source comes round is known before the first step."""
-    assert "source `lines` has " in spoken["runs out"][0] and "runs out: it is read 3." in spoken["runs out"][0]
-    assert "runs out" not in spoken["no workers"][0]
 
 
 @pytest.mark.parametrize(("content", "sentence"), [

@@ -14,7 +14,7 @@ from tests.bit_transformer.launches import ROOT, read_lines, run_jobs
 SETTINGS = ("norm=pre", "rotary=true", "qk_norm=true", "muon_lr=0.02",
             "window_bytes=12", "max_bits=108", "batch_size=32", "optimizer.lr=0.006", "total_steps=400",
             "warmup_steps=20", "decay_steps=133", "raise_step=none", "raise_factor=1.0", "eval_windows=256",
-            "eval_every=400", "checkpoint_every=1000", "telemetry_windows=0", "summary=false")
+            "eval_every=400", "checkpoint_every=1000", "summary=false")
 
 
 @pytest.mark.slow

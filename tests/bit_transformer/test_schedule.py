@@ -69,7 +69,8 @@ def test_newer_rewarm_ends_the_older_one_for_good() -> None:
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    ({"shape": "saw"}, "shape `saw` is unknown"), ({"decay_steps": 17}, "4 warm-up and 17 decay steps do not fit"),
+    ({"shape": "saw"}, "shape is 'saw', expected constant or wsd"),
+    ({"decay_steps": 17}, "4 warm-up and 17 decay steps do not fit"),
     ({"total_steps": 0}, "total_steps is 0")])
 def test_impossible_schedule_is_refused(change: dict[str, object], sentence: str) -> None:
     """A schedule that cannot be what it says is refused when it is made."""

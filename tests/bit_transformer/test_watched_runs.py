@@ -1,7 +1,6 @@
-"""Telemetry, gate, quantisation and growth in real tiny launches: called by the loop, told in the journal, kept by a resume."""
+"""Gate, quantisation and growth in real tiny launches: called by the loop, told in the journal, kept by a resume."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,9 @@ from chronicle.journal import Entry, read_journal
 from chronicle.paths import RunPaths
 from tests.bit_transformer.launches import job, read_lines, run_jobs
 
-CALM = ("warmup_steps=0", "decay_steps=0", "eval_windows=32", "telemetry_windows=1")
+CALM = ("warmup_steps=0", "decay_steps=0", "eval_windows=32")
 ALL_AT_ONCE: dict[str, tuple[str, ...]] = {
-    "telemetry": (*CALM, "total_steps=12", "eval_every=2"),
-    "still": (*CALM, "total_steps=12", "eval_every=2", "optimizer.lr=1e-12"),
-    "diverges": (*CALM, "telemetry_windows=0", "total_steps=40", "eval_every=2",
+    "diverges": (*CALM, "total_steps=40", "eval_every=2",
                  "optimizer.lr=0.01", "raise_step=16", "raise_factor=300.0",
                  "gate.burn_in=4", "gate.decay=0.5", "gate.max_ratio=1.05"),
     "growth": (*CALM, "total_steps=10", "eval_every=2", "shape=plateau", "plateau_patience=1", "plateau_min_gain=5.0",
@@ -40,33 +37,6 @@ def _entries(root: Path, name: str, kind: str) -> list[Entry]:
     return [entry for entry in read_journal(RunPaths(root / name / "run")).entries if entry.kind == kind]
 
 
-def test_floors_are_taken_from_the_training_data_once(runs: Path) -> None:
-    """The journal and the checkpoint hold them; ordinary code is above the floor, as the published 0.3 was not."""
-    floors = _entries(runs, "telemetry", "telemetry.floors")
-    assert len(floors) == 1 and "training windows" in floors[0].data["source"]
-    state = torch.load(runs / "telemetry/checkpoints/opt_step-12/accelerator_state/custom_checkpoint_1.pkl")
-    assert state["monitor"]["floors"] == dict(floors[0].data)
-    assert 0.2 < floors[0].data["c_floor"] < 0.7 < floors[0].data["s_floor"] < 1 <= floors[0].data["c_ceiling"] <= 1.2
-
-
-def test_every_evaluation_logs_what_the_model_writes(runs: Path) -> None:
-    """K, C, S in the metrics; a model that has hardly learned writes noise: C near 1, K near 0."""
-    lines = [line for line in read_lines(runs / "telemetry/launch/metrics.jsonl") if "telemetry/c" in line]
-    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
-    assert all(0 <= line["telemetry/k"] < 0.5 and 0.7 < line["telemetry/c"] <= 1.2 and 0.5 < line["telemetry/s"] <= 1
-               for line in lines)
-    assert not _entries(runs, "telemetry", "telemetry.constant")
-
-
-def test_telemetry_that_stands_still_is_reported_once_while_it_happens(runs: Path) -> None:
-    """An LR of nothing: what the model writes does not change over five evaluations; stderr and journal name it."""
-    constant = _entries(runs, "still", "telemetry.constant")
-    assert len(constant) == 1 and constant[0].step == 10
-    assert {"k", "c", "s", "flip_rate"} <= set(constant[0].data)
-    assert "telemetry.constant at step 10: k 0." in (runs / "stderr").read_text()
-    assert "did not change over 5 evaluations" in constant[0].title
-
-
 def test_gate_says_when_the_held_out_loss_leaves_its_best(runs: Path) -> None:
     """A divergence after the burn-in: tripped is said once, in soft mode the launch goes on to its end."""
     states = [(entry.step, entry.data["state"]) for entry in _entries(runs, "diverges", "gate")]
@@ -80,18 +50,16 @@ def test_strict_gate_ends_the_launch_before_it_saves(tmp_path: Path) -> None:
     done = run_jobs([job(tmp_path, *ALL_AT_ONCE["diverges"], "gate.mode=strict", "checkpoint_every=4")],
                     num_processes=2, check=False)
     assert done.returncode != 0 and "GateTripped" not in done.stderr
-    assert done.stderr.count("error: tripped: held-out bpb over its best") == 2
+    assert done.stderr.count("error: tripped: smoothed held-out bpb over its best") == 2
     tripped = _entries(tmp_path, ".", "gate")[-1]
     saved = max(int(path.name.removeprefix("opt_step-")) for path in (tmp_path / "checkpoints").iterdir())
     assert tripped.data["state"] == "tripped" and saved < (tripped.step or 0)
 
 
-def test_growth_at_a_plateau_keeps_the_function_and_is_a_declared_change_of_plan(runs: Path) -> None:
-    """Depth, then width: the held-out loss goes on where it was, the LR is lower, the journal's plan has the new count."""
+def test_growth_at_a_plateau_keeps_the_function(runs: Path) -> None:
+    """Depth, then width: the held-out loss goes on where it was, the LR is lower."""
     grown = _entries(runs, "growth", "growth")
     assert [(entry.step, entry.data["kind"]) for entry in grown] == [(4, "depth"), (6, "width")]
-    plans = _entries(runs, "growth", "plan")
-    assert plans[-1].data["declared"]["params"] == grown[-1].data["after"] and plans[-1].data["reason"] == "growth"
     lines = {line["step"]: line for line in read_lines(runs / "growth/launch/metrics.jsonl")}
     assert lines[8]["eval_bpb"] == pytest.approx(lines[6]["eval_bpb"], abs=0.2)
     assert lines[5]["lr"] == pytest.approx(0.012 / 2**0.5 / 100)  # 1/√2, first of a hundred warm-up steps
@@ -106,16 +74,15 @@ def test_export_is_measured_beside_float32_and_lies_outside_the_checkpoints(runs
     weights = load_file(runs / "qat/launch/export/int8.safetensors")
     assert weights["blocks.0.feedforward.0.weight"].dtype == torch.int8
     assert not list((runs / "qat/checkpoints").rglob("int*"))
-    assert "export int8: " in (runs / "stdout").read_text()
+    assert ", int8 " in (runs / "stdout").read_text()
 
 
-def test_end_of_a_run_puts_the_model_beside_its_yardsticks_and_lets_it_write(runs: Path) -> None:
-    """Coin flip, unigram, order 3, xz and zstd on the same held-out bytes, four samples, and the gate's word on them."""
+def test_end_of_a_run_puts_the_model_beside_its_yardsticks(runs: Path) -> None:
+    """Coin flip, unigram, order 3, xz and zstd on the same held-out bytes."""
     told = (runs / "stdout").read_text()
     assert "the same held-out text for every row: code 256 bytes, reference 256 bytes, in windows of 8" in told
     for name in ("model", "coin flip", "unigram", "order 3", "xz", "zstd"):
         assert f"\n{name:<20}" in told
-    assert len(re.findall("""^sample: ['"]The """, told, re.MULTILINE)) == 4 and "parity bits repaired; K " in told
 
 
 def test_metrics_are_plain_json(runs: Path) -> None:

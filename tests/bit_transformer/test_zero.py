@@ -1,18 +1,14 @@
 """What DeepSpeed is asked for, and what is refused before anything is started."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
 from bit_transformer.errors import TopologyMismatch
 from bit_transformer.recipes import find_recipe, with_settings
-from bit_transformer.training.distributed import Topology, plan_zero
+from bit_transformer.training.distributed import plan_zero, require_agreement
 
-DDP = Topology(
-    launcher_world_size=2, torch_world_size=2, accelerate_num_processes=2, expected_world_size=None,
-    distributed_type="MULTI_CPU", backend="gloo", asked_sharding="ddp", sharding="DistributedDataParallel", device="cpu",
-)  # fmt: skip
+TWO = {"launcher": 2, "torch": 2, "accelerate": 2}
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -45,9 +41,16 @@ def test_on_a_cpu_deepspeed_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert not deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]
 
 
-@pytest.mark.parametrize("asked", ["zero1", "zero2", "fsdp2"])
+@pytest.mark.parametrize("asked", ["zero1", "zero2"])
 def test_a_sharding_that_silently_became_ddp_is_refused(asked: str) -> None:
     """Accelerate(cpu=True) leaves its DeepSpeed plugin aside and trains with DDP, without a word."""
-    DDP.require_agreement()
+    require_agreement(TWO, "ddp", "DistributedDataParallel")
     with pytest.raises(TopologyMismatch, match=f"sharding `{asked}` was requested, the model is wrapped by Distributed"):
-        replace(DDP, asked_sharding=asked).require_agreement()
+        require_agreement(TWO, asked, "DistributedDataParallel")
+
+
+def test_ranks_that_do_not_know_of_each_other_are_refused() -> None:
+    """A launcher that started two processes, each of which trains alone."""
+    with pytest.raises(TopologyMismatch, match="launcher says 2, torch says 1, accelerate says 1"):
+        require_agreement({"launcher": 2, "torch": 1, "accelerate": 1}, "ddp", "BitTransformer")
+    require_agreement(dict.fromkeys(TWO, 1), "ddp", "BitTransformer")

@@ -63,14 +63,14 @@ class FakeRunning:
     def finish(self) -> Finished:
         fake, leg = self.launcher, self.leg
         launch = fake.started.count((self.run.name, leg.number)) + 10 * leg.number
-        with MetricsWriter(fake.paths.run(self.run.name).metrics_path(launch)) as metrics:
+        with MetricsWriter(fake.paths.curves_path(self.run.name, launch)) as metrics:
             updates = range(leg.first + 1, leg.last + 1)
             for update, digest in zip(updates, fake.digests(self.plan, self.run, leg), strict=True):
                 values = {"lr": 0.1, "data_digest": digest, **fake.values(self.run, leg, update)}
                 metrics.write(self.plan.profile.start_updates + update, values)
         final = dict(fake.final(self.run)) if leg is self.run.legs[-1] else {}
-        result = LegResult(plan_hash=self.plan.plan_hash, run=self.run.name, leg=leg.number, first=leg.first, last=leg.last,
-                           weights=fake.weights(self.run), moments="m", average="a", checkpoints=(), final=final)  # fmt: skip
+        result = LegResult(run=self.run.name, leg=leg.number, first=leg.first, last=leg.last, weights=fake.weights(self.run),
+                           moments="m", final=final)  # fmt: skip
         return Finished(result=result, launch=launch, guard="passed")
 
     def explain(self, code: int) -> str:

@@ -13,10 +13,11 @@ from chronicle.journal.events import EntryKind
 from experiments.definition import find_study
 from experiments.design import StudyPlan, plan_study
 from experiments.files import StudyPaths
-from experiments.history import list_ready, read_history
+from experiments.history import Finished, list_ready, read_history
+from experiments.launches import read_leg, resume_path
 from experiments.outcomes import read_study
 from experiments.report import build_report
-from experiments.runner import ChronicleLauncher, read_registered, resume_path, run_study
+from experiments.runner import ChronicleLauncher, read_registered, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -119,14 +120,9 @@ class Taken:
     def poll(self) -> int:
         return 0
 
-    def finish(self):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        from experiments.files import LEG_RESULT, read_result
-        from experiments.history import Finished
-
-        result = read_result(self.launcher.paths.run("start").launch_dir(1) / LEG_RESULT)
-        return Finished(result=replace(result, plan_hash=self.plan.plan_hash), launch=1, guard="passed")
+    def finish(self) -> Finished:
+        run = self.plan.run("start")
+        return Finished(result=read_leg(self.plan, run, run.legs[0], self.launcher.paths, 1), launch=1, guard="passed")
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -168,7 +164,7 @@ def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
     class Careless(StartedLauncher):
         def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
             if (run.name, leg.number) == ("A-prime-s0", 2):
-                checkpoint = resume_path(plan, run, leg, paths)
+                checkpoint = resume_path(plan, run, leg, paths) / "accelerator_state"
                 shutil.copy(checkpoint / "custom_checkpoint_0.pkl", checkpoint / "custom_checkpoint_0.pkl.orig")
             return super().start(plan, run, leg)
 

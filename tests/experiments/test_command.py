@@ -42,7 +42,7 @@ def test_plan_as_json_is_the_registered_form(capsys: pytest.CaptureFixture[str])
         (["plan", "no-such-study"], "unknown study `no-such-study`"),
         (["plan", "--profile", "huge"], "unknown profile `huge`"),
         (["plan", "--arms", "A,Q"], "unknown arm `Q`"),
-        (["plan", "mine.yaml"], "study file `mine.yaml` does not exist"),
+        (["plan", "mine.yaml"], "unknown study `mine.yaml`: expected a YAML file or one of restart-impact"),
         (["plan", "--seeds", "0"], "seeds is 0"),
         (["run", "--profile", "ci", "--only", "B-s9"], "no run `B-s9`"),
         (["status", "nothing-here"], "nothing is registered"),

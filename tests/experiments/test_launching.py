@@ -11,7 +11,8 @@ from experiments.definition import find_study
 from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import StudyError
 from experiments.files import StudyPaths
-from experiments.runner import ChronicleLauncher, _Process, resume_path
+from experiments.launches import resume_path
+from experiments.runner import ChronicleLauncher, Running
 
 
 @pytest.fixture
@@ -24,14 +25,14 @@ def launcher(tmp_path: Path) -> ChronicleLauncher:
     return ChronicleLauncher(StudyPaths(tmp_path / "study"), {"PATH": "/usr/bin", "CHRONICLE_GUARD": "off"})
 
 
-def ended(launcher: ChronicleLauncher, plan: StudyPlan, said: str, code: int = 0) -> _Process:
+def ended(launcher: ChronicleLauncher, plan: StudyPlan, said: str, code: int = 0) -> Running:
     run = plan.run("B-s0")
     output = launcher.paths.output_path(run.name, 1)
     output.parent.mkdir(parents=True)
     output.write_text(said)
     process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
     process.wait()
-    return _Process(process, launcher.paths, plan, run, run.legs[0], output)
+    return Running(process, launcher.paths, plan, run, run.legs[0], output)
 
 
 def test_every_launch_goes_through_chronicle_run(plan: StudyPlan, launcher: ChronicleLauncher) -> None:
@@ -47,9 +48,9 @@ def test_a_first_leg_loads_the_start_and_later_ones_their_own_run(plan: StudyPla
     paths, start = launcher.paths, plan.profile.start_updates
     first, second = plan.run("B-s0").legs[:2]
     assert resume_path(plan, plan.run(START), plan.run(START).legs[0], paths) is None
-    own = paths.checkpoints_dir("B-s0") / f"opt_step-{start + 15}" / "accelerator_state"
+    own = paths.checkpoints_dir("B-s0") / f"opt_step-{start + 15}"
     assert resume_path(plan, plan.run("B-s0"), second, paths) == own
-    common = paths.checkpoints_dir(START) / f"opt_step-{start}" / "accelerator_state"
+    common = paths.checkpoints_dir(START) / f"opt_step-{start}"
     assert resume_path(plan, plan.run("B-s0"), first, paths) == common
 
 

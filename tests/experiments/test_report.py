@@ -18,7 +18,7 @@ from experiments.definition import Study, find_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError
 from experiments.files import StudyPaths
-from experiments.gates import check_gates, count_ledger, find_treatment
+from experiments.gates import check_gates, find_treatment
 from experiments.order import read_shape
 from experiments.outcomes import bounce, find_transients, read_study
 from experiments.plots import contrast_reach
@@ -72,11 +72,11 @@ class Planted:
 
     def final(self, run: StudyRun) -> dict[str, float]:
         if run.arm == START:
-            return {"averaged/mixture": 4.0, "copy/0": 5.0, "copy/2": 4.0, "copy/4": 4.0, "recall/0": 8.0, "recall/1": 8.0}
+            return {"averaged/mixture": 4.0}
         spread = 0.05 if run.arm == "A" else 0.004
         own = np.random.default_rng([run.seed, len(run.arm), ord(run.arm[0])]).normal(0, spread)
         noise = 0.0 if run.arm in ("A0", "A-prime") else float(own)
-        return {"averaged/mixture": 4.0 + 0.1 * run.seed + PLANTED.get(run.arm, 0.0) + noise, "copy/0": 5.0, "copy/4": 4.5}
+        return {"averaged/mixture": 4.0 + 0.1 * run.seed + PLANTED.get(run.arm, 0.0) + noise}
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +155,10 @@ def test_every_question_is_answered_in_words_with_what_would_settle_it(built: Pa
     text = (built / "report.md").read_text()
     for question in ("A vs B: is it the simple fact of restarting?", "B vs C: is it the repetition of data?", "Or neither"):
         assert question in text
-    order = next(line for line in text.splitlines() if line.startswith("**Does the order of the data alone"))
-    assert "**Not settled.**" in order and "units would show equivalence" in order
-    assert "95 % interval" in order and "90 % interval" in order and "n = 4 slices (8 pairs)" in order
-    assert "at the common checkpoints is +1.000 bits per byte, above 0.05 at each" in text
-    assert "One seed only" in text
+    repeated = next(line for line in text.splitlines() if line.startswith("**B vs C"))
+    assert "** Not settled: C0 − A0" in repeated and "below 6 units the sign-flip test cannot agree" in repeated
+    assert "95 % interval" in repeated and "90 % interval" in repeated and "n = 4 slices (8 pairs)" in repeated
+    assert "with one seed allows no inference" in text
 
 
 def test_four_plots_are_written_beside_their_numbers(built: Path) -> None:
@@ -200,7 +199,7 @@ def test_a_file_that_lies_in_the_folder_already_is_no_part_of_the_report(finishe
 
 def test_all_controls_hold_on_the_planted_study(plan: StudyPlan, finished: StudyPaths) -> None:
     data = read_study(*read_registered(finished), finished)
-    checks = check_gates(data, count_ledger(data, read_shape(plan)[0]))
+    checks = check_gates(data)
     assert [check.name for check in checks if not check.ok] == []
     assert sum(check.name.startswith("A/A") for check in checks) == len(data.runs) - SEEDS
 
@@ -278,11 +277,11 @@ def test_a_stopped_run_is_named_and_not_in_the_numbers(spoiled: Spoiled, tmp_pat
 
 
 def test_lost_moments_leave_a_transient_of_the_planted_size(finished: StudyPaths) -> None:
-    """0.5 nats per bit, falling by a fifth each update: area 0.5·Σ0.8^k for k = 1 … 15, in bits per byte ×9/ln 2."""
+    """0.5 bits per byte, falling by a fifth each update: area 0.5·Σ0.8^k for k = 1 … 15."""
     data = read_study(*read_registered(finished), finished)
     found = find_transients(data.runs["B-opt", 0], data.runs["A0", 0])
     assert [one.after for one in found] == [15, 30, 45]
-    planted = 0.5 * sum(0.8**k for k in range(1, 16)) * 9 / np.log(2)
+    planted = 0.5 * sum(0.8**k for k in range(1, 16))
     for one in found:
         assert one.identical_batches
         assert one.area == pytest.approx(planted, rel=1e-3)
@@ -305,17 +304,6 @@ def test_an_exact_restart_has_no_transient(finished: StudyPaths) -> None:
     data = read_study(*read_registered(finished), finished)
     for one in find_transients(data.runs["A-prime", 0], data.runs["A0", 0]):
         assert (one.area, one.peak, one.recovered_after) == (0.0, 0.0, 0)
-
-
-def test_the_ledger_counts_repeats_and_unread_samples(plan: StudyPlan, finished: StudyPaths) -> None:
-    data = read_study(*read_registered(finished), finished)
-    ledgers = {ledger.run: ledger for ledger in count_ledger(data, read_shape(plan)[0])}
-    drawn = 60 * 16
-    assert (ledgers["A0-s0"].repeats, ledgers["A0-s0"].unread) == (0, 0)
-    assert (ledgers["B-s0"].repeats, ledgers["B-s0"].unread) == (0, 0)
-    assert (ledgers["C0-s3"].repeats, ledgers["C0-s3"].unread) == (drawn * 3 // 4, drawn * 3 // 4)
-    assert (ledgers["B-skip-s0"].repeats, ledgers["B-skip-s0"].unread) == (0, 8 * 16)
-    assert all(ledger.as_planned for ledger in ledgers.values())
 
 
 def test_bounce_is_the_scatter_around_the_trend_only() -> None:

@@ -134,7 +134,7 @@ def test_a_lost_line_is_not_filled_from_the_launch_that_was_rolled_back(plan: St
     """Update 4 of Z is missing in launch 2: it is unknown, not what the abandoned launch once logged for it."""
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     history = read_history(read_journal(paths.journal).entries)
-    log = paths.run("Z-s0").metrics_path(history.done["Z-s0"][1].launch)
+    log = paths.curves_path("Z-s0", history.done["Z-s0"][1].launch)
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if not line.startswith('{"step":6,')))
     loss = read_study(plan, history, paths).runs["Z", 0].channel("loss")
@@ -246,7 +246,7 @@ def test_another_plan_under_the_same_name_is_refused(plan: StudyPlan, paths: Stu
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     changed = plan_study(parse_study(STUDY.replace("title: small", "title: small\nmargin_bpb: 0.5")), "tiny")
     launcher = FakeLauncher(paths)
-    with pytest.raises(NotRegistered, match="registered plan"):
+    with pytest.raises(NotRegistered, match="another registered plan"):
         run_study(changed, paths, launcher, sleep=no_sleep)
     assert launcher.started == []
 

@@ -3,15 +3,24 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from experiments import statistics as st
-from experiments.verdicts import EffectVerdict, Judged, Question, answer, judge, what_would_settle
+from experiments.definition import AnswerRule, Contrast, find_study
+from experiments.verdicts import EffectVerdict, Judged, Question, answer_questions, judge, what_would_settle
 
 MARGIN = 2.5  # of the noise of one arm; a difference of two arms has √2 of it
 Design = Callable[[int], tuple[int, ...]]
+
+
+def said(one: Judged) -> str:
+    """The answer to a question that this contrast answers."""
+    study = replace(find_study("restart-impact"), answers=(AnswerRule(name="?", by=(one.name,)),), contrasts=(
+        Contrast(name=one.name, plus="B", minus="A0"),))
+    return answer_questions(study, [one])[0][1]
 
 
 def alone(values: object, margin: float = 1.0) -> st.Estimate:
@@ -71,7 +80,7 @@ def test_pairs_of_one_unit_are_one_observation() -> None:
     assert (shared.result.num_pairs, shared.result.num_units) == (8, 4)
     for name in ("mean", "low", "high", "t_p", "tost_p", "sign_flip_p"):
         assert getattr(shared.result, name) == pytest.approx(getattr(own, name))
-    assert "n = 4 as (8 pairs)" in answer(shared)
+    assert "n = 4 as (8 pairs)" in said(shared)
 
 
 def test_crossed_units_have_the_variance_of_both_kinds() -> None:
@@ -209,6 +218,6 @@ def test_one_outlier_decides_no_verdict_where_the_robust_opinion_was_registered(
     assert verdict_of([*values, 40.0]).verdict is EffectVerdict.INCONCLUSIVE
     one = verdict_of([*values, 40.0], robust=True)
     assert one.verdict is EffectVerdict.INCONCLUSIVE
-    assert "the mean alone says inconclusive, the signed ranks equivalent: no claim is made" in answer(one)
+    assert "the mean alone says inconclusive, the signed ranks equivalent: no claim is made" in said(one)
     for shift, verdict in ((3.0, EffectVerdict.DIFFERENCE), (0.0, EffectVerdict.EQUIVALENT)):
         assert verdict_of(values + shift, robust=True).verdict is verdict

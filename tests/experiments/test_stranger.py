@@ -13,16 +13,26 @@ import torch
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.metrics.log import MetricsWriter, read_metrics
-from experiments.command import format_slurm, format_study_plan
+from experiments.command import format_study_plan
 from experiments.definition import Loss, parse_study
 from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import BadStudy, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import check_gates, find_treatment
-from experiments.outcomes import outcome_of, read_study
+from experiments.launches import (
+    command_words,
+    digest_checkpoint,
+    is_treated,
+    lose_in_copy,
+    lost_in_copy,
+    placeholders,
+    read_leg,
+    resume_path,
+    treated_copy,
+)
+from experiments.outcomes import read_study
 from experiments.report import build_report
-from experiments.runner import ChronicleLauncher, read_registered, resume_path
-from experiments.stranger import command_words, is_treated, lose_in_copy, placeholders, read_leg, treated_copy
+from experiments.runner import read_registered
 
 STRANGERS = Path(__file__).parent / "strangers"
 CHAR = """
@@ -117,21 +127,20 @@ def words(plan: StudyPlan, paths: StudyPaths, run: str, leg: int) -> list[str]:
         ("--seed={seed}", "--seed={sede}", "unknown placeholder `{sede}`"),
         ("--seed={seed}", "--seed={seed", "has a brace alone"),
         ("checkpoint: iter-{step}", "checkpoint: iter-{last}", "`{last}` in 'iter-{last}': expected one of step"),
-        ("reads: [batch]", "reads: [bach]", "key `reads` of the trainer names `bach`, which is no setting"),
-        ("reads: [batch]", "probe: [one]", "key `probe` of the trainer names 1 channels, expected two"),
+        ("reads: [batch]", "reads: [bach]", "key `reads` of the trainer names `bach`, which is no setting: batch, warm"),
         ("seeds: 1, arms", "seeds: 1, set: {bach: 4}, arms", "profile `tiny` sets `bach`: the trainer's settings are"),
         ("at: [1.5], back: 0.5", "at: [0], back: 0.5", "arm `skipped` rolls back at 0"),
         ("set: {batch: 4}", "set: {bach: 4}", "arm `small` sets `bach`: the trainer's settings are batch, warm"),
         ("settings: {batch: 8, warm: 0}", "settings: {batch: 8, seed: 0}", "setting `seed` of the trainer"),
-        ("settings: {batch: 8, warm: 0}", "settings: {batch: [8], warm: 0}", "expected names with numbers or words"),
-        ("loses: [precision]", "loses: [schedule]", "arm `rounded` loses the schedule"),
-        ("restart: {order: reshuffled}", "restart: {order: stock}", "arm `other` has an order that only the bit"),
-        ("reference: base", "reference: base\nsources: {code: 1}", "`sources` belong to the bit transformer"),
+        ("settings: {batch: 8, warm: 0}", "settings: {batch: [8], warm: 0}", "expected names, each with a word or"),
+        ("loses: [precision]", "loses: [schedule]", "arm `rounded` has an order, a mixture or"),
+        ("restart: {order: reshuffled}", "restart: {order: stock}", "arm `other` has an order, a mixture or"),
+        ("reference: base", "reference: base\nsources: {code: 1}", "needs `sources` of the bit transformer, or a `trainer`"),
         ("(\\d+): val loss (\\S+)", "\\d+: val loss (\\S+)", "has 1 groups, expected step and value"),
         ("(\\d+): val loss (\\S+)", "(\\d+: val loss (\\S+)", "is no regular expression"),
         ("metrics: output", "metrics: guard", "needs `metrics: output` or a path"),
-        ("outcome: val_loss", "outcome: val_loss\n  stop: never", "expected `itself` or `checkpoint`"),
-        ("outcome: val_loss", "outcome: val_loss\n  comand: x", "unknown key `comand` in the trainer"),
+        ("outcome: val_loss", "outcome: val_loss\n  stop: never", "stop is 'never', expected itself or checkpoint"),
+        ("outcome: val_loss", "outcome: val_loss\n  comand: x", "unknown key `comand` in trainer"),
     ],
 )
 def test_a_trainer_that_cannot_be_launched_is_refused_with_the_key(old: str, new: str, said: str) -> None:
@@ -143,7 +152,7 @@ def test_a_trainer_that_cannot_be_launched_is_refused_with_the_key(old: str, new
 
 def test_settings_belong_to_a_trainer() -> None:
     text = Path("experiments/studies/restart-impact.yaml").read_text()
-    with pytest.raises(BadStudy, match="arm `A0` has `set` or `rollback`, which need a `trainer`"):
+    with pytest.raises(BadStudy, match="arm `A0` sets `x`: the trainer's settings are none"):
         parse_study(text.replace('A0:      {slices: [1, 2, 3, 4],', 'A0:      {slices: [1, 2, 3, 4], set: {x: 1},'))
 
 
@@ -198,8 +207,8 @@ def test_a_restart_at_0_treats_the_common_checkpoint_in_one_launch(many: StudyPl
     assert placeholders(plan, base, base.legs[0], paths, None, "python")["order"] == 0
     start = paths.checkpoints_dir("start2") / "iter-20"
     save_state(start)
-    ChronicleLauncher(paths, {})._treat(plan, run, leg)
-    assert treated_copy(paths, run, leg, start).is_dir()
+    assert lost_in_copy(leg) == {Loss.MOMENTS}
+    assert resume_path(plan, run, leg, paths) == treated_copy(paths, run, leg, start)
     assert [name for name in (one.name for one in plan.runs) if name.startswith("exact")] == ["exact-s0", "exact-s3"]
 
 
@@ -218,7 +227,6 @@ def test_seeds_are_crossed_with_common_checkpoints(many: StudyPlan, paths: Study
     assert (many.start_of(last).name, many.order_seed(last)) == ("start2", 2)
     assert "--seed=2" in words(many, paths, "base-s5", 1) and "--seed=1" in words(many, paths, "start2", 1)
     assert resume_path(many, last, last.legs[0], paths) == paths.checkpoints_dir("start2") / "iter-20"
-    assert "--array=0-1" in format_slurm(many, "char.yaml", paths.study_dir)
 
 
 # --- State lost in a copy
@@ -330,8 +338,6 @@ def test_what_a_launch_did_not_leave_is_said(
 
 
 def test_equal_tensors_are_equal_whatever_else_a_checkpoint_says(plan: StudyPlan, paths: StudyPaths) -> None:
-    from experiments.stranger import digest_checkpoint
-
     state = {"model": {"w": torch.ones(3)}, "saved_at": 1.0}
     found = []
     for number, changed in enumerate(({}, {"saved_at": 2.0}, {"model": {"w": torch.zeros(3)}})):
@@ -371,7 +377,7 @@ def test_data_that_nobody_logged_are_not_called_equal(plan: StudyPlan, paths: St
 
     run_study(plan, paths, Printed(paths, final=lambda run: {"val_loss": 1.0}), sleep=lambda seconds: None)
     data = read_study(*read_registered(paths), paths)
-    checks = {check.name: check for check in check_gates(data, ())}
+    checks = {check.name: check for check in check_gates(data)}
     failed = [check.name for check in checks.values() if not check.ok]
     assert failed == (["A/A moments-s0"] if unchanged == "moments" else [])
     assert ("what was set changed no loss" in checks["A/A small-s0"].found) == (unchanged == "small")
@@ -380,7 +386,7 @@ def test_data_that_nobody_logged_are_not_called_equal(plan: StudyPlan, paths: St
         return
     assert "data not compared: no `data_digest` was logged" in checks["A/A moments-s0"].found
     assert checks["learning rate"].found == "not compared: no `lr` was logged"
-    assert outcome_of(data.runs["base", 0], "averaged/mixture") == 1.0
+    assert data.runs["base", 0].outcome("val_loss") == 1.0
 
 
 # --- For real
@@ -418,7 +424,7 @@ def test_a_plain_script_is_studied_through_a_kill_of_the_study(tmp_path: Path) -
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| exact restart, seed 0 |" in text and "bits per byte" not in text
     data = read_study(plan, history, paths)
-    ends = {arm: outcome_of(data.runs[arm, 0], "averaged/mixture") for arm in data.arms}
+    ends = {arm: data.runs[arm, 0].outcome(plan.study.program.outcome) for arm in data.arms}
     assert ends["exact"] == ends["base"] and len(set(ends.values())) == len(ends) - 1
     assert all(entries.of_kind(EntryKind.LAUNCH_START) for entries in (read_journal(paths.run(r.name)) for r in plan.runs))
     assert treated_copy(paths, plan.run("moments-s0"), plan.run("moments-s0").legs[1], Path("iter-40")).is_dir()
@@ -435,7 +441,7 @@ def test_an_unedited_trainer_script_is_studied_and_its_restarts_are_exact(tmp_pa
     plan, history = read_registered(paths)
     build_report(paths, tmp_path / "report")
     data = read_study(plan, history, paths)
-    ends = {arm: outcome_of(data.runs[arm, 0], "averaged/mixture") for arm in data.arms}
+    ends = {arm: data.runs[arm, 0].outcome(plan.study.program.outcome) for arm in data.arms}
     assert ends["exact"] == ends["base"] != ends["moments"]
     # in a first launch the next batch is not compared: the record of the common start's batches is another run's
     assert [one.guard for one in history.done["exact-s0"]] == ["unverified", "passed"]

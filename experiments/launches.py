@@ -1,4 +1,4 @@
-"""Launches of a trainer that knows no studies: its command line, the checkpoint it is handed, the result it leaves.
+"""One launch of a study's trainer: its command line, the checkpoint it is handed, the result it leaves.
 
     settings ── words ── chronicle run -- COMMAND ── checkpoint after {last}, metrics ── LegResult
 
@@ -23,20 +23,12 @@ from chronicle.errors import UsageProblem
 from chronicle.metrics.log import MetricsWriter, Point, read_metrics
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.readers import read_log
-from experiments.definition import Loss, Order, Setting, Trainer
+from experiments.definition import Loss, Order, Setting
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
 
 OUTPUT, GUARD = "output", "guard"  # where metrics come from; anything else is the path of a log
-
-
-def trainer_of(plan: StudyPlan) -> Trainer:
-    """The trainer of a study that has one."""
-    trainer = plan.study.trainer
-    assert trainer is not None
-    return trainer
-
 
 # --- The command line
 
@@ -49,7 +41,7 @@ def settings_of_leg(plan: StudyPlan, run: StudyRun, leg: Leg) -> dict[str, Setti
 
 def usual_settings(plan: StudyPlan) -> dict[str, Setting]:
     """The settings of a launch that nothing was done to, in this profile."""
-    return {**trainer_of(plan).settings, **plan.profile.set}
+    return {**plan.study.program.settings, **plan.profile.set}
 
 
 def is_treated(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
@@ -75,24 +67,37 @@ def placeholders(
         "start": plan.start_of(run).seed, "first": begin + leg.first, "last": begin + leg.last, "updates": leg.num_updates,
         "total": begin + size * len(plan.study.arms[0].slices), "every": math.gcd(*(begin + at for at in leg.saves)),
         "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),
-        "order": restarts if reshuffled else 0, "python": python, "resume": str(resume or ""),
-        "checkpoints": str(paths.checkpoints_dir(run.name).resolve()),
+        "order": restarts if reshuffled else 0, "python": python, "resume": str(resume or ""), "skipped": leg.data_offset,
+        "checkpoints": str(paths.checkpoints_dir(run.name).resolve()), "plan": str(paths.plan_path.resolve()),
     }
 
 
 def command_words(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str) -> list[str]:
     """The command of one launch with its placeholders filled in; those of `resume` only where it resumes."""
-    trainer, values = trainer_of(plan), placeholders(plan, run, leg, paths, resume, python)
+    trainer, values = plan.study.program, placeholders(plan, run, leg, paths, resume, python)
     return [word.format_map(values) for word in (*trainer.command, *(trainer.resume if resume is not None else ()))]
 
 
 def checkpoint_after(plan: StudyPlan, owner: StudyRun, update: int, paths: StudyPaths) -> Path:
     """Where the trainer of `owner` saves after an update of the arms (0: the end of the common start)."""
-    name = trainer_of(plan).checkpoint.format(step=plan.profile.start_updates + update)
+    name = plan.study.program.checkpoint.format(step=plan.profile.start_updates + update)
     return paths.checkpoints_dir(owner.name) / name
 
 
+def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> Path | None:
+    """Return the checkpoint that a leg loads: the common one for a first leg, else the run's own, or a treated copy of it."""
+    if run.arm == START:
+        return None
+    checkpoint = checkpoint_after(plan, plan.start_of(run) if leg.number == 1 else run, leg.first, paths)
+    return treated_copy(paths, run, leg, checkpoint) if lost_in_copy(leg) else checkpoint
+
+
 # --- State lost on purpose
+
+
+def lost_in_copy(leg: Leg) -> frozenset[Loss]:
+    """What a leg loses in a copy of its checkpoint. The schedule is the trainer's to start again."""
+    return frozenset(leg.restart.loses if leg.restart is not None else ()) - {Loss.SCHEDULE}
 
 
 def treated_copy(paths: StudyPaths, run: StudyRun, leg: Leg, checkpoint: Path) -> Path:
@@ -186,7 +191,7 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
 
     Raises `StudyError` where the checkpoint, the loss or (after the last leg) the outcome is not there.
     """
-    trainer, begin = trainer_of(plan), plan.profile.start_updates
+    trainer, begin = plan.study.program, plan.profile.start_updates
     checkpoint = checkpoint_after(plan, run, leg.last, paths)
     if not checkpoint.exists():
         raise StudyError(
@@ -199,7 +204,7 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
     last: dict[str, float] = {}
     for _, row in sorted(rows.items()):
         last |= {channel: value for channel, value in row.items() if math.isfinite(value)}
-    wanted = dict.fromkeys((trainer.outcome, *trainer.also, *trainer.probe))
+    wanted = dict.fromkeys((trainer.outcome, *trainer.also))
     is_last = run.arm != START and leg is run.legs[-1]
     for channel in (trainer.loss, *(wanted if is_last else ())):
         if channel not in last:
@@ -210,18 +215,20 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
     final = {channel: last[channel] for channel in wanted if channel in last}
     with MetricsWriter(paths.curves_path(run.name, launch), aloud=False) as metrics:
         for step, row in sorted(rows.items()):
-            metrics.write(step, {_renamed(trainer, name): value for name, value in row.items()})
+            metrics.write(step, {_renamed(plan, name): value for name, value in row.items()})
     weights, moments = digest_checkpoint(checkpoint)
-    return LegResult(plan_hash=plan.plan_hash, run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights,
-                     moments=moments, average="", checkpoints=(str(checkpoint),), final=final)
+    return LegResult(run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights, moments=moments,
+                     final=final)
 
 
-def _renamed(trainer: Trainer, name: str) -> str:
-    return {trainer.loss: "loss", trainer.outcome: "eval/mixture"}.get(name, name)
+def _renamed(plan: StudyPlan, name: str) -> str:
+    """The study's name of a channel; the bit transformer logs its own curve beside its outcome."""
+    trainer = plan.study.trainer
+    return name if trainer is None else {trainer.loss: "loss", trainer.outcome: "eval/mixture"}.get(name, name)
 
 
 def _points(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch: int) -> Iterator[Point]:
-    trainer, own = trainer_of(plan), paths.run(run.name)
+    trainer, own = plan.study.program, paths.run(run.name)
     told = False
     try:
         if trainer.metrics == GUARD:
