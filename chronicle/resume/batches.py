@@ -35,6 +35,7 @@ class Hears:
     """Who hears of what enters the model."""
 
     enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
+    called: Callable[[Any, Any, Any], None] = lambda model, args, kwargs: None  # after `enters`: which model, and with what
     works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
     calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
     look: Callable[[Any], None] = lambda batch: None  # the first batches of a launch, and the first after a save
@@ -60,6 +61,7 @@ class BatchWitness:
         self._watches = False
         self._handle: Any = None
         self._begun = False
+        self._is_deaf = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
         self._gave_up = False
@@ -119,9 +121,27 @@ class BatchWitness:
         else:
             self._see(digest_of(samples), place, step)
 
+    def enters(self, model: Any, args: Any, kwargs: Any) -> None:
+        """The model is called in training mode, with gradients."""
+        if self._is_deaf:
+            return
+        self.take((args, kwargs))
+        if not self._gave_up:
+            self._hears.called(model, args, kwargs)
+
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Within it the guard itself calls the model."""
+        self._is_deaf = True
+        try:
+            yield
+        finally:
+            self._is_deaf = False
+
     def part_enters(self, batch: Any) -> None:
         """A part of a container is called with what no other part made."""
-        self._hears.enters(batch)
+        if not self._is_deaf:
+            self._hears.enters(batch)
 
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
@@ -168,7 +188,7 @@ def _before_model(module: Any, args: Any, kwargs: Any) -> None:
     if witness is None:
         return
     if _trains(module):
-        witness.take((args, kwargs))
+        witness.enters(module, args, kwargs)
     else:
         witness.passes(bool(module.training))
 

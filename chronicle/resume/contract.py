@@ -234,13 +234,14 @@ class Options:
     objects: Mapping[str, Any] = field(default_factory=dict)  # name -> the script's own object with a `state_dict`
     mode: Mode = Mode.ENFORCE
     tokenizer: Any = None  # of the script: the first batch is decoded with it
+    check_steps: int = 0  # every how many steps one is taken twice; 0: none
 
 
 def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
-    """The options with `CHRONICLE_GUARD`, `CHRONICLE_FRESH_START` and `CHRONICLE_ACCEPT_CHANGE` applied.
+    """The options with `CHRONICLE_GUARD`, `CHRONICLE_FRESH_START`, `CHRONICLE_ACCEPT_CHANGE`, `CHRONICLE_CHECK_STEPS` applied.
 
     `CHRONICLE_ACCEPT_CHANGE` is `key: reason; key: reason`, or one reason for every difference of topology and data.
-    Raises `SettingsError` for an unknown mode.
+    Raises `SettingsError` for an unknown mode, and for what is no number of steps.
     """
     changes = dict(options.accept_change)
     for item in environ.get("CHRONICLE_ACCEPT_CHANGE", "").split(";"):
@@ -248,7 +249,9 @@ def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
             name, reason = parse_change(item)
             changes[name] = reason
     fresh = options.fresh_start or environ.get("CHRONICLE_FRESH_START", "") not in ("", "0")
-    return replace(options, mode=_mode(options.mode, environ), fresh_start=fresh, accept_change=changes)
+    every = _check_steps(options.check_steps, environ)
+    mode = _mode(options.mode, environ)
+    return replace(options, mode=mode, fresh_start=fresh, accept_change=changes, check_steps=every)
 
 
 def launch_number(environ: Mapping[str, str]) -> int | None:
@@ -274,6 +277,13 @@ def parse_mode(text: str) -> Mode:
         return Mode(text)
     except ValueError:
         raise UsageProblem(f"mode is `{text}`: expected `enforce`, `warn` or `off`") from None
+
+
+def _check_steps(given: Any, environ: Mapping[str, str]) -> int:
+    text = environ.get("CHRONICLE_CHECK_STEPS", "").strip() or str(given)
+    if not text.isdecimal():
+        raise SettingsError(f"check_steps is `{text}`: expected a number of steps (`CHRONICLE_CHECK_STEPS`)", "0 checks none")
+    return int(text)
 
 
 def _mode(given: Mode, environ: Mapping[str, str]) -> Mode:

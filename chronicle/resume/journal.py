@@ -49,7 +49,7 @@ class TakenState:
 
 
 # incidents of which single steps are known that went wrong
-OF_STEPS = frozenset(("instant-spike", "nan", "weights-not-finite", "replicas-differ"))
+OF_STEPS = frozenset(("instant-spike", "nan", "weights-not-finite", "replicas-differ", "step-differs"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,7 @@ from chronicle.resume.rehearsal import asked_of, hold_after_save
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.trained import TrainedWatch
+from chronicle.resume.twice import StepTwice
 from chronicle.resume.unregistered import Unregistered
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -117,11 +118,15 @@ class GuardSession:
         )  # fmt: skip
         self.data = DataWatch(
             self.options, self.journal, self.ranks, self.start, step, self._before_first_batch, self.contained,
-            Hears(self._enters, self._works, self._calibrates, self._look_at, partial(record, "batch")),
+            Hears(self._enters, self._called, self._works, self._calibrates, self._look_at, partial(record, "batch")),
             told=self.first_gradient.batch, failed=record, look_for_steps=self._look_for_steps,
         )  # fmt: skip
         self.trained = TrainedWatch()
         self.batches = self.data.batches
+        self.twice = StepTwice(
+            0 if self.off else self.options.check_steps, self.journal, self.ranks, self.batches.unheard, self._check_failed
+        )
+        self._checking = Containment(self._check_failed)
 
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
@@ -212,6 +217,18 @@ class GuardSession:
                 self.moving.enters(self._observe())
         with self._printing:
             self.prints.enters(batch)
+
+    def _called(self, model: Any, args: Any, kwargs: Any) -> None:
+        """A micro-batch enters this model."""
+        if self.twice.is_on:
+            with self._checking:
+                done = self.step
+                self.twice.enters(None if done is None else done + 1, self._observe(), model, args, kwargs)
+
+    def _check_failed(self, problem: Exception) -> None:
+        """An error of the check of steps: it is recorded once, and no more steps are taken twice."""
+        self.faults.record("check of steps", problem)
+        last_resort(lambda _: self.twice.end(), problem)
 
     def _prints_failed(self, problem: Exception) -> None:
         """An error of the prints: it is recorded once, and no more steps are printed."""
@@ -431,6 +448,7 @@ class GuardSession:
             self.reference.loaded()
             self.moving.loaded()
             self.unregistered.began()
+            self.twice.forget()
             with self._printing:
                 self.prints.loaded()
             self.start.learn(state_loaded=True, expectation=None, no_basis=why)
@@ -486,6 +504,7 @@ class GuardSession:
         self._retired = True
         self.envelope.end(for_good=True)
         self.prints.end()
+        self.twice.end()
 
     def begins(self) -> None:
         """A framework begins to train; when this process has trained before (`fit` or `train` again), all begins anew."""
@@ -504,6 +523,7 @@ class GuardSession:
         self.reference.loaded()
         self.moving.loaded()
         self.unregistered.began()
+        self.twice.forget()
         with self._printing:
             self.prints.loaded()
         self._lr_watch.begins()
@@ -593,6 +613,7 @@ class GuardSession:
             self.pulse.step()
         if not self._gradients_later:
             self._see_gradient(optimizer)
+            self._take_again()
         with self._printing:
             comes = Gradient.TOLD if self._gradients_later else Gradient.AT_END if has_closure else Gradient.READY
             self.prints.stepping(self._numbered(), optimizer, self._models, self._known, gradient=comes)
@@ -604,6 +625,12 @@ class GuardSession:
             self._trip(check, lrs)
         if self.start.resumed and self._watch_step is not None and (check := self._watch_step()) is not None:
             self._refuse_here(check)
+
+    def _take_again(self) -> None:
+        """The gradients of the step are complete."""
+        if self.twice.is_on:
+            with self._checking:
+                self.twice.stepping(self.step)
 
     def _look_at_buffers(self) -> None:
         """All forward passes of the step are done."""
@@ -627,6 +654,7 @@ class GuardSession:
             self._see_gradient(optimizer)
             self._see_lr_inside(self._lrs())
             self._look_at_buffers()
+            self._take_again()
         with self._printing:
             self.prints.gradient_ready(optimizer)
         if refused is not None:

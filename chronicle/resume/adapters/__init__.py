@@ -32,6 +32,7 @@ def guard(
     objects: Mapping[str, Any] | None = None,
     mode: str = "enforce",
     tokenizer: Any = None,
+    check_steps: int = 0,
 ) -> T:
     """Put an `Accelerator`, a DeepSpeed engine or a Lightning `Fabric` under guard and return the same object.
 
@@ -44,6 +45,7 @@ def guard(
     `accept_change`: what may differ, by name, with the reason.
     `averages`, `objects`: averaged copies of the model (EMA), and own objects with a `state_dict`, by name.
     `tokenizer`: the script's own; the first batch is decoded with it and said in words.
+    `check_steps`: every how many steps one is taken twice, and the bits compared; 0: none (docs/replay.md).
 
     Raises `UsageProblem` for other objects. A refusal is raised as `ResumeRefused`.
     """
@@ -59,6 +61,7 @@ def guard(
         objects=dict(objects or {}),
         mode=parse_mode(mode),
         tokenizer=tokenizer,
+        check_steps=check_steps,
     )
     origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
     names = {base.__name__ for base in type(target).__mro__}

@@ -73,6 +73,7 @@ def attach(
     scaler: Any = None,
     mode: str = "enforce",
     tokenizer: Any = None,
+    check_steps: int = 0,
 ) -> "AttachedRun":
     """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name;
     `objects`: the script's own objects with a `state_dict`, by name.
@@ -93,6 +94,7 @@ def attach(
         objects=dict(objects or {}),
         mode=parse_mode(mode),
         tokenizer=tokenizer,
+        check_steps=check_steps,
     )
     live = LiveState(
         models=_many(model),
