@@ -32,11 +32,17 @@ from chronicle.journal.lineage import Lineage
 from chronicle.journal.place import read_place
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, open_checkpoint, read_state_digests
+from rollback.checkpoint.listing import (
+    list_checkpoints,
+    list_unrecognised,
+    open_checkpoint,
+    read_state_digests,
+    say_unrecognised,
+)
 from rollback.checks.verify import verify_checkpoint
 from rollback.disk import RemoteView
 from rollback.disk.content import read_pointer
-from rollback.errors import Finding, RollbackError, Severity, one_line
+from rollback.errors import Finding, RollbackError, Severity
 from rollback.plan.request import PointerEdit
 from rollback.records import record_of
 from rollback.transaction.apply import POINTER_NAMES
@@ -77,11 +83,7 @@ class Latest(NamedTuple):
 
     def words(self) -> str:
         """That something lies there which is not recognised, to be said before a start; "" for nothing."""
-        if not self.unrecognised:
-            return ""
-        names = ", ".join(f"`{one_line(name)}`" for name in self.unrecognised[:4])
-        more = f" and {len(self.unrecognised) - 4} more" if len(self.unrecognised) > 4 else ""
-        return f"not recognised as checkpoints: {names}{more}; if these are saves, nothing here resumes from them"
+        return say_unrecognised(self.unrecognised)
 
 
 def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: Settings | None = None) -> Latest:
@@ -92,7 +94,7 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
     """
     lineage, own, states = compute_lineage(entries), _own_ids(entries, settings), known_states(entries)
     listed = with_launches(list_checkpoints(root, include_abandoned=False), entries)
-    beside = list_unrecognised(root, listed) if RemoteView.opened is None else ()
+    beside = list_unrecognised(root, listed)
     left, made = rolled_back_in_store(root, entries)
     listed += [one for one in made if one.path not in {known.path for known in listed}]
     candidates = [one for one in listed if one.step is not None and one.abandoned is None]

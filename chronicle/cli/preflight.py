@@ -64,9 +64,9 @@ def preflight(
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
     failed = any(one.verdict is CheckVerdict.FAIL for one in results)
     lines = [_line(one) for one in results if one.verdict is not CheckVerdict.UNKNOWN]
-    unread = [one.check for one in results if one.verdict is CheckVerdict.UNKNOWN]
+    unread = [one.title for one in results if one.verdict is CheckVerdict.UNKNOWN]
     if unread:
-        lines.append(f"nothing to read for {', '.join(unread)} (`--json` says what each needs)")
+        lines.append(f"not checked: {', '.join(unread)} (a launch under the guard answers most; `--json` says what each needs)")
     lines.append(f"{count_verdicts(results)}; trainer's facts: {source}")
     if command:
         rehearsed = said_of(command, entries, Path.cwd(), time.time())

@@ -59,7 +59,7 @@ def rollback(
     Options:
       --lr-scale F: Multiply every LR by this factor.
       --lr X: Set the LR to this value.
-      --set FIELD=VALUE: Set one field, such as last_epoch or beta2 (repeatable).
+      --set FIELD=VALUE: Set one field, such as last_epoch, weight_decay or beta2 (repeatable).
       --keep-later: Do not move later checkpoints.
       --warmup N: Warm up the LR again over N steps.
       --skip-batches N: Skip the data of N steps.

@@ -100,7 +100,8 @@ def _newest_on_disk(root: Path | None, story: Story) -> str:
     try:
         if root is None or not any(root.iterdir()):
             return ""
-        from rollback.checkpoint.listing import list_checkpoints  # imports every format: only where something lies
+        # imports every format: only where something lies
+        from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, say_unrecognised
 
         found = list_checkpoints(root, include_abandoned=False)
         if any(receipt.store for _, receipt in events_of(story.entries, RollbackReceipt)):
@@ -111,10 +112,12 @@ def _newest_on_disk(root: Path | None, story: Story) -> str:
     except (RollbackError, OSError):
         return ""  # `verify` says what is wrong with it
     newest = max((one for one in found if one.step is not None), key=lambda one: one.step or 0, default=None)
-    if newest is None:
-        return ""
-    where = plain(_short_path(str(newest.path)))
-    return f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`"
+    words = []
+    if newest is not None:
+        where = plain(_short_path(str(newest.path)))
+        words.append(f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`")
+    words.append(say_unrecognised(list_unrecognised(root, found)))
+    return " · ".join(filter(None, words))
 
 
 def _drawn(rows: Sequence[_Row]) -> str:

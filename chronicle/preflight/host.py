@@ -61,7 +61,7 @@ def _gpus_free(host: Host) -> CheckAnswer:
     """PF08: no other process uses memory of the GPUs that this launch can see; unknown where they cannot be asked."""
     if shutil.which("nvidia-smi") is None:
         if not any(Path(path).exists() for path in GPU_DEVICES):
-            return passes("no GPU in this machine", "/dev")
+            return unknown("no GPU in this machine")
         return unknown("no NVIDIA driver here")
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -95,7 +95,7 @@ def _port(host: Host) -> CheckAnswer:
         return passes("the launcher takes a free port", "the command")
     if not port.isdigit():
         if host.command and count_requested_ranks(host.command) is None and not _is_launcher(host.command):
-            return passes("one process: no launcher, no port", "the command")
+            return unknown("one process: no launcher, no port")
         return unknown("the command names no port")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

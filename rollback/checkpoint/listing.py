@@ -39,7 +39,15 @@ from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, r
 from rollback.checkpoint.state import CheckpointState, as_mapping, find_states
 from rollback.checkpoint.state_digest import digest_in_file
 from rollback.disk import RemoteView
-from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
+from rollback.errors import (
+    AmbiguousStep,
+    CheckpointNotFound,
+    RollbackError,
+    StrayFiles,
+    UnknownFormat,
+    UnreadableFile,
+    one_line,
+)
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
 
@@ -155,13 +163,25 @@ def list_unrecognised(root: Path | str, listed: Iterable[Checkpoint]) -> tuple[s
     """What lies in `root` and is none of the `listed` checkpoints, though it is no text either: it may be state.
 
     A trainer may take it, or it is a save under a name or in a form that is not read here; so it is said before a start.
+    Nothing in a store: no trainer lists one.
     """
+    if RemoteView.opened is not None:
+        return ()
     root = Path(os.path.abspath(root))
     known = {name for one in listed if one.abandoned is None for name in one.names}
     described = _checkpoints_in(root, None)  # weights alone, or what `verify` finds damaged
     known |= {one.path.name for one in described if format_of(one).is_checkpoint_name(one.path.name)}
     rest = [entry for entry in _entries_of(root) if entry.name not in known and not entry.name.startswith(".")]
     return tuple(entry.name for entry in rest if entry.kind is not FileType.LINK and _may_be_state(root, entry))
+
+
+def say_unrecognised(names: Sequence[str]) -> str:
+    """What `list_unrecognised` found, in one sentence; "" for nothing."""
+    if not names:
+        return ""
+    shown = ", ".join(f"`{one_line(name)}`" for name in names[:4])
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"not recognised as checkpoints: {shown}{more}; if these are saves, nothing here resumes from them"
 
 
 def _may_be_state(root: Path, entry: DirectoryEntry) -> bool:

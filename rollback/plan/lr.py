@@ -15,6 +15,7 @@ from rollback.checkpoint.state import CheckpointState, OptimizerState, Scheduler
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile
 from rollback.files.json_file import Keys
+from rollback.files.torch_tree import plain_number
 from rollback.lr.authority import Doubt, Evidence, filled_by_trainer, lr_assumptions, lr_doubts, seen_by_guard
 from rollback.lr.deepspeed import ConfigPlan, config_notes, plan_config
 from rollback.lr.effect import (
@@ -31,7 +32,7 @@ from rollback.lr.effect import (
 from rollback.lr.launch_config import named_edits
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
-from rollback.plan.request import BETA2, ExpectedLrs, RollbackRequest, Source
+from rollback.plan.request import OF_BETAS, ExpectedLrs, RollbackRequest, Source
 
 _SAME_LR = 1e-12
 
@@ -46,6 +47,7 @@ class LrPlan:
     expected: ExpectedLrs
     schedulers: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...]
+    options: tuple[str, ...]  # of the optimizer, that `--set` gave another value
 
 
 def plan_lr_edits(
@@ -62,7 +64,7 @@ def plan_lr_edits(
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
     edits = plan_sets(request, state)
-    moved = any(name != BETA2 for name in request.sets)
+    moved = len(set_options(request, state)) < len(request.sets)
     ratio: float | None = None if moved else 1.0
     unproved: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ def plan_lr_edits(
         ),
         schedulers=tuple(_counters(s) for s in edited.schedulers if s.authoritative),
         notes=(*_notes(state, scale, request), *configured.notes),
+        options=set_options(request, state),
     )
 
 
@@ -261,8 +264,8 @@ def _notes(state: CheckpointState, scale: float | None, request: RollbackRequest
         notes.append(
             "the number of scheduler counts per optimizer step is unknown: last_epoch is set to the given value"
         )
-    if BETA2 in request.sets:
-        notes.append("the guard of the next launch does not compare the betas: one of them was set")
+    for name in set_options(request, state):
+        notes.append(f"the guard of the next launch does not compare `{name}` with the save: it was set")
     return tuple(notes)
 
 
@@ -300,7 +303,13 @@ def plan_sets(request: RollbackRequest, state: CheckpointState) -> tuple[FieldEd
 def _set_one(name: str, value: float | int, state: CheckpointState, request: RollbackRequest) -> Iterator[FieldEdit]:
     found = list(_places(name, state))
     if not found:
-        known = sorted({BETA2, *_COUNTERS, *_LR_NAMES, *state.counters} & set(_known_names(state)))
+        for scheduler in state.schedulers:
+            if name in scheduler.state:
+                raise PlanRefused(
+                    f"--set {name}: the scheduler in `{scheduler.file}` computes its LRs from it, and not from it alone",
+                    remedy="use --lr-scale, which changes all that belongs together, or change it in the script",
+                )
+        known = sorted(set(_known_names(state)))
         raise PlanRefused(
             f"--set {name}: no such field in this checkpoint: expected {', '.join(known) or 'a field that can be set'}",
             remedy="`chronicle inspect` lists the fields; a full name is `file:key.path`",
@@ -318,10 +327,12 @@ def _set_one(name: str, value: float | int, state: CheckpointState, request: Rol
 
 def _known_names(state: CheckpointState) -> Iterator[str]:
     for scheduler in state.schedulers:
-        yield from scheduler.state
+        yield from scheduler.state.keys() & {*_COUNTERS, *_LR_NAMES}
     yield from state.counters
-    yield from (name for name in ("lr", "initial_lr") if state.optimizers)
-    yield from (BETA2 for _ in _beta2_places(state))
+    for optimizer in state.optimizers:
+        for group in optimizer.groups:
+            yield from (name for name, value in group.items() if _is_number(value))
+            yield from OF_BETAS if "betas" in group else ()
 
 
 def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
@@ -337,8 +348,6 @@ def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]
                 for field in group_fields:
                     for keys in optimizer.group_keys(index, field) if field in group else ():
                         yield optimizer.file, keys, group[field]
-    elif name == BETA2:
-        yield from _beta2_places(state)
     elif name in _COUNTERS:
         for scheduler in state.schedulers:
             if name in scheduler.state:
@@ -348,15 +357,31 @@ def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]
             file, _, dotted = full.partition(":")
             if name in (full, dotted):
                 yield file, tuple(int(k) if k.isdigit() else k for k in dotted.split(".")), value
+        yield from _option_places(name, state)
 
 
-def _beta2_places(state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
-    """The second of the betas of each parameter group that has two."""
+def _option_places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
+    """(file, keys, value) of an option of the optimizer in each parameter group; `beta1` and `beta2` are parts of `betas`."""
+    field = "betas" if name in OF_BETAS else name
     for optimizer in state.optimizers:
         for index, group in enumerate(optimizer.groups):
-            betas = group.get("betas")
-            if isinstance(betas, list | tuple) and len(betas) == 2:
-                yield from ((optimizer.file, (*keys, 1), betas[1]) for keys in optimizer.group_keys(index, "betas"))
+            value = group.get(field)
+            for keys in optimizer.group_keys(index, field):
+                if field == name and _is_number(value):
+                    yield optimizer.file, keys, value
+                elif field != name and isinstance(value, list | tuple) and len(value) > OF_BETAS[name]:
+                    yield optimizer.file, (*keys, OF_BETAS[name]), value[OF_BETAS[name]]
+
+
+def _is_number(value: Any) -> bool:
+    number = plain_number(value)
+    return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+def set_options(request: RollbackRequest, state: CheckpointState) -> tuple[str, ...]:
+    """The names of `--set` that are options of the optimizer: no counter and no LR, which are compared as ever."""
+    others = {*_COUNTERS, *_LR_NAMES}
+    return tuple(name for name in request.sets if name not in others and any(_option_places(name, state)))
 
 
 def _check_counters(sets: Mapping[str, float | int], state: CheckpointState, request: RollbackRequest) -> None:

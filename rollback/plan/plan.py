@@ -24,6 +24,7 @@ from rollback.lr.effect import FieldEdit, edits_by_file
 from rollback.lr.launch_command import number_words
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import (
+    OF_BETAS,
     Cost,
     ExpectedLrs,
     InputFile,
@@ -84,6 +85,7 @@ class Plan:
     config_edits: tuple[FieldEdit, ...] = ()
     copies: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # of the optimizer, that `--set` gave another value: the next launch finds it as it is
     notes: tuple[str, ...] = ()
     cost: Cost = field(default_factory=Cost)
 
@@ -128,7 +130,7 @@ class Plan:
             "data": data,
             "warmup_steps": request.warmup_steps,
             "world_size": self.world_size,
-            "accept_change": list(request.accepted),
+            "accept_change": [*request.accept_change, *map(_accepts, self.options)],
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -200,9 +202,15 @@ def compose_plan(
         config_edits=lr.config_edits,
         copies=copies,
         parts=parts,
+        options=lr.options,
         notes=(*state.notes, *lr.notes, *_notes(request, checkpoint, checkpoints, remnants or {}), *remarks),
         cost=cost or Cost(),
     )
+
+
+def _accepts(option: str) -> str:
+    """What the guard of the next launch accepts, because this option was set."""
+    return f"{'betas' if option in OF_BETAS else option}: {option} was set by this rollback"
 
 
 def copied_from(copy: str, names: Sequence[str]) -> str:
@@ -385,18 +393,25 @@ def _lr_sentence(plan: Plan, guarded: bool) -> str:
 
 
 def _forecast(plan: Plan, guarded: bool) -> Iterator[str]:
-    expected = plan.expected
+    expected, warmup = plan.expected, plan.request.warmup_steps
+    under = f", under a warm-up over {warmup} steps" if warmup else ""
     if expected.next_lrs is None:
         yield f"LRs of the next steps unknown: {expected.reason}"
-        yield f"first step: {_lrs(expected.lrs)}" + ("; the guard checks it" if guarded else "")
+        yield f"first step{under}: {_lrs(_warmed(expected.lrs, 1, warmup))}" + ("; the guard checks it" if guarded else "")
         return
     source = "computed from the checkpoint" if expected.source is Source.COMPUTED else "recorded at save"
-    yield f"next steps ({source}):"
+    yield f"next steps ({source}{under}):"
     rows = expected.next_lrs
-    for number, row in enumerate(rows[:_SHOWN_STEPS], start=1):
-        yield f"  +{number:<3} {_lrs(row)}"
-    if len(rows) > _SHOWN_STEPS:
-        yield f"  +{len(rows):<3} {_lrs(rows[-1])}"
+    last = [len(rows)] if len(rows) > _SHOWN_STEPS else []
+    for number in (*range(1, min(len(rows), _SHOWN_STEPS) + 1), *last):
+        yield f"  +{number:<3} {_lrs(_warmed(rows[number - 1], number, warmup))}"
+
+
+def _warmed(row: Sequence[float], number: int, warmup: int) -> Sequence[float]:
+    """The LRs of step `number` of the next launch under a linear warm-up over `warmup` steps, as the guard applies it."""
+    if number >= warmup:
+        return row
+    return [lr * number / warmup for lr in row]
 
 
 def _lrs(row: Sequence[float]) -> str:

@@ -49,15 +49,11 @@ class RollbackRequest:
                 raise PlanRefused(f"{name} {value!r}: expected a positive number")
         if self.lr_in and self.lr_scale is None and self.lr is None:
             raise PlanRefused("--lr-in names where the next launch takes its LR from: expected --lr-scale or --lr as well")
-        if BETA2 in self.sets and not 0.0 < self.sets[BETA2] < 1.0:
-            raise PlanRefused(f"--set {BETA2}={self.sets[BETA2]!r}: expected a number between 0 and 1")
+        for name in OF_BETAS.keys() & self.sets.keys():
+            if not 0.0 <= self.sets[name] < 1.0:
+                raise PlanRefused(f"--set {name}={self.sets[name]!r}: expected a number from 0 to below 1")
         if self.warmup_steps < 0 or self.skip_batches < 0:
             raise PlanRefused("--warmup and --skip-batches: expected 0 or more")
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """What the guard of the next launch accepts: what was asked, and the betas where one of them is edited."""
-        return (*self.accept_change, *((f"betas: {BETA2} was set by this rollback",) if BETA2 in self.sets else ()))
 
     @property
     def asks_next_launch(self) -> bool:
@@ -172,7 +168,7 @@ class Cost:
 # --- Options that need runtime support
 
 WARMUP, SKIP, RESHUFFLE = "warmup", "skip", "reshuffle"
-BETA2 = "beta2"  # of `--set`: the second of the betas of every parameter group
+OF_BETAS = {"beta1": 0, "beta2": 1}  # of `--set`: the parts of the betas of every parameter group
 HONOURED = (WARMUP, SKIP, RESHUFFLE)
 
 # What to do where a trainer does not support an option; "" is for scripts of an unknown writer

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import format_of, list_checkpoints, list_elsewhere, list_rolling
+from rollback.checkpoint.listing import (
+    format_of,
+    list_checkpoints,
+    list_elsewhere,
+    list_rolling,
+    list_unrecognised,
+    say_unrecognised,
+)
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.remnants import find_remnants, unreadable_beside
@@ -111,7 +118,8 @@ def plan_from_disk(
         remarks=remarks,
     )
     if is_loose:
-        plan = replace(plan, notes=(*plan.notes, *_left_elsewhere(root, plan), *_left_unreadable(root, listed, plan)))
+        plan = replace(plan, notes=(*plan.notes, *_left_elsewhere(root, plan)))
+    plan = replace(plan, notes=(*plan.notes, *_left_beside(root, listed, plan)))
     if not plan.config_edits:
         return plan
     configs = [edit.file for edit in plan.config_edits]
@@ -128,12 +136,16 @@ def _left_elsewhere(root: Path, plan: Plan) -> Iterator[str]:
         )
 
 
-def _left_unreadable(root: Path, listed: Sequence[Checkpoint], plan: Plan) -> Iterator[str]:
-    """Files of no known step that cannot be read: a script with one name for its newest state (`ckpt.pt`) fails on it."""
+def _left_beside(root: Path, listed: Sequence[Checkpoint], plan: Plan) -> Iterator[str]:
+    """What stays in `root` and may be state: a script with one name for its newest state (`ckpt.pt`) may load it."""
     moved = {later.name for later in plan.abandon} | set(plan.copies)
-    names = sorted(name for name in unreadable_beside(root, listed) if name not in moved)
-    if names:
-        yield f"cannot be read, and stays, as its step is unknown: {', '.join(names)}; if the script loads it, move it away"
+    unreadable = unreadable_beside(root, listed).keys() - moved if RemoteView.opened is None else set()
+    if unreadable:
+        names = ", ".join(sorted(unreadable))
+        yield f"cannot be read, and stays, as its step is unknown: {names}; if the script loads it, move it away"
+    unknown = [name for name in list_unrecognised(root, listed) if name not in moved and name not in unreadable]
+    if unknown:
+        yield f"{say_unrecognised(unknown)}, and they stay: if the script loads one, move it away"
 
 
 def _refuse_parts(request: RollbackRequest, chosen: Checkpoint) -> None:

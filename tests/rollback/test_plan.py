@@ -305,3 +305,17 @@ rollback of run tr to step 500
                 +20  0.0607883  0.0303942
   cost        500 steps, 6.2 h of training
   plan        PLAN"""
+
+
+def test_a_warm_up_is_in_the_table_of_the_next_lrs() -> None:
+    made = plan(RollbackRequest(step=500, warmup_steps=4), honours=frozenset({"warmup"}))
+    table = format_plan(made).partition("next steps (computed from the checkpoint, under a warm-up over 4 steps):\n")[2]
+    first, second, third, fourth = (float(line.split()[1]) for line in table.splitlines()[:4])
+    rows = made.expected.next_lrs
+    assert rows is not None
+    assert [first, second, third, fourth] == pytest.approx([rows[i][0] * (i + 1) / 4 for i in range(4)], rel=1e-5)
+
+
+def test_a_number_of_the_schedule_is_refused_with_the_reason() -> None:
+    with pytest.raises(PlanRefused, match="computes its LRs from it, and not from it alone"):
+        plan(RollbackRequest(step=500, sets={"gamma": 0.5}))

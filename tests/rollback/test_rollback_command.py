@@ -216,7 +216,19 @@ def test_beta2_is_set_in_every_group_and_the_guard_is_told(top: Path, capsys: py
     assert groups() == [{**group, "betas": (0.9, 0.95)} for group in before]
     contract = json.loads(next(top.rglob("contract.json")).read_text())
     assert contract["accept_change"] == ["betas: beta2 was set by this rollback"] and contract["lr_ratio"] == 1.0
-    assert "does not compare the betas" in capsys.readouterr().out
+    assert "does not compare `beta2` with the save" in capsys.readouterr().out
+
+
+def test_every_number_of_the_groups_can_be_set_and_is_accepted_by_its_name(top: Path) -> None:
+    import torch
+
+    assert chronicle(top, "rollback", "--to", "10", "--set", "weight_decay=0.2", "--set", "eps=1e-6", "--yes") == 0
+    (path,) = (top / "checkpoints" / "opt_step-10").rglob("optimizer.bin")
+    groups = torch.load(path, weights_only=False)["param_groups"]
+    assert {(group["weight_decay"], group["eps"]) for group in groups} == {(0.2, 1e-6)}
+    contract = json.loads(next(top.rglob("contract.json")).read_text())
+    accepted = [text.partition(":")[0] for text in contract["accept_change"]]
+    assert sorted(accepted) == ["eps", "weight_decay"] and contract["lr_ratio"] == 1.0
 
 
 def test_moving_the_counter_of_a_lambda_moves_its_lr(tmp_path: Path) -> None:
