@@ -29,6 +29,7 @@ from chronicle.resume.checks.run import (
     check_fresh_start,
     check_newest,
     check_run_state,
+    check_trained_numbers,
     check_unspoilt,
     drives,
     keys_apart,
@@ -402,7 +403,11 @@ class Loads:
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
             self._loaded_unseen(AT_STEP.format(step), pending)
         if root is None or memory is None:
-            return check_fresh_start(found, history, pending) if is_main and not self.start.state_loaded else []
+            if not is_main or self.start.state_loaded:
+                return []
+            newest = next((Path(path) for _, path in reversed(history.checkpoints) if path), None)
+            saved = None if newest is None else _memory_of(newest)[0]
+            return [*check_fresh_start(found, history, pending), *check_trained_numbers(found, saved)]
         self.start.learn(loaded_from=root, expectation=self._expect(root, memory, contract))
         if _are_same_weights(found, memory):  # its step alone would not show that this is what was loaded
             self.start.learn(identity=memory.identity)

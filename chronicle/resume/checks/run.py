@@ -205,6 +205,17 @@ def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | 
     ]
 
 
+def check_trained_numbers(found: Memory, saved: Memory | None) -> list[Check]:
+    """M3: a launch that loaded no optimizer trains as many numbers as the newest save: an adapter's base may not be frozen."""
+    before, after = (sum(group.num_elements for group in one.groups) if one else 0 for one in (saved, found))
+    if not before or before == after:
+        return []
+    cause = "a part of the model that was frozen is trained now, or one that was trained is frozen"
+    expected, now = f"{before:,} numbers, as at the newest save", f"{after:,} numbers"
+    where = "optimizer param_groups"
+    return [failed("trained parameters", "M3", expected=expected, found=now, where=where, cause=cause)]
+
+
 def check_ranks(asked: int | None, world_size: int) -> list[Check]:
     """PF04: as many ranks train together as requested from the launcher.
 
