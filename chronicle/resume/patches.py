@@ -59,6 +59,11 @@ PATCHES: Mapping[str, Patch] = {
         why="Fabric gives its callbacks the module alone",
     ),
     "Trainer": Patch(targets=("transformers.trainer:Trainer.train",), why="a callback is not told whose it is"),
+    "a step taken twice": Patch(
+        targets=("Parameter.grad",),
+        why="FSDP2 gives gradients to its shards alone; `twice.py` also puts back what the second pass moves in modules",
+        until="the second backward pass is over",
+    ),
     "handed over": Patch(
         targets=(
             "Accelerator.chronicle", "Accelerator.save_state", "Accelerator.load_state", "Accelerator.prepare",
@@ -100,7 +105,7 @@ def undo(row: str) -> None:
 
 def change_object(thing: Any, name: str, value: Any) -> None:
     """Give one object that the script handed over another attribute of this name."""
-    assert any(target.endswith(f".{name}") for target in PATCHES["handed over"].targets)
+    assert any(target.endswith(f".{name}") for row in PATCHES.values() for target in row.targets)
     if name == "batch_sampler":  # torch forbids it to scripts; the loader reads it at every pass
         object.__setattr__(thing, name, value)
     else:

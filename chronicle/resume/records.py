@@ -102,7 +102,7 @@ def state_digest(state: Mapping[str, Any]) -> str:
     for place, key, tensor in evenly(rows):
         own = own_shard(tensor).detach()
         total.update(header(place, key, tuple(own.shape), str(own.dtype).removeprefix("torch.")))
-        total.update(_first_bytes(own))
+        total.update(first_bytes(own))
     return total.hexdigest()[:32]
 
 
@@ -114,7 +114,8 @@ def _entries(state: Mapping[str, Any]) -> Iterator[Mapping[Any, Any]]:
             yield entry if isinstance(entry, Mapping) else {}
 
 
-def _first_bytes(tensor: Any) -> bytes:
+def first_bytes(tensor: Any) -> bytes:
+    """Its first elements, at most `NUM_ELEMENTS`, in the order of its indices."""
     import torch
 
     first = tensor.reshape(-1) if tensor.is_contiguous() else tensor[(slice(0, NUM_ELEMENTS),) * tensor.dim()].reshape(-1)

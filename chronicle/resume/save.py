@@ -132,6 +132,10 @@ class Sealer:
             deadline = begun + WAIT_IN_BACKGROUND_SECONDS
             self._start(lambda: write(self.ranks.collect(prefix, own, lambda: min(deadline, self._deadline))))
 
+    def later(self, work: Callable[[], None]) -> None:
+        """Do this in a thread; errors are recorded."""
+        self._start(work)
+
     def finish(self) -> None:
         """Complete every manifest begun here; digests of ranks that do not arrive within seconds are left out."""
         self._deadline = time.monotonic() + WAIT_AT_THE_END_SECONDS

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import GuardAttached
+from chronicle.journal.events import GuardAttached, Incident
 from chronicle.launch.pulse import PulseWriter
 from chronicle.resume.allowed import AS_FIRST_PASS, SPLIT, leave_open
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
@@ -58,6 +58,7 @@ from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.twice import StepTwice
 from chronicle.resume.unregistered import Unregistered
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
+from chronicle.resume.written import Head, heads_of, say_other_weights
 
 NUM_RANKS_COMPARED = 64  # between saves
 
@@ -158,6 +159,7 @@ class GuardSession:
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
         self._identity: Mapping[str, Any] = {}  # of the state that was described last
         self._described: tuple[int, Memory] | None = None  # steps of this launch, memory then
+        self._heads: Mapping[str, Head] = {}  # of the weights, then
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
@@ -258,12 +260,26 @@ class GuardSession:
             try:
                 self.sealer.seal(root, self.describe() if begun is None else begun, save_seconds, before)
                 if begun is None:
+                    self.weights_written(root)
                     self.state_written()
                 self.report.saved(self._observe(), self.step if begun is None else begun.step)
             except Exception as problem:
                 text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)})"
                 self.journal.say("save", f"{text}; training goes on")
                 raise
+
+    def weights_written(self, root: Path) -> None:
+        """The state that was described last lies at `root`, a directory or a file: are its weights those of memory?"""
+        kept, step = self._heads, self._identity.get("step")
+
+        def compare() -> None:
+            if text := say_other_weights(root, kept):
+                self.journal.say("weights of the save", text)
+                event = Incident(kind="save-differs", tier="warn", text=text, onset_step=step, launch=self.journal.launch)
+                self.journal.write(event, step=step, title=f"warn: save-differs: {text}")
+
+        if kept:
+            self.sealer.later(compare)
 
     def _works(self) -> None:
         """A forward pass begins, or a save is done."""
@@ -333,6 +349,8 @@ class GuardSession:
         )
         found = self.honours.add_to(found, live)
         self._described = (self._steps_here, found)
+        with self.contained("weights of the save"):
+            self._heads = heads_of(live.models) if self.ranks.rank == 0 else {}
         return found
 
     def _with_habits(self, memory: Memory, live: LiveState, *, since_save: bool = False) -> Memory:

@@ -28,6 +28,7 @@ from chronicle.resume.configuration import unwrapped
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardJournal
+from chronicle.resume.patches import change_object
 from chronicle.resume.verdict import Ranks
 
 KIND = "step-differs"
@@ -391,9 +392,9 @@ def _gradients(call: _Call, tensors: Sequence[Any]) -> list[Any]:
     kept = [param.grad for param in call.params]
     try:
         for param in call.params:
-            param.grad = None
+            change_object(param, "grad", None)
         torch.autograd.backward(outputs, arrived)
         return [b"" if param.grad is None else checksum(param.grad) for param in call.params]
     finally:
         for param, gradient in zip(call.params, kept, strict=True):
-            param.grad = gradient
+            change_object(param, "grad", gradient)

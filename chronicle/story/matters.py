@@ -35,6 +35,7 @@ KINDS = {  # a kind of the detector and of the guard -> words, with the place of
     "plateau": "Plateau of {}",
     "weights-not-finite": "Weights that are no numbers: {}",
     "replicas-differ": "Replicas that differ: {}",
+    "save-differs": "A save that does not hold the weights of memory: {}",
     "step-differs": "The same step computed twice, with another result: {}",
     "stands-still": "{} stands still",
     "loss-missing": "{} is missing from its lines",

@@ -46,7 +46,7 @@ def digest_in_file(file: TorchFile, state: object) -> str:
     total = hashlib.sha256()
     with open_state_file(file.path) as (fd, _):
         for place, key, tensor in evenly(rows):
-            raw = _first_bytes(fd, file.segments[0], tensor)
+            raw = bytes_of_first(fd, file.segments[0], tensor)
             if raw is None:
                 return ""
             total.update(header(place, key, tensor.shape, tensor.dtype) + raw)
@@ -62,7 +62,7 @@ def _entries(state: object) -> Iterator[dict[object, object]]:
             yield dict(as_mapping(kept.get(parameter)) or {})
 
 
-def _first_bytes(fd: int, segment: PickleSegment, tensor: TensorRef) -> bytes | None:
+def bytes_of_first(fd: int, segment: PickleSegment, tensor: TensorRef) -> bytes | None:
     """The first elements of a tensor in the order of its indices."""
     size = item_size(tensor.dtype)
     if segment.layout is None or segment.record is None or segment.big_endian or tensor.storage is None or not size:

@@ -182,6 +182,7 @@ class AttachedRun:
             self.session.sealer.seal_file(
                 target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
             )
+            self.session.weights_written(target)
 
     @shielded("save")
     def async_save_begins(self, directory: str | Path) -> None:
