@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence
 from chronicle.errors import UsageProblem
-from chronicle.journal.events import Claim, LaunchEnd, events_of
+from chronicle.journal.events import Claim, LaunchEnd, LaunchStart, Rehearsed, events_of, is_of
 
 IDLE_BELOW = 0.05  # a device busy for less than this fraction between two samples was idle
 IDLE_SHARE = 0.9
@@ -373,6 +373,21 @@ def _of_loaders(key: str) -> Callable[[RunEvidence], Fact]:
     return of_run
 
 
+def _resumes(evidence: RunEvidence) -> Fact:
+    """What the last rehearsal found, while command, code, packages and ranks of each launch are those that were rehearsed."""
+    found = [(entry, event) for entry, event in events_of(evidence.entries, Rehearsed) if event.signal]
+    if not found:
+        return Fact(None, "the script was never rehearsed: `chronicle rehearse -- …`")
+    entry, event = found[-1]
+    rehearsed = (event.git_commit, event.git_dirty_digest, event.env_digest)
+    ranks = {launch.launch: _num_ranks(launch) or event.ranks for launch in evidence.scope}
+    for at, start in events_of(evidence.entries, LaunchStart):
+        is_same = is_of(event, start.argv) and (start.git_commit, start.git_dirty_digest, start.env_digest) == rehearsed
+        if at.launch in ranks and not (is_same and event.git_commit and ranks[at.launch] == event.ranks):
+            return Fact(None, f"launch {at.launch}: another command, code, packages or ranks than in rehearsal {entry.id}")
+    return Fact(event.verdict, f"rehearsal {entry.id}: the script {event.verdict}", (entry.id,))
+
+
 FIELDS: Mapping[str, ClaimField] = {
     "params": ClaimField(_parameters, more=_off),
     "devices": ClaimField(_devices),
@@ -389,6 +404,7 @@ FIELDS: Mapping[str, ClaimField] = {
     "final_loss": ClaimField(_loss, lambda said, losses: said.admits(losses[0]), of_run=True),
     "best_loss": ClaimField(_loss, lambda said, losses: said.admits(losses[1]), of_run=True),
     "hours": ClaimField(_hours, _are_hours, of_run=True),
+    "resumes": ClaimField(_resumes, lambda said, verdict: verdict == f"resumes {said}", of_run=True, is_number=False),
 }
 
 

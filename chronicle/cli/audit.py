@@ -186,6 +186,7 @@ class Fields(Given):
     final_loss: NumberOption = None
     best_loss: NumberOption = None
     hours: NumberOption = None
+    resumes: Annotated[str | None, Option(metavar="exactly")] = None
 
 
 NO_FIELDS = Fields()

@@ -215,3 +215,25 @@ def test_evidence_on_a_full_disk_is_said_once_and_does_not_raise(tmp_path, capsy
     evidence.end(step=1)
     evidence.end(step=2)
     assert capsys.readouterr().err.count("evidence of rank 0 is no longer written") == 1
+
+
+def test_resumes_exactly_is_supported_until_code_packages_or_ranks_change(paths):
+    """What was rehearsed says nothing of another script."""
+    code = {"git_commit": "c", "git_dirty_digest": None, "env_digest": "e"}
+    write_launch(paths, ranks=2)
+    assert verdict(paths, resumes="exactly") is NO_EVIDENCE, "never rehearsed"
+    told = {"verdict": "resumes exactly", "command": ["train", "--out={out}"], "signal": "SIGKILL", "ranks": 2, **code}
+    with JournalWriter(paths) as writer:
+        writer.append("rehearsal", data=told)
+    assert verdict(paths, resumes="exactly") is NO_EVIDENCE, "the launch was started by another command"
+    changes = ((2, {}, SUPPORTED), (3, {"git_commit": "d"}, NO_EVIDENCE), (4, {"env_digest": "f"}, NO_EVIDENCE))
+    for number, changed, expected in changes:
+        other = RunPaths(paths.run_dir.parent / f"run-{number}")
+        with JournalWriter(other) as writer:
+            writer.append("rehearsal", data=told)
+            writer.append("launch.start", launch=1, data={"argv": ["train", "--out=here"], **code, **changed})
+        for rank in range(2):
+            environ = {"CHRONICLE_LAUNCH_DIR": str(other.launch_dir(1)), "RANK": str(rank)}
+            open_evidence(environ).process(world_size=2, device={}, wrapper="", precision="")
+        assert verdict(other, resumes="exactly") is expected, changed
+        assert verdict(other, resumes="differently") is (CONTRADICTED if expected is SUPPORTED else NO_EVIDENCE)

@@ -1,0 +1,82 @@
+"""Rehearse public scripts: `python -m benchmarks.rehearse SOURCES PLACE [NAME…]`, with a Python that has their packages.
+
+SOURCES holds the repositories of `scripts.toml` at their versions. PLACE gets what they train on (`stage.py`), two answers
+in JSON a script, and `resume_bench.md`. A script that has its answers there is not played again.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rehearse.stage import make_stage
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONWARNINGS": "ignore", "WANDB_MODE": "disabled",
+}  # fmt: skip
+MOST_SECONDS = 900
+SHOWN = 3
+
+
+def main(sources: Path, place: Path, names: list[str]) -> None:
+    """Play what has no answer yet, and write the table of all that have one."""
+    listed = tomllib.loads(Path(__file__).with_name("scripts.toml").read_text())
+    if not (place / "stage").exists():
+        make_stage(place / "stage", sources)
+    (place / "answers").mkdir(exist_ok=True)
+    for script in listed["script"]:
+        for only in ("kill", "term"):
+            answer = place / "answers" / f"{script['name']}.{only}.json"
+            if not answer.exists() and (not names or script["name"] in names):
+                answer.write_text(json.dumps(play(script, sources, place, only)))
+                print(script["name"], only, json.loads(answer.read_text())["verdict"], flush=True)
+    rows = [row_of(script, listed["versions"], place / "answers") for script in listed["script"]]
+    head = "| script | version | killed and resumed | differs in | TERM |\n|---|---|---|---|---|"
+    (place / "resume_bench.md").write_text("\n".join([head, *filter(None, rows)]) + "\n")
+
+
+def play(script: Mapping[str, Any], sources: Path, place: Path, only: str) -> dict[str, Any]:
+    """One rehearsal; its JSON, or why there is none."""
+    at, to = script.get("steps", (10, 20))
+    stage = place / "stage"
+    values = {"{python}": sys.executable, "{sources}": str(sources), "{stage}": str(stage)}
+    words, resume = script["words"], script["resume"]
+    for name, value in values.items():
+        words, resume = words.replace(name, value), resume.replace(name, value)
+    options = ["--json", "--run", "bench", "--logs", str(place / "logs" / script["name"]), "--only", only]
+    options += ["--at", str(at), "--to", str(to), "--resume-args", resume]
+    command = [sys.executable, "-m", "chronicle_ml", "rehearse", *options, "--", *shlex.split(words)]
+    folder = stage if "{sources}" in script["words"] or "folder" not in script else sources / script["folder"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **QUIET}, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
+    )
+    if done.stdout.startswith("{"):
+        return dict(json.loads(done.stdout))
+    return {"verdict": "could not be told", "findings": [], "not_compared": [done.stderr.strip()[-900:]]}
+
+
+def row_of(script: Mapping[str, Any], versions: Mapping[str, str], answers: Path) -> str:
+    """The row of a script; "" where it has no answers."""
+    paths = [answers / f"{script['name']}.{only}.json" for only in ("kill", "term")]
+    if not all(path.exists() for path in paths):
+        return ""
+    killed, told = (json.loads(path.read_text()) for path in paths)
+    where = versions[script["folder"]] if "folder" in script else f"{script['package']} {version(script['package'])}"
+    found = [f"{one['what']}: {one['text']}" for one in killed["findings"]]
+    if not found:
+        found = killed["not_compared"] if "exactly" not in killed["verdict"] else []
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    term = (told.get("notes") or ["not told"])[0] if not told["findings"] else told["findings"][0]["text"]
+    cells = [script["name"], where, killed["verdict"], "<br>".join([*found[:SHOWN], *more]) or "–", term]
+    return "| " + " | ".join(cell.replace("|", "¦").replace("\n", " ") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:])
