@@ -48,7 +48,7 @@ def rehearse_first_save(
     asked = Rehearsal(command=tuple(command), at=saved.step, to=saved.step + 1, signal=None)
     why, environ = room_for(saved, scratch)
     if why:
-        compared = Compared(rows=(Row(rank=Rank.NOT_COMPARED, what="the resume", text=why),))
+        compared = Compared(rows=(Row(Rank.NOT_COMPARED, "the resume", why),))
         return launch, Answer(asked=asked, compared=compared, seconds=0.0)
     place.prepare()
     mine = place.out / saved.path.relative_to(root)
@@ -116,6 +116,6 @@ def _compared(first: Played, second: Played, paths: RunPaths, step: int) -> Iter
     for entry, event in events_of(read_journal(paths).entries, GuardVerdict):
         if entry.launch == second.launch:
             is_wrong = event.verdict in ("warned", "refused")
-            yield Row(rank=Rank.PRINT if is_wrong else Rank.NOTE, what="the guard of the second process", text=event.verdict)
+            yield Row(Rank.PRINT if is_wrong else Rank.NOTE, "the guard of the second process", event.verdict)
     results = replace(first, prints=without(first.prints, RESULT))  # other bits are no fault
     yield from of_prints(first, results, second, (step, step + 1))

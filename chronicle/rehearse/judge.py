@@ -70,7 +70,7 @@ TITLES: Mapping[Rank, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One thing that is told, in words."""
 
@@ -173,9 +173,9 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     for name in sorted(first.keys() | resumed.keys()):
         one, other = first.get(name), resumed.get(name)
         if re.split(r"[.:] ?", name)[-1] in asked:
-            rows.append(Row(rank=Rank.NOT_COMPARED, what=name, text="the resume was asked to set it"))
+            rows.append(Row(Rank.NOT_COMPARED, name, "the resume was asked to set it"))
         elif _family(name) in of_ranks or (is_resharded and _are_counts(one, other, ranks)):
-            rows.append(Row(rank=Rank.MUST_DIFFER, what=name))
+            rows.append(Row(Rank.MUST_DIFFER, name))
         elif one is not None and one.form is LeafForm.TENSOR:
             groups[name].append(name)
         else:
@@ -194,13 +194,13 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
             continue
         one, form = first[known[0]], first[known[0]].form
         if LeafForm.UNREAD in (form, resumed[known[0]].form):
-            rows.append(Row(rank=Rank.UNSURE, what=pattern, text=str(one.value)))
+            rows.append(Row(Rank.UNSURE, pattern, str(one.value)))
             continue
         if spread.is_wide or (spread.gap > 0 and not is_shared):  # a lost state would not show
             rows.append(_varies(pattern, form))
             continue
         if spread.gap > 0:
-            rows.append(Row(rank=Rank.NATURE, what=pattern))
+            rows.append(Row(Rank.NATURE, pattern))
         counts[form] += len(known)
         apart: dict[str, float] = {}
         for name in known:
@@ -224,10 +224,10 @@ def _is_loss(pattern: str) -> bool:
 
 def _varies(pattern: str, form: LeafForm) -> Row:
     if form is LeafForm.TENSOR or _is_loss(pattern):
-        return Row(rank=Rank.UNSURE, what=_called(pattern))
+        return Row(Rank.UNSURE, _called(pattern))
     if form is LeafForm.LOGGED:
-        return Row(rank=Rank.NOT_COMPARED, what=_called(pattern), text="measured anew in each launch")
-    return Row(rank=Rank.NATURE, what=pattern)
+        return Row(Rank.NOT_COMPARED, _called(pattern), "measured anew in each launch")
+    return Row(Rank.NATURE, pattern)
 
 
 def _called(pattern: str) -> str:
@@ -252,10 +252,10 @@ def _missing(pattern: str, alone: Sequence[str], sides: Sides) -> Row:
     """Leaves that only one of A and B has; where A and A′ differ in that, too, it is nobody's fault."""
     is_ours = alone[0] in sides.first
     if is_ours is not (alone[0] in sides.again):
-        return Row(rank=Rank.NATURE, what=pattern)
+        return Row(Rank.NATURE, pattern)
     what = alone[0] if len(alone) == 1 else pattern
     where = "not" if is_ours else "only"
-    return Row(rank=Rank.STATE, what=what, text=f"is {where} in the checkpoint of the resumed launch")
+    return Row(Rank.STATE, what, f"is {where} in the checkpoint of the resumed launch")
 
 
 def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -> Row:
@@ -268,8 +268,6 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     text = f"{_word(one)} → {_word(other)}"
     if one.place is not None:
         text = f"other values ({one.place.dtype}, {list(one.place.shape)})"
-    elif one.form is LeafForm.BYTES or other.form is not one.form:
-        text = f"other {other.form.value} than in the undisturbed launch"
     if len(apart) > 1:
         text = f"{len(apart)} of {num_known} values differ, first `{name}`: {text}"
     if at_save is not None and all(_is_anew(sides.first[key], sides.resumed[key], sides.at_save(key)) for key in apart):
@@ -277,7 +275,7 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     what = _called(pattern)
     if len(apart) == 1 and one.form is not LeafForm.LOGGED:
         what = name
-    return Row(rank=rank, what=what, text=text)
+    return Row(rank, what, text)
 
 
 def _is_anew(one: Value, other: Value, at_save: Value | None) -> bool:
@@ -305,7 +303,7 @@ def _tensors(group: str, moved: Mapping[str, float]) -> Row:
     if len(ranked) > SHOWN:
         shown += f", and {len(ranked) - SHOWN} more"
     text = f"{len(ranked)} of its tensors: {shown}; largest difference {moved[ranked[0]]:.2g}"
-    return Row(rank=Rank.TENSORS, what=group, text=text)
+    return Row(Rank.TENSORS, group, text)
 
 
 # --- prints of the guard
@@ -324,10 +322,10 @@ def judge_prints(first: Printed, again: Printed, resumed: Printed, steps: tuple[
     natural = _parts_apart(first, again)
     mine, other = without(first, natural), without(resumed, natural)
     found = compare_prints(mine, other, start=steps[0], until=steps[1], begins={})
-    yield from (Row(rank=Rank.NATURE, what=PARTS[part][1]) for part in natural)
+    yield from (Row(Rank.NATURE, PARTS[part][1]) for part in natural)
     if found.first is None:
         idle = "stand elsewhere after the resume, with no effect in these steps"
-        yield from (Row(rank=Rank.NOT_COMPARED, what=f"{PARTS[part][1]} {idle}") for part in found.unrestored)
+        yield from (Row(Rank.NOT_COMPARED, f"{PARTS[part][1]} {idle}") for part in found.unrestored)
         return
     causes = [part for part in found.first.parts if part in ADVICE] or [found.first.parts[0]]
     yield from (_of_print(part, found.first, mine) for part in causes)
@@ -352,9 +350,9 @@ def _of_print(part: str, found: PrintDifference, first: Printed) -> Row:
         where += f" of rank {found.ranks[0]}"
     text = f"differs from {where} on, first in the {PARTS[part][1]}"
     if part != "batch":
-        return Row(rank=Rank.PRINT, what=part, text=text, advice=ADVICE.get(part, ""))
+        return Row(Rank.PRINT, part, text, ADVICE.get(part, ""))
     seen = [step for step, one in sorted(first[found.ranks[0]].items()) if one.batch == found.other.batch]
     if seen and seen[0] < found.step:
         text = f"the batch of {where} is the batch of step {seen[0]} of the undisturbed launch"
         text += ": the data begin again" if seen[0] == 1 else ""
-    return Row(rank=Rank.DATA, what=part, text=text, advice=ADVICE[part])
+    return Row(Rank.DATA, part, text, ADVICE[part])

@@ -156,17 +156,15 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
                 _end(place, process, until.signal)
         process.wait(timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:
-        _end(place, process, signal.SIGKILL)
-        process.wait()
+        pass  # it is ended now
     finally:
         if process.poll() is None:
             _end(place, process, signal.SIGKILL)
             process.terminate()
             process.wait()
-    launch = seen.launch()
-    if launch is None:
+    if seen.launch not in list_launch_numbers(place.paths):
         raise ChronicleError(f"launch `{place.name}` did not start: {seen.last_lines()}")
-    played = read_played(place.paths, launch, ranks)
+    played = read_played(place.paths, seen.launch, ranks)
     now = time.monotonic()
     return replace(
         played, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
@@ -198,20 +196,13 @@ class _Seen:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._files: list[object] = []
-        self._earlier = set(list_launch_numbers(place.paths))
+        self.launch = max(list_launch_numbers(place.paths), default=0) + 1
         self.output = place.scratch / place.name / "output.log"
         self._read_to = self.output.stat().st_size if self.output.exists() else 0
         self._lines, self._printed = PrintedLines(), 0
 
-    def launch(self) -> int | None:
-        """Its number."""
-        return max(set(list_launch_numbers(self._place.paths)) - self._earlier, default=None)
-
     def step(self) -> int:
         """The newest step that was logged, or printed: the log of the launch keeps lines back for some seconds. 0: none."""
-        launch = self.launch()
-        if launch is None:
-            return 0
         with self.output.open("rb") as log:
             log.seek(self._read_to)
             lines = log.read().split(b"\n")[:-1]
@@ -219,13 +210,16 @@ class _Seen:
             self._read_to += len(line) + 1
             point = self._lines.parse(line.decode(errors="replace") + "\n")
             self._printed = self._printed if point is None else point.step
-        newest = last_point(self._place.paths.metrics_path(launch))
+        newest = last_point(self._place.paths.metrics_path(self.launch))
         return max(self._printed, 0 if newest is None else newest.step)
 
     def has_saved(self, step: int | None) -> bool:
         """Whether a checkpoint of this step or a later one is there, and nothing has changed for some looks."""
-        files = [path for path in self._place.out.rglob("*") if path.is_file()]
-        now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+        try:
+            files = [path for path in self._place.out.rglob("*") if path.is_file()]
+            now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+        except OSError:
+            return False  # it was moved meanwhile
         self._files = [*self._files, now][-STILL_LOOKS:]
         if step is None or self._files.count(now) < STILL_LOOKS:
             return False

@@ -30,8 +30,8 @@ from rollback.files.torch_tree import walk_leaves
 
 OURS = {"ChronicleCallback"}  # what the guard keeps in a checkpoint of Lightning
 MOST_JSON_BYTES = 64 << 20
-MOST_FILES = 20_000
 CHUNK_BYTES = 1 << 20
+DIGITS = 20  # of the digest of what is no text
 AT_STEP = " at step "  # between a channel and the step
 
 
@@ -42,7 +42,6 @@ class LeafForm(StrEnum):
     LOGGED = "logged number"
     TEXT = "text"
     TENSOR = "tensor"
-    BYTES = "bytes"
     UNREAD = "not read"
 
 
@@ -124,9 +123,7 @@ def _files_of(checkpoint: Path) -> Iterator[tuple[str, Path]]:
     if checkpoint.is_file():
         yield checkpoint.name, checkpoint
         return
-    for number, path in enumerate(sorted(checkpoint.rglob("*"))):
-        if number > MOST_FILES:
-            raise ValueError(f"`{checkpoint}` holds more than {MOST_FILES} files")
+    for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and not is_manifest_name(path.name):
             yield str(path.relative_to(checkpoint)), path
 
@@ -146,7 +143,7 @@ def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Val
     try:
         file = read_state_file(path)
     except RollbackError:
-        yield "", Value(LeafForm.BYTES, _digest(_placed(path.read_bytes().decode("latin-1"), places)))
+        yield "", Value(LeafForm.TEXT, _digest(_placed(path.read_bytes().decode("latin-1"), places)))
         return
     yield from _of_tree(file.tree, dict(places_in(path)), path, places)
 
@@ -177,7 +174,7 @@ def _plain(value: object, places: Mapping[str, str]) -> Value:
             return Value(LeafForm.UNREAD, "an array whose bytes lie elsewhere")
         value = bytes(value.content)
     if isinstance(value, bytes | bytearray):
-        return Value(LeafForm.BYTES, _digest(value))
+        return Value(LeafForm.TEXT, _digest(value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Value(LeafForm.NUMBER, float(value))
     if isinstance(value, Opaque):
@@ -187,7 +184,7 @@ def _plain(value: object, places: Mapping[str, str]) -> Value:
 
 
 def _digest(content: bytes | bytearray | str) -> str:
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+    return "bytes " + hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:DIGITS]
 
 
 def _tensor(path: Path, place: TensorPlace | None) -> Value:

@@ -104,7 +104,7 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         target, why = _target(asked, broken)
         rows += why
     if target is None or target.step is None:
-        rows.append(Row(rank=Rank.NOTE, what=f"B came to step {ended.last_step}", text=ended.end))
+        rows.append(Row(Rank.NOTE, f"B came to step {ended.last_step}", ended.end))
     else:
         saved = read_leaves(target.path, target.step, broken.stands_for())
         resumed = _resumed(asked, broken, target)
@@ -183,21 +183,21 @@ def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, list[Row
     saves = saved_in(place.out)
     if not listed:
         rank = Rank.NOTE if asked.signal is not signal.SIGKILL else Rank.START
-        return None, [Row(rank=rank, what=asked.signal_name, text="nothing was saved", advice=SAVE_MORE)]
+        return None, [Row(rank, asked.signal_name, "nothing was saved", SAVE_MORE)]
     if saves and asked.signal is not signal.SIGKILL:
         return saves[max(saves)], []
     usable = [step for step in saves if asked.at <= step < asked.to]
     if not usable:
         names = ", ".join(f"`{one.path.name}` of step {'unknown' if one.step is None else one.step}" for one in listed)
         text = f"none between step {asked.at} and {asked.to}: there are {names}; {SAVE_MORE}"
-        return None, [Row(rank=Rank.NOT_COMPARED, what="checkpoints", text=text)]
+        return None, [Row(Rank.NOT_COMPARED, "checkpoints", text)]
     later = [one for step, one in saves.items() if step > min(usable)]
     for one in later:
         aside = place.scratch / place.name / "later"
         aside.mkdir(exist_ok=True)
         one.path.rename(aside / one.path.name)
     text = f"the script was faster than the signal: {len(later)} later checkpoints were moved away before the resume"
-    return saves[min(usable)], [Row(rank=Rank.NOT_COMPARED, what=text)] if later else []
+    return saves[min(usable)], [Row(Rank.NOT_COMPARED, text)] if later else []
 
 
 SAVE_MORE = "save more often, or name steps at which it saves: --at, --to"
@@ -214,18 +214,18 @@ def _signalled(asked: Rehearsal, place: Place, ended: Played) -> Row:
     saves, last, name = saved_in(place.out), ended.last_step, asked.signal_name.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
     if ended.ended_in is None:
-        return Row(rank=Rank.NOT_COMPARED, what=name, text=f"it was not sent: the launch ended after step {last}")
+        return Row(Rank.NOT_COMPARED, name, f"it was not sent: the launch ended after step {last}")
     if asked.signal is signal.SIGKILL:
-        return Row(rank=Rank.NOTE, what=f"SIGKILL after step {last}", text=f"it ended with code {ended.exit_code} in {took}")
+        return Row(Rank.NOTE, f"SIGKILL after step {last}", f"it ended with code {ended.exit_code} in {took}")
     new = saves.keys() - ended.saved_before
     if new:
-        return Row(rank=Rank.NOTE, what=name, text=f"saved at step {max(new)} within {took}")
+        return Row(Rank.NOTE, name, f"saved at step {max(new)} within {took}")
     text = f"nothing saved, {last - max(saves, default=0)} steps lost; it ended with code {ended.exit_code} in {took}"
     if last >= asked.to:
         text = f"it went on to step {last}: the signal was not heard"
     written = {one.format for one in saves.values()}
     advice = next((words for name, words in SAVES_AT_SIGNAL.items() if name in written), OWN_HANDLER)
-    return Row(rank=Rank.SIGNAL, what=name, text=text, advice=advice)
+    return Row(Rank.SIGNAL, name, text, advice)
 
 
 # --- comparing
@@ -242,7 +242,7 @@ def _compare(
     rows = [*begun(resumed, steps[0]), *of_prints(first, again, resumed, steps)]
     if not rows and _reached(places[2], resumed) < asked.to:
         text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
-        rows.append(Row(rank=Rank.START, what="the resume", text=text))
+        rows.append(Row(Rank.START, "the resume", text))
     if asked.only == "data":
         is_told = not any(row.rank >= Rank.NOT_COMPARED and row.what in (PRINTS, BATCH) for row in rows)
         return Compared(rows=tuple(rows), basis=Verdict.DATA if is_told else Verdict.NOT_DONE), None
@@ -251,7 +251,7 @@ def _compare(
     at = _common_step(places, steps)
     if at is None:
         text = f"no checkpoint after step {steps[0]} that all launches saved"
-        rows.append(Row(rank=Rank.NOT_COMPARED, what="files", text=text))
+        rows.append(Row(Rank.NOT_COMPARED, "files", text))
     else:
         for found, place in zip(leaves, places, strict=True):
             found |= read_leaves(saved_in(place.out)[at].path, at, place.stands_for())
@@ -259,7 +259,7 @@ def _compare(
     sides = Sides(first=leaves[0], again=leaves[1], resumed=leaves[2], saved=saved, step=steps[0])
     compared = compare_values(sides, asked.options_of_resume, ranks)
     if compared.num_values == 0:
-        rows.append(Row(rank=Rank.NOT_COMPARED, what="logged values", text="none of the same step and name in both launches"))
+        rows.append(Row(Rank.NOT_COMPARED, "logged values", "none of the same step and name in both launches"))
     return replace(compared, rows=(*rows, *compared.rows)), at
 
 
@@ -267,11 +267,11 @@ def begun(resumed: Played, step: int) -> Iterator[Row]:
     """What is wrong with where the resume began."""
     begun = resumed.first_step
     if begun is None:
-        yield Row(rank=Rank.START, what="the resume", text=f"took no step: {resumed.end}")
+        yield Row(Rank.START, "the resume", f"took no step: {resumed.end}")
     elif begun < step:
         advice = "say how it resumes: --resume-args '…', or --resume-with '…'"
         text = f"took step {begun} first: it did not go on from step {step}"
-        yield Row(rank=Rank.START, what="the resume", text=text, advice=advice)
+        yield Row(Rank.START, "the resume", text, advice)
 
 
 def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, int]) -> Iterator[Row]:
@@ -284,7 +284,7 @@ def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, i
     elif counted_from <= steps[0]:
         why = f"the guard counted its steps from {counted_from}, as the optimizer does"
     if why:
-        yield Row(rank=Rank.NOT_COMPARED, what=PRINTS, text=why)
+        yield Row(Rank.NOT_COMPARED, PRINTS, why)
     else:
         yield from judge_prints(first.prints, again.prints, resumed.prints, steps)
 

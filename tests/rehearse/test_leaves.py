@@ -25,7 +25,7 @@ def test_each_kind_of_file_gives_named_leaves(tmp_path: Path) -> None:
     assert found["trainer_state.json: dir"].value == "{out}"
     assert found["patience.pkl: bad_epochs"].value == 3
     assert found["model.safetensors: a"].form is LeafForm.TENSOR
-    assert found["config.yaml"].form is LeafForm.BYTES
+    assert str(found["config.yaml"].value).startswith("bytes ")
     assert found["state-N.pt: half"].form is LeafForm.UNREAD, "elements that are not in one piece are not called equal"
 
 
