@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from chronicle.metrics.numbers import NUMBER, UNITS, number_in, number_of_text
+from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
 from rollback.channels import JUDGED, STEP_NAMES, Role, role_of
 
 
@@ -142,34 +142,4 @@ class FramedTable:
         return NOTHING
 
 
-class LevanterBar:
-    """Levanter's and Marin's progress: `Progress on:train 1.20kit/10.0kit rate:1.2it/s … postfix:loss=2.31`.
-
-    From a thousand on the step is rounded: it is the one before plus the interval before, as long as that rounds to it.
-    """
-
-    LINE = re.compile(
-        rf"\bProgress on:train (?P<at>\d+(?:\.\d+)?)(?P<unit>[kM]?)it\b.*\bpostfix:(?P<name>\w+)=(?P<value>{NUMBER})",
-        re.IGNORECASE,
-    )
-
-    def __init__(self) -> None:
-        self.step = self.gap = 0
-
-    def feed(self, line: str) -> Found | None:
-        """Read one progress line."""
-        found = self.LINE.search(line)
-        if found is None:
-            return None
-        unit = UNITS[found["unit"].upper()] if found["unit"] else 1.0
-        shown = float(found["at"])
-        places = len(found["at"].partition(".")[2])
-        step = round(shown * unit)
-        expected = self.step + self.gap
-        if unit > 1.0 and self.gap and round(expected / unit, places) == shown:
-            step = expected
-        self.gap, self.step = max(0, step - self.step), step
-        return Found(step, {found["name"]: number_of_text(found["value"], None)})
-
-
-FORMS: tuple[type[Form], ...] = (FramedTable, LevanterBar, TextTable)
+FORMS: tuple[type[Form], ...] = (FramedTable, TextTable)

@@ -71,7 +71,7 @@ PREFIX = re.compile(  # time, host and stream that a collector writes before eac
     r"(?:std(?:out|err) [FP] )?(?:(?=[^ \t,;={]*[\d.-])[A-Za-z][\w.-]*:?[ \t](?:[\w./-]+\[\d+\]:[ \t])?)?"
 )
 RANK_FIRST = re.compile(
-    r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE
+    r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):(?!\d\d:\d\d)|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE
 )
 OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
 RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
@@ -98,7 +98,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)/\d+\s*(?:\(\s*\d+%\)\s*)?\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
-        (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*,?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*[,;]?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\S*\s*:.*?\|\s*{COUNT}\s*/\s*(?P<of>\d+)\s*\[", 0),
         (r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<at>\d+)batch", 0),
         (
@@ -107,13 +107,14 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
             0,
         ),
         (
-            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s)\s*(?::\s*|=\s*|\s+)?" + COUNT,
-            0,
+            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s(?=\s*[:=]))"
+            r"\s*(?::\s*|=\s*|\s+)?" + COUNT, 0,
         ),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
         (rf"(?:^|\s)\[\s*{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
         (rf"(?:^|\s)steps:\s+{COUNT}(?!%)", 0),
+        (r"\bProgress on:train (?P<at>\d+)it\b", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),
     )
 )
@@ -130,9 +131,10 @@ EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing els
 OTHER_EPOCH = re.compile(  # not that
     r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint|eval|valid|test)", re.IGNORECASE
 )
-ROUNDED = re.compile(  # `step:2K`
-    r"(?<![\w/.])(?:global_?)?step\s*[:=]\s*(?P<at>\d+(?:\.\d+)?)(?P<unit>[KMB])(?!\w)", re.IGNORECASE
-)
+ROUNDED = re.compile(  # LeRobot's `step:2K`, Levanter's `Progress on:train 1.20kit/10.0kit … postfix:loss=2.31`
+    r"(?:(?<![\w/.])(?:global_?)?step\s*[:=]\s*|\bProgress on:train )"
+    r"(?P<at>\d+(?:\.(?P<places>\d+))?)(?P<unit>[KMB])(?:it\b|(?!\w))", re.IGNORECASE,
+)  # fmt: skip
 BLOCK = re.compile(
     r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
     r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$",
@@ -446,7 +448,8 @@ class PrintedLines:
 def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
     rounded = ROUNDED.search(line)
     if rounded is not None:
-        return epochs.rounded(float(rounded["at"]), UNITS[rounded["unit"].upper()], line)
+        unit = UNITS[rounded["unit"].upper()]
+        return epochs.rounded(float(rounded["at"]) * unit, unit / 10 ** len(rounded["places"] or ""), line)
     has_epoch = "epoch" in line.lower()
     for pattern, first, needs_epoch in COUNTERS:
         if needs_epoch and not has_epoch:
@@ -579,6 +582,7 @@ class EpochSteps:
         self.line = ""
         self.open: float | None = None  # the epoch that a line of its own has named
         self.seen: tuple[int, int, int] = (-1, 0, 0)  # with a length: the epoch, its last step, its lines
+        self.first = 1  # the lowest epoch
         self.through = False  # the length is that of the run: `epoch: 4, iter: 1010/80000`
 
     def plain(self, at: int) -> int:
@@ -588,10 +592,10 @@ class EpochSteps:
         return at
 
     def rounded(self, shown: float, unit: float, line: str) -> int:
-        """Return the step of a line that rounds it to a thousand, a million or a billion."""
+        """Return the step of a line that rounds it to `unit`: the one before and the interval, as long as that rounds to it."""
         if line != self.line:
             self.line, next_one = line, self.shown + self.gap
-            self.shown = next_one if abs(next_one / unit - shown) <= 0.5 else int(shown * unit)
+            self.shown = next_one if abs(next_one - shown) <= 0.5 * unit else int(shown)
         return self.shown
 
     def of(self, epoch: int, at: int, length: int, first: int) -> int:
@@ -599,7 +603,8 @@ class EpochSteps:
         known, last, lines = self.seen
         self.through = self.through or (epoch > known and lines > 1 and at > last)
         self.seen = (epoch, at, lines + (at != last) if epoch == known else 1)
-        return at if self.through else max(0, epoch - first) * length + at
+        self.first = min(self.first, epoch)  # some count their epochs from 0, whatever others do with this form
+        return at if self.through else max(0, epoch - min(first, self.first)) * length + at
 
     def step(self, epoch: float, at: int) -> int:
         """Return the step since the log began."""

@@ -157,14 +157,11 @@ def unread_log(path: Path, reading: LogReading = PLAIN, seen: Iterable[str] = ()
 def columns_in(form: str, text: str) -> list[str]:
     """The names that the beginning of a log gives to its numbers: keys, the cells of a header, or words before numbers."""
     lines = [line for line in text.splitlines() if line.strip()][:SHOWN_LINES]
-    if form in ("JSON", "JSONL", "metrics.jsonl") or (lines and lines[0].lstrip()[:1] in ("{", "[")):
+    if "JSON" in form or "json" in form:
         return list(dict.fromkeys(re.findall(r'"([^"\\]{1,60})"\s*:', text)))
-    for delimiter in ("\t", ";", ",", None):
-        first, second = ([cell.strip() for cell in line.split(delimiter)] for line in (lines * 2)[:2])
-        numbers = sum(number_in(cell.replace(",", ".")) is not None for cell in second)
-        plain = 1 < len(first) == len(second) and not any(number_in(cell) is not None for cell in first)
-        if plain and (numbers >= len(second) / 2 or (len(lines) == 1 and delimiter is not None)):
-            return first
+    cells = [cell.strip() for cell in re.split(r"[\t;,]", lines[0])]
+    if len(cells) > 1 and not any(number_in(cell) is not None or WORD_AND_NUMBER.search(cell) for cell in cells):
+        return cells
     named = (found[1].strip() for line in lines for found in WORD_AND_NUMBER.finditer(ANSI.sub("", line)))
     return [name for name in dict.fromkeys(named) if name]
 

@@ -75,8 +75,7 @@ def _numbered(points: Sequence[Point]) -> list[Point]:
 def _beside(points: list[Point]) -> list[Point]:
     """The points of a long table that is sorted by tag, with the tags beside one another; of any other table as they are.
 
-    Where the steps of a tag go back, a later pass begins. A tag with fewer passes than others (a validation that was not
-    repeated) counts in the latest pass that had begun by its step: which one it was is not known.
+    Where the steps of a tag go back, a later pass begins.
     """
     tags = [next(iter(point.values)) for point in points]
     blocks = [tag for at, tag in enumerate(tags) if at == 0 or tags[at - 1] != tag]
@@ -86,12 +85,6 @@ def _beside(points: list[Point]) -> list[Point]:
     for at, point in enumerate(points):
         again = at > 0 and tags[at - 1] == tags[at]
         passes.append(passes[-1] + (point.step < points[at - 1].step) if again else 0)
-    most = max(passes)
-    begins = [min(point.step for point, one in zip(points, passes, strict=True) if one == number) for number in range(most + 1)]
-    whole = {tag for tag, one in zip(tags, passes, strict=True) if one == most}
-    for at, point in enumerate(points):
-        if tags[at] not in whole:
-            passes[at] = max((number for number, begin in enumerate(begins) if begin <= point.step), default=0)
     order = sorted(range(len(points)), key=lambda at: (passes[at], points[at].step))
     return [points[at] for at in order]
 

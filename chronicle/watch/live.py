@@ -177,21 +177,20 @@ class LiveWatch:
             if self._incidents.is_old(event):
                 continue
             kept[event.id] = event
-            if not self._incidents.record(event):
+            change = self._incidents.record(event)
+            if not change:
                 continue
             self._hooks.call(event)
+            if event.tier is not Tier.NOTICE or change == "opened":
+                self._say(f"chronicle: {self._incidents.title(event)}")
             if event.tier is Tier.PROPOSE:
                 self._propose(event)
-            elif event.tier is Tier.WARN:
-                self._say(f"chronicle: {self._incidents.title(event)}")
         return list(kept.values())
 
     def _propose(self, event: Event, events: Sequence[Event] | None = None) -> None:
         """Say what the rollback is; the guard has named its own events (those among `events`) itself."""
         advice = self._adviser.advise(self.detector.events if events is None else events, event)
         if advice is not None:
-            if events is None:
-                self._say(f"chronicle: {self._incidents.title(event)}")
             self._say(f"chronicle: {advice}")
 
     def _complain(self, problem: Exception, *, what: str = "the live detector") -> None:
@@ -220,19 +219,19 @@ class IncidentLog:
         """Whether an event belongs to an earlier launch."""
         return event.id in self._old
 
-    def record(self, event: Event) -> bool:
-        """Append an entry when kind, tier or status is new; True when it was."""
+    def record(self, event: Event) -> str:
+        """Append an entry when kind, tier or status is new; returns what changed, nothing where nothing did."""
         state = (event.kind.value, event.tier.value, event.status.value)
         known = self._written.get(event.id)
         if known is not None and known[1] == state:
-            return False
+            return ""
         change = "opened" if known is None else "closed" if event.status is Status.RECOVERED else "changed"
         entry = self._writer.write(
             Incident.from_json(event.to_json() | {"change": change}), step=event.onset_step, launch=self._launch,
             title=self.title(event), refs=() if known is None else (known[0],),
         )  # fmt: skip
         self._written[event.id] = (entry.id if known is None else known[0], state)
-        return True
+        return change
 
     @staticmethod
     def title(event: Event) -> str:

@@ -219,8 +219,8 @@ def test_a_long_table_sorted_by_tag_begins_no_launch_with_each_tag(tmp_path: Pat
     assert one.name == "one"
     first, second = [[(p.step, *sorted(p.values)) for p in launch.points] for launch in one.found.launches]
     assert [step for step, *_ in first] == [*range(10)] and [step for step, *_ in second] == [*range(5, 12)]
-    assert first[2] == (2, "lr", "train/loss", "val/loss") and second[3] == (8, "lr", "train/loss", "val/loss")
-    assert first[8] == (8, "lr", "train/loss")
+    assert [point for point in first if "val/loss" in point] == [(step, "lr", "train/loss", "val/loss") for step in (2, 8)]
+    assert second[3] == (8, "lr", "train/loss")  # which pass a validation that was not repeated belongs to is not known
     assert [point.values for point in read_log(tmp_path / "one.csv")][1] == {"train/loss": 3.9, "lr": 0.1}
     (tmp_path / "named.csv").write_text("run,tag,step,value\n" + "".join(f"r,{line}\n" for line in text.splitlines()))
     assert [run.name for run in read_tracked(tmp_path / "named.csv") or []] == ["r"]

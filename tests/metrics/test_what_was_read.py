@@ -93,3 +93,21 @@ def test_what_chronicle_itself_prints_is_no_metric(tmp_path: Path) -> None:
     points = read(tmp_path / "log.txt", report + lines)
     assert [point.step for point in points] == list(range(11, 71))
     assert {name for point in points for name in point.values} == {"loss", "lr"}
+
+
+STRANGERS = {  # form of a line, what it was read as: a rank of 29, and later lines dropped; the last step of each epoch
+    "a clock is no rank": ("02:{row:02d}:53: train iter: {step} loss_net: {x:.4f} norm: 21.8", 100),
+    "a semicolon before the iteration": ("Epoch: {epoch}/200; iter: {at}/156; Loss: {x:.4f}; time: 37.99 s;", 52),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_lines_of_strangers_that_were_read_wrongly(name: str, tmp_path: Path) -> None:
+    """Pasted in public issues: the loss of some other step, or one point of sixty."""
+    line, every = STRANGERS[name]
+    text = "".join(
+        line.format(row=row, step=100 * row, epoch=row // 3, at=52 * (row % 3), x=x) + "\n" for row, x in enumerate(LOSSES)
+    )
+    points = read(tmp_path / "log.txt", text)
+    first = points[0].step
+    assert [point.step - first for point in points] == [every * row for row in range(60)]

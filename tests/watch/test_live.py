@@ -1,6 +1,7 @@
 """The live watch: what it sees reaches the journal, with a command that names a checkpoint that exists."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_healthy_launch_writes_nothing(stage: Stage) -> None:
         stage.train(log, 1, 600)
     assert watch(stage).finish() == []
     assert [entry.kind for entry in read_journal(stage.paths).entries if entry.kind in ("incident", "proposal")] == []
+
+
+def test_a_spike_of_any_tier_is_one_line(stage: Stage) -> None:
+    """It stood in the journal, and whoever looked at the terminal did not hear of it."""
+    with stage.start(1, 0) as log:
+        live = watch(stage)
+        for step in range(1, 401):
+            log.write(step, {"loss": 2.0 + random.Random(step).gauss(0.0, 0.02) + 1.5 * (step == 300)})
+            if step % 100 == 0:
+                live.poll()
+    live.finish()
+    (line,) = stage.said
+    assert line.startswith("chronicle: instant-spike on loss since step 300")
 
 
 def test_relapse_after_a_rollback_goes_further_back_and_one_rung_up(stage: Stage) -> None:
