@@ -49,9 +49,7 @@ class Group:
 class Fusion:
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
 
-    __slots__ = (
-        "events", "first_loss", "groups", "loss_events", "lr_wrong", "objective",
-    )  # fmt: skip
+    __slots__ = ("events", "first_loss", "groups", "loss_events", "lr_wrong", "objective")
 
     def __init__(self) -> None:
         self.events: list[Event] = []

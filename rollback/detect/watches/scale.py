@@ -51,5 +51,5 @@ class ScaleWatch:
         return None
 
     def _finding(self, sentence: str, *, ends: bool = False) -> Finding:
-        kind, tier = Kind.LEVEL_SHIFT, Tier.WARN
-        return Finding(kind=kind, tier=tier, sentence=sentence, row=self.first_row, step=self.first_step, ends=ends)
+        row, step = self.first_row, self.first_step
+        return Finding(kind=Kind.LEVEL_SHIFT, tier=Tier.WARN, sentence=sentence, row=row, step=step, ends=ends)
