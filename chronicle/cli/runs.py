@@ -298,12 +298,14 @@ def show_comparison(
 ) -> CommandResult:
     """Compare runs: values at equal steps, settings that differ.
 
-    Only the lineage of each run counts. Example: chronicle compare tr-190 tr-191 --out loss.png
+    Of a run its lineage counts, of a launch all of its own steps. Example: chronicle compare tr-190 tr-191 --out loss.png
+
+    Did a rollback help? The abandoned steps beside the same steps of the new launch: chronicle compare tr-190@3 tr-190@4
 
     Two arms at several seeds, by the studies' statistics: chronicle compare low-1 low-2 … high-1 high-2 … --margin 0.02
 
     Options:
-      RUN…: Runs: names, directories, or RUN@LAUNCH for the settings of a launch.
+      RUN…: Runs: names, directories, or RUN@LAUNCH for one launch.
       --channel: The channel that is compared.
       --by AXIS: Align by `step`, or by the `time` of training.
       --margin VALUE: Of two arms with several seeds: what counts as equal; chosen before looking.

@@ -395,6 +395,7 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     for intervention in waiting[-SHOWN:]:
         words = plain(intervention.entry.title) + _answered(story, intervention)
         yield _Row("outcome?", f"{_short(intervention.entry.id)} {words}")
+        yield from _compared(story, intervention.entry.id)
         yield _close_row(intervention.entry.id)
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
@@ -402,6 +403,14 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     if story.proposal is not None:
         yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
         yield _Row("", plain(story.proposal.command).replace(" ", UNCUT_SPACE))  # to be pasted: on one line
+
+
+def _compared(story: Story, entry_id: str) -> Iterator[_Row]:
+    """How to see whether a rollback helped, once a launch has taken steps again."""
+    mark = next((one for one in story.lineage.rollbacks if one.entry_id == entry_id), None)
+    newest = story.lineage.head_launch
+    if mark is not None and mark.from_launch is not None and newest is not None and newest > mark.from_launch:
+        yield _Row("", f"did it help: `chronicle compare {story.run}@{mark.from_launch} {story.run}@{newest}`")
 
 
 def _close_row(entry_id: str) -> _Row:

@@ -1,13 +1,16 @@
 """Several runs side by side: state, last and best values, the loss at equal steps, the settings that differ, and one picture.
 
-Only the lineage of each run counts: what a rollback left behind is in no number here. One run of each kind shows a difference
-and no cause: no verdict is given; `chronicle experiment` designs a comparison that can give one.
+Of a run its lineage counts: what a rollback left behind is in no number. Of a launch (`demo@1`) all of its own steps count,
+also those that were left behind: so the abandoned steps stand beside the same steps of the launch that took them again. Of
+two, the difference at every common step is told with its spread. One run of each kind shows a difference and no cause: no
+verdict is given; `chronicle experiment` designs a comparison that can give one.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,7 +21,7 @@ from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
 from chronicle.story.plain import align_columns, format_number, plain
 from chronicle.story.series import ChannelCurve, robust_range, smooth, thin
-from rollback.channels import Role, role_of
+from rollback.channels import Role, find_channel, role_of
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
@@ -30,12 +33,18 @@ WIDTH = 40  # letters of a setting's value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One run of the comparison. `last` and `best`: (step, value); None where the run has no such point."""
+    """One run, or one launch of it. `last` and `best`: (step, value); None where there is no such point.
+
+    `launch`: its number; None for a run. `lr`: the newest logged one; `speed`: steps a second; None where not known.
+    """
 
     name: str
     status: str
+    launch: int | None
     launches: int
     abandoned: int
+    lr: float | None
+    speed: float | None
     curve: LoggedCurve
     line: ChannelCurve  # what is compared: its `steps` are steps, or seconds of training
     settings: Mapping[str, Any]
@@ -53,11 +62,13 @@ class Comparison:
     at: tuple[tuple[int, tuple[float | None, ...]], ...]
     differing: tuple[tuple[str, tuple[Any, ...]], ...]  # (setting, its value in each run)
     num_equal: int
+    spread: "Spread | None" = None  # of two: how far the second is from the first
 
     def to_json(self) -> dict[str, Any]:
         """The form of `--json`."""
         runs = [
-            {"name": one.name, "status": one.status, "launches": one.launches, "abandoned": one.abandoned,
+            {"name": one.name, "status": one.status, "launch": one.launch, "launches": one.launches,
+             "abandoned": one.abandoned, "lr": one.lr, "steps_per_second": one.speed,
              "points": len(one.curve), "channel": one.curve.channel, "last": one.last, "best": one.best}
             for one in self.members
         ]  # fmt: skip
@@ -70,15 +81,25 @@ class Comparison:
             "at": at,
             "settings": settings,
             "equal_settings": self.num_equal,
+            "difference": None if self.spread is None else self.spread._asdict(),
         }
 
 
+class Spread(NamedTuple):
+    """The difference of two curves over the steps that both have: its median, and between which eight tenths of it lie."""
+
+    steps: int
+    median: float
+    low: float
+    high: float
+
+
 def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by: str = "step") -> Comparison:
-    """Compare runs by (label, run, launch whose settings count; None: its last).
+    """Compare runs by (label, run, launch; None: its lineage, with the settings of its last launch).
 
     Raises as `Run.curve`, and `ChronicleError` where a run did not record the time.
     """
-    members = tuple(_member(*one, one[1].curve(channel), by) for one in named)
+    members = tuple(_member(*one, _curve_of(one[1], channel, one[2]), by) for one in named)
     names = sorted({name for one in members for name in one.settings} - set(OUTSIDE))
     rows = [(name, tuple(one.settings.get(name) for one in members)) for name in names]
     differing = tuple((name, values) for name, values in rows if not _all_equal(values))
@@ -89,7 +110,39 @@ def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by:
         at=tuple(_at_equal_places(members)),
         differing=differing,
         num_equal=len(rows) - len(differing),
+        spread=_spread_of(*(one.curve for one in members)) if len(members) == 2 and by == "step" else None,
     )
+
+
+def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
+    """A channel along the lineage of a run, or all points of one launch."""
+    if launch is None:
+        return run.curve(channel)
+    whole = run.curve(channel, abandoned=True)
+    own = LoggedCurve(whole.channel, [], [], [], [], [])
+    for place, number in enumerate(whole.launch):
+        if number == launch:
+            own.step.append(whole.step[place])
+            own.value.append(whole.value[place])
+            own.launch.append(number)
+            own.time.append(whole.time[place])
+            own.kept.append(whole.kept[place])
+    return own
+
+
+def _spread_of(one: LoggedCurve, other: LoggedCurve) -> Spread | None:
+    """The difference at every step that both have; None where they have none."""
+    before = dict(zip(one.step, one.value, strict=True))
+    found = []
+    for step, value in zip(other.step, other.value, strict=True):
+        difference = value - before.get(step, math.nan)
+        if math.isfinite(difference):
+            found.append(difference)
+    if not found:
+        return None
+    found.sort()
+    tenth = len(found) // 10
+    return Spread(len(found), median(found), found[tenth], found[-1 - tenth])
 
 
 class ComparedArm(NamedTuple):
@@ -143,17 +196,41 @@ def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, by: st
     finite = [(value, step) for value, step in zip(curve.value, curve.step, strict=True) if math.isfinite(value)]
     extreme = max if role_of(curve.channel) is Role.REWARD else min
     best = extreme(finite) if finite else None
+    status = row["status"]
+    if launch is not None:
+        status = next(one.outcome for one in run.launches if one.number == launch)
+    lr = _lr_of(run, launch)
     return Member(
         name=label,
-        status=row["status"],
-        launches=row["launches"],
-        abandoned=row["abandoned"],
+        status=status,
+        launch=launch,
+        launches=row["launches"] if launch is None else 1,
+        abandoned=row["abandoned"] if launch is None else curve.kept.count(False),
+        lr=lr.value[-1] if lr.value else None,
+        speed=_speed_of(curve),
         curve=curve,
         line=ChannelCurve(_seconds(run, curve) if by == "time" else curve.step, curve.time, curve.value),
         settings=run.settings(launch),
         last=(curve.step[-1], curve.value[-1]) if curve.step else None,
         best=None if best is None else (best[1], best[0]),
     )
+
+
+def _lr_of(run: Run, launch: int | None) -> LoggedCurve:
+    """The learning rate; without points where none was logged."""
+    if find_channel(run.channels, Role.LR) is None:
+        return LoggedCurve("lr", [], [], [], [], [])
+    return _curve_of(run, "lr", launch)
+
+
+def _speed_of(curve: LoggedCurve) -> float | None:
+    """Steps a second: of the middle one of all intervals within a launch."""
+    found = []
+    for before, after in pairwise(range(len(curve))):
+        began, ended = curve.time[before], curve.time[after]
+        if curve.launch[before] == curve.launch[after] and began is not None and ended is not None and ended > began:
+            found.append((curve.step[after] - curve.step[before]) / (ended - began))
+    return median(found) if found else None
 
 
 def _seconds(run: Run, curve: LoggedCurve) -> list[int]:
@@ -201,12 +278,19 @@ def tell(comparison: Comparison) -> str:
     rows: list[tuple[str, ...]] = [("", *(one.name for one in members))]
     rows.append(("status", *(one.status for one in members)))
     rows.append(("launches", *(_launches(one) for one in members)))
+    rows.append(("lr, last", *(_number(one.lr) for one in members)))
+    rows.append(("steps a second", *(_number(one.speed) for one in members)))
     rows.append((f"{comparison.channel}, last", *(_point(one.last) for one in members)))
     rows.append((f"{comparison.channel}, best", *(_point(one.best) for one in members)))
     place_words = "  after {} s" if comparison.by == "time" else "  at step {}"
     for place, values in comparison.at:
-        rows.append((place_words.format(place), *(format_number(v) if v is not None else "-" for v in values)))
+        rows.append((place_words.format(place), *map(_number, values)))
     said = [*align_columns(rows), ""]
+    if comparison.spread is not None:
+        found = comparison.spread
+        middle, low, high = (format_number(value) for value in found[1:])
+        names = f"{members[1].name} minus {members[0].name}"
+        said += [f"{names}, over {found.steps} common steps: {middle} (eight of ten between {low} and {high})", ""]
     if comparison.differing:
         total = len(comparison.differing) + comparison.num_equal
         said.append(f"settings that differ ({len(comparison.differing)} of {total}):")
@@ -219,7 +303,12 @@ def tell(comparison: Comparison) -> str:
 
 
 def _launches(one: Member) -> str:
-    return f"{one.launches}, {one.abandoned} steps abandoned" if one.abandoned else str(one.launches)
+    words = str(one.launches) if one.launch is None else f"launch {one.launch}"
+    return f"{words}, {one.abandoned} steps abandoned" if one.abandoned else words
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else format_number(value)
 
 
 def _point(point: tuple[int, float] | None) -> str:

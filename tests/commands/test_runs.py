@@ -148,6 +148,26 @@ def test_compare_tells_equal_steps_and_the_settings_that_differ(logs: Path, chro
     ]
 
 
+def test_did_the_rollback_help_by_the_abandoned_steps_beside_the_same_steps_taken_again(
+    tmp_path: Path, chronicle: Cli
+) -> None:
+    """Both columns were the lineage of the whole run, equal in every cell (a newcomer's case)."""
+    toy_run(tmp_path)
+    told = chronicle("compare", "toy@1", "toy@2", "--json").json
+    first, second = told["runs"]
+    assert (first["launch"], first["abandoned"], first["lr"]) == (1, 5, 5e-5)
+    assert (second["launch"], second["abandoned"], second["lr"], second["last"]) == (2, 0, 2.5e-5, [8, 8.2])
+    assert told["difference"]["steps"] == 3 and told["difference"]["low"] == pytest.approx(8.2 - 100.0)
+    shown = chronicle("compare", "toy@1", "toy@2").out
+    assert "launch 1, 5 steps abandoned" in shown and "toy@2 minus toy@1, over 3 common steps:" in shown
+    assert "did it help: `chronicle compare toy@1 toy@2`" in chronicle("status", "--run", "toy").out
+
+
+def test_two_runs_without_a_common_step_have_no_difference(tmp_path: Path, chronicle: Cli, logs: Path) -> None:
+    assert chronicle("compare", "a", "--json").json["difference"] is None
+    assert chronicle("compare", "a", "a@1", "--json").json["difference"]["median"] == 0
+
+
 def test_compare_says_what_it_was_not_given(logs: Path, chronicle: Cli) -> None:
     assert "found `b`" not in chronicle("compare", "a", "zz").err and chronicle("compare", "a", "zz").code == 1
     assert "it has 1" in chronicle("compare", "a@7").err
