@@ -59,7 +59,8 @@ def play(script: Mapping[str, Any], sources: Path, place: Path, only: str) -> di
     )
     if done.stdout.startswith("{"):
         return dict(json.loads(done.stdout))
-    return {"verdict": "could not be told", "findings": [], "not_compared": [done.stderr.strip()[-900:]]}
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return {"verdict": "could not be told", "findings": [], "not_compared": said[-1:]}
 
 
 def row_of(script: Mapping[str, Any], versions: Mapping[str, str], answers: Path) -> str:
