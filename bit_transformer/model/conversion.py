@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bit_transformer.errors import BadRecipe
-from bit_transformer.model.transformer import BitTransformer, Block, ModelConfig, copy_model
+from bit_transformer.model.transformer import BitTransformer, ModelConfig
 
 _MIN_INT_MM_ROWS = 17  # torch._int_mm needs more than 16
 
@@ -128,11 +128,6 @@ LR_FACTOR = 1 / math.sqrt(2)
 WARMUP_STEPS = 100
 
 
-def grow(model: BitTransformer, kind: str) -> BitTransformer:
-    """Return the model with twice the layers (`depth`) or twice the channels, heads and hidden units (`width`)."""
-    return grow_depth(model, 2 * model.config.num_layers) if kind == "depth" else grow_width(model)
-
-
 def grown_config(config: ModelConfig, kinds: Sequence[str]) -> ModelConfig:
     """Return the shape after these growths."""
     for kind in kinds:
@@ -154,44 +149,34 @@ def build_grown(config: ModelConfig, kinds: Sequence[str]) -> BitTransformer:
     return model
 
 
-def grow_depth(model: BitTransformer, num_layers: int) -> BitTransformer:
-    """Return the model with new blocks at the end whose branches end in zeros, so that they add nothing at first.
+@torch.no_grad()
+def grow(model: BitTransformer, kind: str) -> BitTransformer:
+    """Return the model with twice the layers (`depth`) or twice the channels, heads and hidden units (`width`).
 
-    Raises BadRecipe for a model that is post-norm or uses ACT.
+    It computes the same function: new blocks end in zeros. In width every channel, head and hidden unit appears twice, and a
+    matrix reads both copies: one through W/2 + E, the other through W/2 − E, with E drawn once for each row. E cancels while
+    the copies are equal, and gives them different gradients, so that they part in the first step; with equal halves they would
+    stay equal for ever. The draws are the same on every rank and after a restart. Raises BadRecipe for a model that is
+    post-norm or uses ACT.
     """
-    config = model.config
-    if config.norm != "pre" or config.act or num_layers < config.num_layers:
-        raise BadRecipe(f"cannot grow from {config.num_layers} to {num_layers} layers: expected more layers, norm=pre, no ACT")
-    result = copy_model(model)
-    result.config = replace(config, num_layers=num_layers)
-    for _ in range(num_layers - config.num_layers):
-        block = Block(result.config)
-        for last in (block.attention.out_proj, block.feedforward[2]):
-            assert isinstance(last, nn.Linear)
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
-        result.blocks.append(block.to(next(model.parameters()).device))
+    if model.config.norm != "pre" or model.config.act:
+        raise BadRecipe(f"cannot grow in {kind}: expected norm=pre and no ACT")
+    result = BitTransformer(grown_config(model.config, (kind,))).to(next(model.parameters()).device)
+    result.positions.copy_(model.positions.repeat(1, result.config.d_model // model.config.d_model))
+    if kind == "width":
+        result.load_state_dict(_widened(model.state_dict(), result.config.d_model))
+        return result
+    result.load_state_dict(model.state_dict(), strict=False)
+    for block in list(result.blocks)[model.config.num_layers:]:
+        for name, value in block.named_parameters():
+            if name.startswith(("attention.out_proj", "feedforward.2")):
+                value.zero_()
     return result
 
 
-@torch.no_grad()
-def grow_width(model: BitTransformer) -> BitTransformer:
-    """Return the model with twice the channels, heads and feed-forward width that computes the same function.
-
-    Every channel, head and hidden unit appears twice, and a matrix reads both copies: one through W/2 + E, the other through
-    W/2 − E, with E drawn once for each row. E cancels while the copies are equal, and gives them different gradients, so
-    that they part in the first step; with equal halves they would stay equal for ever. Positions are repeated. The draws
-    are the same on every rank and after a restart. Raises BadRecipe for a model that is post-norm or uses ACT.
-    """
-    config = model.config
-    if config.norm != "pre" or config.act:
-        raise BadRecipe("cannot grow in width: expected norm=pre and no ACT")
-    wide = grown_config(config, ("width",))
-    result = BitTransformer(wide).to(next(model.parameters()).device)
-    result.positions.copy_(torch.cat([model.positions] * 2, -1))
-    old = model.state_dict()
+def _widened(old: dict[str, Tensor], d_model: int) -> dict[str, Tensor]:
     new: dict[str, Tensor] = {}
-    draws = torch.Generator().manual_seed(wide.d_model)
+    draws = torch.Generator().manual_seed(d_model)
     for name, value in old.items():
         if name == "embedding.weight":
             new[name] = torch.cat([value, value], 1)
@@ -208,8 +193,7 @@ def grow_width(model: BitTransformer) -> BitTransformer:
             new[name] = _read_both(torch.cat([value, value]), draws)
         else:
             new[name] = torch.cat([value, value])
-    result.load_state_dict(new)
-    return result
+    return new
 
 
 def _read_both(weight: Tensor, draws: torch.Generator) -> Tensor:

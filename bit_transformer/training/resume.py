@@ -86,9 +86,9 @@ def _state_directory(path: Path, root: Path) -> Path:
 
 def _list_complete(root: Path) -> list[int]:
     """The steps whose save was completed: the manifest is written last."""
-    found = []
-    for place in root.glob("opt_step-*"):
-        match = CHECKPOINT_NAME.fullmatch(place.name)
-        if match and any((one / MANIFEST_NAME).is_file() for one in (place, place / STATE_DIRECTORY)):
-            found.append(int(match[1]))
+    found = set()
+    for manifest in root.glob(f"opt_step-*/**/{MANIFEST_NAME}"):
+        match = CHECKPOINT_NAME.fullmatch(manifest.relative_to(root).parts[0])
+        if match:
+            found.add(int(match[1]))
     return sorted(found)

@@ -26,7 +26,7 @@ def test_gpu_evidence_is_tried_on_a_cpu_gone_on_with_and_never_called_a_gpus(tmp
     record = json.loads((tmp_path / "evidence.json").read_text())
     assert record["cells"]["streams"]["found"]["equal"] is True
     assert record["cells"]["memory"]["found"]["peak_by_formula"] is None  # a CPU keeps no count: said, not made up
-    assert record["cells"]["resume-fsdp2"] == {"state": "not played", "why": "needs a GPU"}
+    assert record["cells"]["resume-zero2"] == {"state": "not played", "why": "needs a GPU"}
     assert "no figure of a GPU" in (tmp_path / "evidence.md").read_text()
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_evidence", "--cells", "nothing", "--device", "cpu"], cwd=ROOT,
                           capture_output=True, text=True)  # fmt: skip
