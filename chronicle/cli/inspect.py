@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
-from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
+from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.story.plain import align_columns, format_size
@@ -23,15 +23,20 @@ LABEL_WIDTH = 12
 MAX_LINES = 12
 
 
-def inspect(checkpoint: str, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
+def inspect(
+    checkpoint: str, other: str | None = None, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS
+) -> CommandResult:
     """Show what a checkpoint holds: LRs, counters, RNG, data.
 
-    Example: chronicle inspect checkpoints/opt_step-30500
+    With a second checkpoint, the numbers that differ between them. Example: chronicle inspect checkpoints/opt_step-30500
 
     Options:
       CKPT: A path, a step or STEP@LAUNCH.
+      [CKPT]: Another one, to compare it with.
       --files: List every file with its role.
     """
+    if other is not None:
+        return diff(checkpoint, other, at=at)
     checkpoint = str(remote.local_path(checkpoint))
     chosen = at.checkpoint(checkpoint, stores=True, count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
@@ -217,6 +222,31 @@ def diff(
               "differences": [difference.to_json() for difference in differences]},
         talk=name_twins(one.checkpoint, other.checkpoint),
     )  # fmt: skip
+
+
+def settings(named: str | None = None, changes: bool = False, at: InRun = IN_RUN) -> CommandResult:
+    """Show the settings of a launch, or what changed in them.
+
+    Example: chronicle settings tr-190@3 --diff
+
+    Options:
+      [RUN[@N]]: The run, and the number of a launch [the last one].
+      --diff: What changed since the launch before.
+    """
+    from chronicle.cli.runs import named_run
+    from chronicle.story.launch_settings import settings_of
+
+    _, run, number = named_run(named if named is not None else at.existing().run, at.logs)
+    told = _launch_of(run.paths, number)
+    if not changes:
+        found = settings_of(told.entries, told.launch)
+        rows = [(name, _values(value)) for name, value in sorted(found.items())]
+        text = "\n".join(map(one_line, align_columns(rows))) or "no settings were recorded for this launch"
+        return CommandResult(text=text, data={"launch": told.launch, "settings": found})
+    earlier = [one.number for one in run.launches if one.number < told.launch]
+    if not earlier:
+        raise ChronicleError(f"launch {told.launch} is the first of run `{run.name}`: nothing to compare it with")
+    return _diff_launches(_launch_of(run.paths, earlier[-1]), told)
 
 
 def _diff_runs(first: str, second: str, launches: tuple[int, int] | None, logs: Path | None) -> CommandResult:

@@ -41,6 +41,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "spikes": ("chronicle.cli.spikes:spikes", "List spikes and divergences in training logs."),
         "costs": ("chronicle.cli.costs:costs", "Show goodput, lost steps and lost hours by cause."),
         "runs": ("chronicle.cli.runs:runs", "List the runs of a directory with state, step and last values."),
+        "settings": ("chronicle.cli.inspect:settings", "Show the settings of a launch, or what changed in them."),
         "compare": ("chronicle.cli.runs:show_comparison", "Compare runs: values at equal steps, settings that differ."),
     },
     "Go back": {

@@ -163,6 +163,19 @@ def test_did_the_rollback_help_by_the_abandoned_steps_beside_the_same_steps_take
     assert "did it help: `chronicle compare toy@1 toy@2`" in chronicle("status", "--run", "toy").out
 
 
+def test_the_settings_of_a_launch_and_what_changed_in_them(logs: Path, chronicle: Cli) -> None:
+    shown = chronicle("settings", "b")
+    assert "lr" in shown.out and "0.001" in shown.out and "optim.betas" in shown.out
+    assert chronicle("settings", "b", "--json").json["settings"]["seed"] == 1
+    paths = RunPaths(logs / "b")
+    with JournalWriter(paths) as writer:
+        writer.write(LaunchStart(argv=("torchrun", "train.py", "--lr", "0.002"), host="node1"), launch=2, title="launch 2")
+    changed = chronicle("settings", "b@2", "--diff").out
+    assert "lr: 0.001 → 0.002" in changed and "seed: 1 → not recorded" in changed
+    first = chronicle("settings", "b@1", "--diff")
+    assert first.code == 1 and "launch 1 is the first of run `b`" in first.err
+
+
 def test_two_runs_without_a_common_step_have_no_difference(tmp_path: Path, chronicle: Cli, logs: Path) -> None:
     assert chronicle("compare", "a", "--json").json["difference"] is None
     assert chronicle("compare", "a", "a@1", "--json").json["difference"]["median"] == 0
