@@ -340,6 +340,7 @@ def _parts_apart(first: Printed, again: Printed) -> list[str]:
 
 
 def without(prints: Printed, parts: Sequence[str]) -> dict[int, dict[int, Print]]:
+    """The prints, with these parts left out."""
     blank: dict[str, Any] = dict.fromkeys(parts, 0)
     return {rank: {step: replace(one, **blank) for step, one in rows.items()} for rank, rows in prints.items()}
 

@@ -334,6 +334,7 @@ def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[
 
 
 def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

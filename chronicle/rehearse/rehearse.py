@@ -275,6 +275,7 @@ def begun(resumed: Played, step: int) -> Iterator[Row]:
 
 
 def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, int]) -> Iterator[Row]:
+    """What the prints of the guard say, or why they say nothing."""
     counted_from = min(resumed.printed, default=0)
     why = ""
     if not first.prints or not resumed.prints:
