@@ -7,9 +7,8 @@ field is explained where it is used.
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from bit_transformer.config import Amount, BelowOne, Count, Positive, Share, Size, require_fields
@@ -125,11 +124,6 @@ class Recipe:
                             f"× {self.accumulation_steps} accumulation steps", f"choose a multiple of {shares}")
         if self.eval_windows % world_size:
             raise BadRecipe(f"eval_windows {self.eval_windows} does not divide among {world_size} ranks")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain nested values, as JSON has them."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
 
 
 def demo() -> Recipe:

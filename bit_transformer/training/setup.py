@@ -32,7 +32,7 @@ from bit_transformer.training.distributed import (
 )
 from bit_transformer.training.resume import ResumePoint
 from bit_transformer.training.schedule import plan_schedule, with_plateaus, with_rewarms
-from bit_transformer.training.state import Ema, TrainingProgress, saved_growths
+from bit_transformer.training.state import STATE_FILE, Ema, TrainingProgress, saved_growths
 from chronicle.data import DataPlan
 
 
@@ -182,6 +182,9 @@ def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str | Non
     """
     if point.path is None:
         return
+    state = point.path / STATE_FILE
+    if state.is_file():  # another trainer's checkpoint is said before its weights do not fit
+        run.progress.plan.require_same(torch.load(state, weights_only=True)["data"]["plan"])
     run.accelerator.load_state(str(point.path))
     if accident == "schedule-restarts":  # as in exp9: a schedule built after the load starts at step 0
         for scheduler in run.schedulers:
