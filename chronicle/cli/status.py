@@ -210,6 +210,17 @@ def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[
         host = f" · {beat.host}" if len(beats) > 1 else ""
         tone = LOUD if said.get("state") == "stands" else PLAIN
         yield _Row("progress", plain(_standing(said, now, beat.age(now)) + host), tone)
+    if beats and story.last_launch is not None:
+        yield from _left(story, story.last_launch.number, beats[0].progress or {})
+
+
+def _left(story: Story, launch: int, said: Mapping[str, Any]) -> Iterator[_Row]:
+    """How many steps are left of the run, and how long they take, where the launch says how many there are."""
+    from chronicle.story.launch_settings import planned_steps  # a run that has ended does without it
+
+    usual, planned, done = said.get("usual"), planned_steps(story.entries, launch), story.headline.step
+    if planned is not None and done is not None and done < planned and isinstance(usual, int | float):
+        yield _Row("", f"{planned - done:,} of {planned:,} steps are left: about {format_seconds((planned - done) * usual)}")
 
 
 def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:

@@ -593,3 +593,17 @@ def test_a_rank_that_waits_for_a_build_is_told_as_such():
     building = parse_dump(DUMP.replace("file_baton.py", "x.py"))[0]
     busy = Stand(rank=0, pid=6, idle=False, stack=building)
     assert busy.words.startswith("builds a torch extension, which takes minutes, at")
+
+
+def test_the_time_that_is_left_is_told_where_the_number_of_steps_is_known(tmp_path):
+    from chronicle.cli.status import _left
+    from chronicle.story.read import read_story
+    from tests.builders.story_runs import StoryRun
+
+    run = StoryRun(tmp_path, "left")
+    run.start(1, argv=["python", "train.py", "--max_steps", "1000"])
+    run.metrics(1, {step: {"loss": 1.0} for step in range(1, 41)})
+    story = read_story(run.paths)
+    (row,) = _left(story, 1, {"usual": 0.5})
+    assert row.text == "960 of 1,000 steps are left: about 8 min"
+    assert not list(_left(story, 1, {})) and not list(_left(story, 2, {"usual": 0.5}))
