@@ -14,6 +14,7 @@ import pytest
 
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
+from scripts.sample import BLOCK, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -87,3 +88,10 @@ def test_the_demo_tells_its_story(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    printed = BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert printed is not None and rows_of(printed[0]) == rows_of(sample(tmp_path / "demo"))
+
+
+def rows_of(block: str) -> list[str]:
+    """What each line of the README's sample is about: the name of the row, the mark of the graph."""
+    return [line.split("  ")[0].split(" · ")[0] for line in block.splitlines() if not line.startswith(("run demo", " "))]
