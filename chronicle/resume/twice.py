@@ -15,6 +15,7 @@ import contextlib
 import random
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -277,23 +278,26 @@ class StepTwice:
 
 @dataclass(slots=True)
 class _State:
-    """Random generators, and of every module its attributes, buffers and plain tensors, as they are at one moment."""
+    """Random generators, and of every module its attributes, buffers, plain tensors and lists, as they are at one moment."""
 
     generators: list[tuple[Callable[[Any], None], Any]]
     attributes: list[tuple[dict[str, Any], dict[str, Any]]]
     tensors: list[tuple[Any, Any]]
+    lists: list[tuple[Any, Any]]
 
     @classmethod
     def of(cls, model: Any) -> "_State":
         """That of now."""
-        attributes, tensors = [], []
+        attributes, tensors, lists = [], [], []
         for module in model.modules():
             own = vars(module)
             attributes.append((own, dict(own)))
             for thing in (*own["_buffers"].values(), *own.values()):
                 if _is_plain_tensor(thing):
                     tensors.append((thing, thing.detach().clone()))
-        return cls(list(_generators()), attributes, tensors)
+                elif isinstance(thing, list | deque):
+                    lists.append((thing, list(thing)))
+        return cls(list(_generators()), attributes, tensors, lists)
 
     def put_back(self) -> None:
         """Make it so again; a tensor that did not change is not written."""
@@ -302,6 +306,9 @@ class _State:
             for name in own.keys() - then.keys():
                 del own[name]
             own.update(then)
+        for thing, items in self.lists:
+            thing.clear()
+            thing.extend(items)
         with torch.no_grad():
             for tensor, then in self.tensors:
                 if not torch.equal(tensor, then):

@@ -48,17 +48,20 @@ class Fault:
 
 
 class Deep(nn.Module):
-    """Dropout, running statistics, a counter and a tensor of its own that every pass moves."""
+    """Dropout, running statistics, and a counter, a tensor and a list of its own that every pass moves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.drop = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2)
         self.last = nn.Linear(16, 1)
         self.passes, self.seen = 0, torch.zeros(8)
+        self.queue: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.passes += 1
         self.seen.mul_(0.9).add_(x.detach().mean(0))
+        self.queue.append(self.seen.clone())
+        x = x + 0.1 * torch.stack(self.queue[-3:]).mean(0)
         return self.last(self.drop(torch.relu(self.norm(self.first(x)))))  # type: ignore[no-any-return]
 
 
@@ -91,7 +94,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=how.get("set_to_none", True))
     assert attached is not None or run_dir is None
-    return {**model.state_dict(), **{name: getattr(model, name) for name in ("passes", "seen")}}
+    return {**model.state_dict(), **{name: getattr(model, name) for name in ("passes", "seen")}, "queue": len(model.queue)}
 
 
 def told(run_dir: Path) -> list[tuple[int | None, str]]:
