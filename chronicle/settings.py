@@ -208,6 +208,12 @@ def _read_file(cwd: Path) -> tuple[dict[str, Any], str]:
     return {}, "default"
 
 
+def settings_file(cwd: Path) -> Path | None:
+    """The `chronicle.toml` that commands in this directory read; None where there is none."""
+    files = (directory / "chronicle.toml" for directory in (cwd, *cwd.parents))
+    return next((file for file in files if file.is_file()), None)
+
+
 def _parse(path: Path) -> dict[str, Any]:
     import tomllib  # only where there is a file to read
 

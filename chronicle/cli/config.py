@@ -1,10 +1,16 @@
 """`chronicle config` shows the settings of a run and prints the completion script."""
 
+import json
+import re
+from pathlib import Path
+
 import typer
 
-from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, path_text, spread
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, LogsOption, path_text, spread
 from chronicle.errors import UsageProblem
+from chronicle.settings import settings_file
 from chronicle.story.plain import plain
+from rollback.disk.durable import write_atomic
 
 HELP = "Show the settings, or print the shell completion script."
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=HELP)
@@ -35,6 +41,25 @@ def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     lines = [f"{key:<{width}}  {plain(value) if value else '-'}  ({plain(origin[key])})" for key, value in values.items()]
     data = {key: {"value": value, "origin": origin[key]} for key, value in values.items()}
     return CommandResult(text="\n".join(lines), data=data)
+
+
+def use(named: str, logs: LogsOption = None) -> CommandResult:
+    """Let the commands in this directory act on another run.
+
+    It writes `run` in the `chronicle.toml` that they read, or in one here. Example: chronicle use tr-191
+
+    Options:
+      RUN: The name of the run.
+    """
+    from chronicle.cli.runs import named_run
+
+    named_run(named, logs)
+    file = settings_file(Path.cwd()) or Path.cwd() / "chronicle.toml"
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    line = f"run = {json.dumps(named, ensure_ascii=False)}\n"
+    written, count = re.subn(r"^run\s*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE)
+    write_atomic(file, written if count else line + text)
+    return CommandResult(text=f"commands here act on run `{named}` ({file})", data={"run": named, "file": str(file)})
 
 
 @app.command("completion")

@@ -72,6 +72,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 # Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
 ADVANCED: Mapping[str, tuple[str, str]] = {
     "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
+    "use": ("chronicle.cli.config:use", "Let the commands in this directory act on another run."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),

@@ -176,6 +176,15 @@ def test_the_settings_of_a_launch_and_what_changed_in_them(logs: Path, chronicle
     assert first.code == 1 and "launch 1 is the first of run `b`" in first.err
 
 
+def test_another_run_is_used_from_here_on(logs: Path, chronicle: Cli) -> None:
+    file = logs.parent / "chronicle.toml"
+    assert chronicle("use", "b").code == 0 and file.read_text() == 'run = "b"\n'
+    file.write_text('# ours\nrun = "b"  # the newest\nutc = true\n')
+    assert chronicle("use", "a", cwd=logs).code == 0 and file.read_text() == '# ours\nrun = "a"\nutc = true\n'
+    assert chronicle("status", cwd=logs.parent).out.startswith("run a ")
+    assert "found `a`, `b`, `c`" in chronicle("use", "z").err and 'run = "a"' in file.read_text()
+
+
 def test_two_runs_without_a_common_step_have_no_difference(tmp_path: Path, chronicle: Cli, logs: Path) -> None:
     assert chronicle("compare", "a", "--json").json["difference"] is None
     assert chronicle("compare", "a", "a@1", "--json").json["difference"]["median"] == 0
