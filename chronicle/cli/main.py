@@ -51,7 +51,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Check": {
         "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
-        "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
         "rehearse": ("chronicle.cli.rehearse:rehearse", "Prove that a script can be killed and resumed."),
@@ -72,6 +71,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 # Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
 ADVANCED: Mapping[str, tuple[str, str]] = {
     "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
+    "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
     "use": ("chronicle.cli.config:use", "Let the commands in this directory act on another run."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
