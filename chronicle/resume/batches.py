@@ -35,7 +35,7 @@ class Hears:
     """Who hears of what enters the model."""
 
     enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
-    called: Callable[[Any, Any, Any], None] = lambda model, args, kwargs: None  # after `enters`: which model, and with what
+    called: Callable[[Any, Any, Any], None] | None = None  # after `enters`: which model, and with what
     works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
     calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
     look: Callable[[Any], None] = lambda batch: None  # the first batches of a launch, and the first after a save
@@ -61,7 +61,8 @@ class BatchWitness:
         self._watches = False
         self._handle: Any = None
         self._begun = False
-        self._is_deaf = False
+        self.is_deaf = False  # the guard itself calls the model
+        self.called = hears.called
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
         self._gave_up = False
@@ -121,27 +122,18 @@ class BatchWitness:
         else:
             self._see(digest_of(samples), place, step)
 
-    def enters(self, model: Any, args: Any, kwargs: Any) -> None:
-        """The model is called in training mode, with gradients."""
-        if self._is_deaf:
-            return
-        self.take((args, kwargs))
-        if not self._gave_up:
-            self._hears.called(model, args, kwargs)
-
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
         """Within it the guard itself calls the model."""
-        self._is_deaf = True
+        self.is_deaf = True
         try:
             yield
         finally:
-            self._is_deaf = False
+            self.is_deaf = False
 
     def part_enters(self, batch: Any) -> None:
         """A part of a container is called with what no other part made."""
-        if not self._is_deaf:
-            self._hears.enters(batch)
+        self._hears.enters(batch)
 
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
@@ -185,17 +177,19 @@ def _trains(module: Any) -> bool:
 
 def _before_model(module: Any, args: Any, kwargs: Any) -> None:
     witness = _watched.get(module)
-    if witness is None:
+    if witness is None or witness.is_deaf:
         return
     if _trains(module):
-        witness.enters(module, args, kwargs)
+        witness.take((args, kwargs))
+        if witness.called is not None:
+            witness.called(module, args, kwargs)
     else:
         witness.passes(bool(module.training))
 
 
 def _before_part(module: Any, args: Any, kwargs: Any) -> None:
     witness = _watched.get(module)
-    if witness is None or not _trains(module):
+    if witness is None or witness.is_deaf or not _trains(module):
         return
     tensors = tensors_of((args, kwargs))
     if tensors and not any(tensor.requires_grad for tensor in tensors):

@@ -117,15 +117,19 @@ class GuardSession:
             None if paths is None else paths.gradients_dir, rank, world_size, models, lambda: self._observe().averages,
             moved_otherwise=self._moved_otherwise, went_wrong=self._went_wrong, lost=partial(record, "gradient"),
         )  # fmt: skip
+        self._checks = self.options.check_steps > 0 and not self.off
         self.data = DataWatch(
             self.options, self.journal, self.ranks, self.start, step, self._before_first_batch, self.contained,
-            Hears(self._enters, self._called, self._works, self._calibrates, self._look_at, partial(record, "batch")),
+            Hears(
+                self._enters, self._called if self._checks else None, self._works, self._calibrates, self._look_at,
+                partial(record, "batch"),
+            ),
             told=self.first_gradient.batch, failed=record, look_for_steps=self._look_for_steps,
         )  # fmt: skip
         self.trained = TrainedWatch()
         self.batches = self.data.batches
         self.twice = StepTwice(
-            0 if self.off else self.options.check_steps, self.journal, self.ranks, self.batches.unheard, self._check_failed
+            self.options.check_steps, self.journal, self.ranks, self.batches.unheard, self._check_failed
         )
         self._checking = Containment(self._check_failed)
 
@@ -631,7 +635,8 @@ class GuardSession:
             self.pulse.step()
         if not self._gradients_later:
             self._see_gradient(optimizer)
-            self._take_again()
+            if self._checks:
+                self._take_again()
         with self._printing:
             comes = Gradient.TOLD if self._gradients_later else Gradient.AT_END if has_closure else Gradient.READY
             self.prints.stepping(self._numbered(), optimizer, self._models, self._known, gradient=comes)
@@ -672,7 +677,8 @@ class GuardSession:
             self._see_gradient(optimizer)
             self._see_lr_inside(self._lrs())
             self._look_at_buffers()
-            self._take_again()
+            if self._checks:
+                self._take_again()
         with self._printing:
             self.prints.gradient_ready(optimizer)
         if refused is not None:
