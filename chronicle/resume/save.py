@@ -85,7 +85,7 @@ class Sealer:
         digests = self.collect_soon(prefix, own)
         if len(digests) == self.ranks.world_size:
             self._write(root, replace(memory, ranks=digests), save_seconds, left)
-            self._start(lambda: write_digests(root))
+            self.later(lambda: write_digests(root))
             return
 
         def wait_and_write() -> None:
@@ -94,7 +94,7 @@ class Sealer:
             self._write(root, replace(memory, ranks=late), save_seconds, left)
             write_digests(root)
 
-        self._start(wait_and_write)
+        self.later(wait_and_write)
 
     def collect_soon(self, prefix: str, own: RankDigest) -> tuple[RankDigest, ...]:
         """The digests that arrive within a second."""
@@ -110,7 +110,7 @@ class Sealer:
         )
         saved = self.journal.write(event, step=step, title=f"checkpoint {path.name}")
         if saved is not None:
-            self._start(lambda: self._write_digest(path, step, saved))
+            self.later(lambda: self._write_digest(path, step, saved))
 
     def _write_digest(self, path: Path, step: int | None, saved: str) -> None:
         sha256, crc32 = digest_file(path)
@@ -130,11 +130,7 @@ class Sealer:
         if self.ranks.rank == 0:
             begun = time.monotonic()
             deadline = begun + WAIT_IN_BACKGROUND_SECONDS
-            self._start(lambda: write(self.ranks.collect(prefix, own, lambda: min(deadline, self._deadline))))
-
-    def later(self, work: Callable[[], None]) -> None:
-        """Do this in a thread; errors are recorded."""
-        self._start(work)
+            self.later(lambda: write(self.ranks.collect(prefix, own, lambda: min(deadline, self._deadline))))
 
     def finish(self) -> None:
         """Complete every manifest begun here; digests of ranks that do not arrive within seconds are left out."""
@@ -174,7 +170,9 @@ class Sealer:
             self.journal.say(f"names {listed}", text)
         self._names = names
 
-    def _start(self, work: Callable[[], None]) -> None:
+    def later(self, work: Callable[[], None]) -> None:
+        """Do this in a thread; its errors are recorded."""
+
         def report_errors() -> None:
             try:
                 work()

@@ -164,6 +164,7 @@ class GuardSession:
         self._identity: Mapping[str, Any] = {}  # of the state that was described last
         self._described: tuple[int, Memory] | None = None  # steps of this launch, memory then
         self._heads: Mapping[str, Head] = {}  # of the weights, then
+        self._told_weights = False  # that a save holds others: once a launch
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
@@ -250,11 +251,13 @@ class GuardSession:
         save_seconds: float | None = None,
         before: Mapping[str, tuple[int, int]] | None = None,
         begun: Memory | None = None,
+        is_of_now: bool = True,
     ) -> None:
         """The framework has saved: fingerprint memory, write the manifest and one journal entry. Never raises.
 
         `save_seconds`: how long the save blocked training, and `before`: the files that lay there, where the adapter saw its
-        beginning. `begun`: memory when the save began (`state_taken`), where training went on meanwhile.
+        beginning. `begun`: memory when the save began (`state_taken`), where training went on meanwhile. `is_of_now`: what was
+        saved was taken since the last step.
         """
         if self.off:
             return
@@ -263,8 +266,9 @@ class GuardSession:
             self.unregistered.written(root)
             try:
                 self.sealer.seal(root, self.describe() if begun is None else begun, save_seconds, before)
-                if begun is None:
+                if begun is None and is_of_now:
                     self.weights_written(root)
+                if begun is None:
                     self.state_written()
                 self.report.saved(self._observe(), self.step if begun is None else begun.step)
             except Exception as problem:
@@ -277,7 +281,9 @@ class GuardSession:
         kept, step = self._heads, self._identity.get("step")
 
         def compare() -> None:
-            if text := say_other_weights(root, kept):
+            text = say_other_weights(root, kept)
+            if text and not self._told_weights:
+                self._told_weights = True
                 self.journal.say("weights of the save", text)
                 event = Incident(kind="save-differs", tier="warn", text=text, onset_step=step, launch=self.journal.launch)
                 self.journal.write(event, step=step, title=f"warn: save-differs: {text}")

@@ -201,8 +201,9 @@ class StepTwice:
             self._drop(anywhere)
             return
         third = self._again(call)
-        is_first_odd, is_second_odd = bool(third.differs(call.first)), bool(third.differs(second))
-        if is_first_odd and is_second_odd:
+        is_first_odd = bool(third.differs(call.first))
+        unlike = [OUTPUTS] if is_first_odd and third.differs(second) else []
+        if self._anywhere(unlike) if call.is_sharded else unlike:
             self._drop(anywhere)
         elif OUTPUTS in odd or (odd and not call.is_sharded):
             self._tell(number, odd, f"rank {self._ranks.rank} on {socket.gethostname()}", is_first_odd=is_first_odd)

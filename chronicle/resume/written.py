@@ -6,6 +6,7 @@ save is written, a thread looks for each of them in the save's files, under any 
 are tensors, and none with its values, was saved as something else. Shards are not looked at, nor a save in another type.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ def _heads_in(root: Path) -> Iterator[Head]:
 def _in_safetensors(path: Path) -> Iterator[Head]:
     with open_state_file(path) as (fd, _):
         for _, dtype, shape, begin, num_bytes in list_tensors(path):
-            count = min(NUM_ELEMENTS * num_bytes // max(1, _numel(shape)), num_bytes)
+            count = min(NUM_ELEMENTS * num_bytes // max(1, math.prod(shape)), num_bytes)
             yield Head(shape, TYPES.get(dtype, dtype), read_at(fd, begin, count))
 
 
@@ -92,10 +93,3 @@ def _in_torch_file(path: Path) -> Iterator[Head]:
                 first = bytes_of_first(fd, file.segments[0], tensor)
                 if first is not None:
                     yield Head(tensor.shape, tensor.dtype, first)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

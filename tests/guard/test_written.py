@@ -62,6 +62,7 @@ def test_what_a_save_holds(run_dir: Path, tmp_path: Path, name: str, form: str) 
             pytest.skip("no tensors by name")
         target.mkdir()
         save_file(content, target / "model.safetensors")
+        torch.save(optimizer.state_dict(), target / "optimizer.pt")
     else:
         file = target if form == "file" else target / "model.pt"
         file.parent.mkdir(exist_ok=True)
@@ -82,3 +83,37 @@ def test_the_trainer_of_transformers_is_not_accused(tmp_path: Path, run_dir: Pat
 
     train(tmp_path / "out", run_dir, max_steps=8, resume=False)
     assert (tmp_path / "out" / "checkpoint-6").is_dir() and told(run_dir) == []
+
+
+@pytest.mark.parametrize("form", ["file", "directory"])
+def test_a_copy_that_a_thread_of_the_script_writes_later_is_not_accused(run_dir: Path, tmp_path: Path, form: str) -> None:
+    """The training has gone on when the script says that its save is whole."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = chronicle.attach(run_dir, model, optimizer)
+    for step in range(4):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        if step == 1:
+            copied = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    target = tmp_path / "step-2.pt" if form == "file" else tmp_path / "step-2"
+    file = target if form == "file" else target / "model.pt"
+    file.parent.mkdir(exist_ok=True)
+    torch.save(copied, file)
+    run.saved(target)
+    run.session.sealer.finish()
+    assert told(run_dir) == []
+
+
+def test_a_script_that_always_saves_its_average_is_told_once(run_dir: Path, tmp_path: Path) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = chronicle.attach(run_dir, model, optimizer)
+    for step in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        path = tmp_path / f"step-{step}.pt"
+        torch.save({"model": average_of(model).state_dict(), "optimizer": optimizer.state_dict()}, path)
+        run.saved(path)
+        run.session.sealer.finish()
+    assert len(told(run_dir)) == 1

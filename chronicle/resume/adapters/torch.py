@@ -172,7 +172,7 @@ class AttachedRun:
         self.session.unregistered.written(target)
         if target.is_dir():
             begun, _ = self._begun.pop(target, (None, 0))
-            self.session.after_save(target, begun=begun)
+            self.session.after_save(target, begun=begun, is_of_now=self._taken is not None)
         else:
             taken = self._taken
             memory = taken.memory if taken and taken.memory else self.session.describe()
@@ -182,7 +182,8 @@ class AttachedRun:
             self.session.sealer.seal_file(
                 target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
             )
-            self.session.weights_written(target)
+            if taken is not None:  # else a thread of the script may have written what was taken some steps ago
+                self.session.weights_written(target)
 
     @shielded("save")
     def async_save_begins(self, directory: str | Path) -> None:
