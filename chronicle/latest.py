@@ -1,4 +1,4 @@
-"""The newest checkpoint that a launch can resume from: the one answer for `chronicle latest`, restarts and trainers.
+"""The newest checkpoint that a launch can resume from: the one answer for `chronicle verify --newest`, restarts and trainers.
 
 Newest is by the lineage, not by the number alone: a checkpoint of a side try, whose launch the present weights do not descend
 from, is left out, and so are abandoned ones and those that carry the identity of another run. Of the rest, from the highest

@@ -1,4 +1,4 @@
-"""`chronicle inspect` shows what a checkpoint holds, `diff` what differs between two or two launches, `manifest` writes one."""
+"""`chronicle inspect` shows what a checkpoint holds, `settings` those of a launch; each what differs between two."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
 from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import read_state, refuse_strays
-from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
+from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, read_state, say_unrecognised
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, Difference, compare_states, summarise
 from rollback.disk import remote
-from rollback.errors import UnreadableFile, one_line, visible
+from rollback.errors import UnknownFormat, one_line, visible
 
 if TYPE_CHECKING:
     from chronicle.story.launch_settings import Told
@@ -24,24 +23,50 @@ MAX_LINES = 12
 
 
 def inspect(
-    checkpoint: str, other: str | None = None, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS
+    checkpoint: str | None = None, other: str | None = None, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS
 ) -> CommandResult:
     """Show what a checkpoint holds: LRs, counters, RNG, data.
 
-    With a second checkpoint, the numbers that differ between them. Example: chronicle inspect checkpoints/opt_step-30500
+    With a second checkpoint, the numbers that differ between them. Without one, or of a directory of checkpoints, which
+    checkpoints are there and what was not recognised. Example: chronicle inspect checkpoints/opt_step-30500
 
     Options:
-      CKPT: A path, a step or STEP@LAUNCH.
+      [CKPT]: A path, a step or STEP@LAUNCH.
       [CKPT]: Another one, to compare it with.
       --files: List every file with its role.
     """
+    if checkpoint is None:
+        return _listing(at.settings(stores=True).need_checkpoints())
     if other is not None:
-        return diff(checkpoint, other, at=at)
-    checkpoint = str(remote.local_path(checkpoint))
-    chosen = at.checkpoint(checkpoint, stores=True, count_steps=False)
+        paths = [str(remote.local_path(one)) for one in (checkpoint, other)]
+        return _compared(*(at.checkpoint(path, stores=True, count_steps=False) for path in paths))
+    path = remote.local_path(checkpoint)
+    try:
+        chosen = at.checkpoint(str(path), stores=True, count_steps=False)
+    except UnknownFormat:
+        if not list_checkpoints(path, include_abandoned=False):
+            raise
+        return _listing(Path(path))
     summary = summarise(read_state(chosen, allow_strays=True))
     text = "\n".join(map(one_line, _lines(summary, all_files)))
     return CommandResult(text=text, data=summary, talk=name_twins(chosen))
+
+
+def _listing(root: Path) -> CommandResult:
+    """Which checkpoints are in a directory, and what lies there and was not recognised as one."""
+    found = list_checkpoints(root)
+    unknown = list_unrecognised(root, found)
+    rows = []
+    for one in found:
+        step = "step unknown" if one.step is None else f"step {one.step}"
+        away = "" if one.abandoned is None else f"abandoned by {one.abandoned}"
+        rows.append((one_line(one.path.name), one.format, step, format_size(one.size_bytes), away))
+    lines = align_columns(rows) or [f"no checkpoints in {root}"]
+    lines += [say_unrecognised(unknown)] * bool(unknown)
+    fields = ("path", "format", "step", "size_bytes", "abandoned")
+    listed = [{name: getattr(one, name) for name in fields} for one in found]
+    data = {"root": root, "checkpoints": listed, "not_recognised": unknown}
+    return CommandResult(text="\n".join(lines), data=data, talk=name_twins(*found))
 
 
 def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
@@ -180,64 +205,41 @@ def _values(value: Any) -> str:
     return "  ".join([*map(_values, value[:6]), *more])
 
 
-# --- chronicle diff
+# --- differences of two checkpoints, of two launches
 
 
-def diff(
-    a: str | None = None,
-    b: str | None = None,
-    launch: tuple[int, int] | None = None,
-    at: AtCheckpoints = AT_CHECKPOINTS,
-) -> CommandResult:
-    """Show the numbers that differ between two checkpoints.
-
-    It compares LRs, counters, RNG, topology and files; with --launch M N the settings of two launches: arguments, config,
-    environment, code and packages. `--run A B` compares the last launches of two runs, with --launch M N these of them.
-
-    Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
-
-    What one run has otherwise than another: chronicle diff --run tr-190 tr-191
-
-    Options:
-      A: The first checkpoint: a path, a step or STEP@LAUNCH.
-      B: The second checkpoint.
-      --launch M N: Two launches instead: settings that changed between them.
-    """
-    if at.run is not None and a is not None and b is None:
-        return _diff_runs(at.run, a, launch, at.logs)
-    if launch is not None:
-        if a is not None:
-            raise UsageProblem("a checkpoint and --launch are both given: expected two checkpoints, or --launch M N")
-        paths = at.existing().paths
-        return _diff_launches(_launch_of(paths, launch[0]), _launch_of(paths, launch[1]))
-    if a is None or b is None:
-        raise UsageProblem("expected two checkpoints, --launch M N, or --run A B", "as in `chronicle diff 30250 30500`")
-    found = [at.checkpoint(str(remote.local_path(named)), stores=True, count_steps=False) for named in (a, b)]
-    one, other = (read_state(checkpoint, allow_strays=True) for checkpoint in found)
-    differences = compare_states(one, other)
-    names = [state.checkpoint.path.name for state in (one, other)]
+def _compared(one: Checkpoint, other: Checkpoint) -> CommandResult:
+    """The numbers that differ between two checkpoints."""
+    states = [read_state(checkpoint, allow_strays=True) for checkpoint in (one, other)]
+    differences = compare_states(*states)
     return CommandResult(
-        text=visible(_text(differences, names)),
-        data={"a": str(one.checkpoint.path), "b": str(other.checkpoint.path),
-              "differences": [difference.to_json() for difference in differences]},
-        talk=name_twins(one.checkpoint, other.checkpoint),
-    )  # fmt: skip
+        text=visible(_text(differences, [one.path.name, other.path.name])),
+        data={"a": str(one.path), "b": str(other.path), "differences": [difference.to_json() for difference in differences]},
+        talk=name_twins(one, other),
+    )
 
 
-def settings(named: str | None = None, changes: bool = False, at: InRun = IN_RUN) -> CommandResult:
+def settings(
+    named: str | None = None, other: str | None = None, changes: bool = False, at: InRun = IN_RUN
+) -> CommandResult:
     """Show the settings of a launch, or what changed in them.
+
+    With a second launch: arguments, config, environment, code and packages that differ between the two.
 
     Example: chronicle settings tr-190@3 --diff
 
+    Two launches of this run: chronicle settings @3 @7
+
     Options:
       [RUN[@N]]: The run, and the number of a launch [the last one].
+      [RUN[@N]]: Another launch, to compare it with.
       --diff: What changed since the launch before.
     """
-    from chronicle.cli.runs import named_run
     from chronicle.story.launch_settings import settings_of
 
-    _, run, number = named_run(named if named is not None else at.existing().run, at.logs)
-    told = _launch_of(run.paths, number)
+    run, told = _launch_named(named, at)
+    if other is not None:
+        return _diff_launches(told, _launch_named(other, at)[1])
     if not changes:
         found = settings_of(told.entries, told.launch)
         rows = [(name, _values(value)) for name, value in sorted(found.items())]
@@ -249,15 +251,14 @@ def settings(named: str | None = None, changes: bool = False, at: InRun = IN_RUN
     return _diff_launches(_launch_of(run.paths, earlier[-1]), told)
 
 
-def _diff_runs(first: str, second: str, launches: tuple[int, int] | None, logs: Path | None) -> CommandResult:
-    """What changed between the settings of launches of two runs, of their last ones where none is named."""
+def _launch_named(named: str | None, at: InRun) -> tuple[Any, "Told"]:
+    """(run, launch) of `RUN`, `RUN@N`, or `@N` of the run of this command."""
     from chronicle.cli.runs import named_run
 
-    _, one, its = named_run(first, logs)
-    _, other, theirs = named_run(second, logs)
-    if launches is not None:
-        its, theirs = launches
-    return _diff_launches(_launch_of(one.paths, its), _launch_of(other.paths, theirs))
+    words = named or ""
+    words = at.existing().run + words if words[:1] in ("", "@") else words
+    _, run, number = named_run(words, at.logs)
+    return run, _launch_of(run.paths, number)
 
 
 def _launch_of(paths: RunPaths, number: int | None) -> "Told":
@@ -315,46 +316,3 @@ def _text(differences: list[Difference], names: list[str]) -> str:
 def _value(value: object) -> str:
     text = "–" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-# --- chronicle manifest
-
-
-def manifest(checkpoint: str, digests: bool = True, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
-    """Write the manifest of a checkpoint: names, sizes, digests.
-
-    If the checkpoint has a manifest already, what the run recorded in it is kept.
-
-    Example: chronicle manifest checkpoints/opt_step-30500
-
-    Options:
-      CKPT: A path, a step or STEP@LAUNCH.
-      --digests/--no-digests: Read every byte and record digests, or only names and sizes.
-    """
-    chosen = at.checkpoint(checkpoint)
-    if chosen.single_file:
-        raise ChronicleError(f"`{chosen.path}` is a single file: expected a directory, which holds the manifest")
-    refuse_strays(chosen)
-    old, talk = _old_manifest(chosen)
-    new = write_manifest(
-        chosen.path,
-        step=old.step if old and old.step is not None else chosen.step,
-        memory=old.memory if old else None,
-        run=old.run if old else at.run,
-        launch=old.launch if old else None,
-        digests=digests,
-        more={**(old.more if old else {}), "made": BY_HAND},
-    )
-    verb = "replaced" if old or talk else "written"
-    text = f"{verb} {chosen.path / MANIFEST_NAME}: {len(new.files)} files, digests {new.digests}"
-    return CommandResult(text=text, data=new.to_json(), talk=(*talk, *name_twins(chosen)))
-
-
-def _old_manifest(chosen: Checkpoint) -> tuple[Manifest | None, tuple[str, ...]]:
-    """The present manifest, and a message if it cannot be read. Raises `OtherVersion` instead of replacing a newer one."""
-    try:
-        return read_manifest(chosen.path), ()
-    except OtherVersion:
-        raise
-    except UnreadableFile as problem:
-        return None, (f"the old manifest is lost, with what the run recorded in it: {problem.message}",)

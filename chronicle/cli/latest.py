@@ -1,9 +1,7 @@
-"""`chronicle latest`: the newest checkpoint that a launch can resume from, for people and for scripts.
+"""`chronicle verify --newest`, once `chronicle latest`: the newest checkpoint that a launch can resume from.
 
 Which one that is, `chronicle.latest` says; restarts and `bit_transformer` ask the same function.
 """
-
-
 
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import ChronicleError
@@ -18,7 +16,7 @@ def latest(verified: bool = False, print_path: bool = False, at: AtCheckpoints =
 
     A checkpoint that is incomplete, damaged, spoilt or of a side try is passed over, with the reason.
 
-    Example: python train.py --resume "$(chronicle latest --verified --print-path)"
+    Example: python train.py --resume "$(chronicle verify --newest --print-path)"
 
     Options:
       --verified: Only one of which every byte was read; reads it if needed.
@@ -33,9 +31,9 @@ def latest(verified: bool = False, print_path: bool = False, at: AtCheckpoints =
         what = "every byte of which can be verified" if verified else "that is whole"
         first = f"; {said[0]}" if said else ""
         raise ChronicleError(f"no checkpoint {what} in `{root}`{first}", "`chronicle verify --all` says what is wrong")
-    depth = "every byte read" if found.verified else "names, structure and counters; `--verified` reads every byte"
+    depth = "verified (every byte read)" if found.verified else "whole (names, structure and counters; not every byte was read)"
     path = str(found.checkpoint.path)
-    text = path if print_path else f"{_name(found.checkpoint)} · verified ({depth})\n{one_line(path)}"
+    text = path if print_path else f"{_name(found.checkpoint)} · {depth}\n{one_line(path)}"
     return CommandResult(text=text, data=_data(found), talk=said)
 
 

@@ -31,7 +31,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
-        "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
         "import": ("chronicle.cli.importing:import_", "Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs."),
     },
     "Look": {
@@ -71,15 +70,12 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 # Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
 ADVANCED: Mapping[str, tuple[str, str]] = {
     "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
-    "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
     "use": ("chronicle.cli.config:use", "Let the commands in this directory act on another run."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
     "claim": ("chronicle.cli.audit:claim", "Judge what will be published against recorded facts."),
     "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
-    "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
-    "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
     "mcp": ("chronicle.cli.mcp:mcp", "Serve runs to an agent over MCP: it reads, notes and proposes."),
     "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
     "skill": ("chronicle.cli.skill:skill", "Print the skill for agents that watch runs, or install it."),
@@ -87,6 +83,10 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
 }
 # old verb -> (module and function, what to type today). They keep working; without a function as what is typed today.
 FOLDED: Mapping[str, tuple[str, str]] = {
+    "close": ("", "note --close"),
+    "diff": ("", "inspect"),
+    "latest": ("chronicle.cli.latest:latest", "verify --newest"),
+    "manifest": ("", "verify --write"),
     "apply": ("chronicle.cli.rollback:apply_written_plan", "rollback --plan FILE"),
     "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
     "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),
@@ -224,7 +224,8 @@ def run(argv: Sequence[str]) -> int:
         argv = ["--help"] if everything else [*argv[1:2], "--help"]
     target, words = FOLDED.get(argv[0], ("", "")) if argv else ("", "")
     if words and not target:
-        argv = [*words.split(), *argv[1:]]
+        verb, *options = words.split()
+        argv = [verb, "--help"] if argv[1:2] in (["--help"], ["-h"]) else [verb, *options, *argv[1:]]
     if list(argv) in (["--version"], ["-V"]):
         from chronicle import __version__
 
@@ -330,7 +331,7 @@ def explain(problem: BaseException) -> int:
         command = getattr(getattr(problem, "ctx", None), "command_path", "chronicle")
         return _say(problem.format_message(), f"see `{command} --help`", ExitCode.USAGE)
     if isinstance(problem, OSError):
-        return _say(_os_sentence(problem), None, ExitCode.ERROR)
+        return _say(*_os_sentence(problem), ExitCode.ERROR)
     if isinstance(problem, MemoryError):
         return _say("out of memory", None, ExitCode.ERROR)
     missing = (problem.name or "").partition(".")[0] if isinstance(problem, ModuleNotFoundError) else ""
@@ -345,10 +346,12 @@ def _code_of(problem: BaseException) -> int:
     return ExitCode.REFUSED if isinstance(problem, Refused) else ExitCode.ERROR
 
 
-def _os_sentence(problem: OSError) -> str:
+def _os_sentence(problem: OSError) -> tuple[str, str | None]:
     where = f" `{problem.filename}`" if problem.filename else ""
-    what = "disk full" if problem.errno == errno.ENOSPC else problem.strerror or str(problem)
-    return f"{what}:{where}" if where else what
+    if problem.errno == errno.ENOSPC:
+        return f"the disk is full:{where or ' what was to be written'} is not there", "free space, then repeat the command"
+    what = problem.strerror or str(problem)
+    return f"{what}:{where}" if where else what, None
 
 
 def _unexpected(problem: BaseException) -> int:

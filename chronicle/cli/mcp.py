@@ -343,7 +343,7 @@ WORDS = {  # of the arguments: what each is, with the type of those that are no 
 
 
 def _changes(seat: Seat, run: str, first: int, second: int) -> Any:
-    return _told(seat, "diff", launch=(first, second), run=run)
+    return _told(seat, "settings", f"@{first}", f"@{second}", run=run)
 
 
 def _entry(seat: Seat, run: str, id: str) -> Any:

@@ -1,4 +1,4 @@
-"""`chronicle note` records what a person saw, suspects, did or expects.
+"""`chronicle note` records what a person saw, suspects, did or expects, and what came of it.
 
 The fields are those that hand-written chronicles have in common: seen, suspects (claim, test, verdict), did (the change),
 expected, rule learnt, evidence. Without a text, `note` opens `$EDITOR`.
@@ -9,8 +9,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 from chronicle.cli.options import IN_RUN, CommandResult, InRun, need_run
 from chronicle.errors import ChronicleError, UsageProblem
@@ -27,6 +30,23 @@ TEMPLATE = """
 VERDICTS = ("open", "supported", "refuted")
 
 
+def _entries(incomplete: str) -> list[str]:
+    from chronicle.cli.completion import complete_entries
+
+    return complete_entries(incomplete)
+
+
+class CloseOutcome(StrEnum):
+    """The outcome of an intervention."""
+
+    WORKED = "worked"
+    FAILED = "failed"
+    PARTLY = "partly"
+    INTERRUPTED = "interrupted"
+    INCONCLUSIVE = "inconclusive"
+    SUPERSEDED = "superseded"
+
+
 def note(
     text: str | None = None,
     step: int | None = None,
@@ -41,11 +61,23 @@ def note(
     attach: list[Path] | None = None,
     tag: list[str] | None = None,
     amend: str | None = None,
+    close: Annotated[
+        str | None,
+        Option(
+            "--close",
+            help="Record the outcome of this entry; `open` for the only one that is open.",
+            metavar="ID",
+            autocompletion=_entries,
+        ),
+    ] = None,
+    outcome: CloseOutcome | None = None,
     at: InRun = IN_RUN,
 ) -> CommandResult:
     """Write a note into the journal.
 
     Example: chronicle note "Xid 64 on ip-26-0-147-135, node drained" --step 16430 --tag hardware
+
+    The outcome of an incident, a rollback or a note: chronicle note --close open --outcome worked "no spike since"
 
     Options:
       TEXT: Text of the note; `-` reads standard input. Without it, $EDITOR opens.
@@ -61,7 +93,11 @@ def note(
       --attach: File to keep with the note (repeatable).
       --tag: Tag (repeatable).
       --amend ID: Entry id that this note corrects.
+      --outcome: What came of the entry that --close names.
     """
+    if close is not None or outcome is not None:
+        others = (seen, suspect, did, expect, host, attach, tag, amend, incident, step, launch)
+        return _close(close, text, outcome, rule, at, with_more=any(one not in (None, False) for one in others))
     if amend and incident:
         raise UsageProblem("--amend and --incident are both given: expected one of them")
     settings = at.settings()
@@ -87,9 +123,24 @@ def note(
         entry = writer.write(event, step=step, launch=launch, title=title, refs=refs)
     talk = [f"new journal: {paths.journal_dir}"] if fresh else []
     if incident:
-        talk.append(f'record the outcome with: chronicle close {entry.id[-8:]} --outcome worked')
+        talk.append(f"record the outcome with: chronicle note --close {entry.id[-8:]} --outcome worked")
     result = {"id": entry.id, "kind": entry.kind, "title": title, "run": settings.run}
     return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
+
+
+def _close(
+    entry_id: str | None, text: str | None, outcome: CloseOutcome | None, rule: str | None, at: InRun, *, with_more: bool
+) -> CommandResult:
+    if entry_id is None:
+        raise UsageProblem("--outcome is of an entry: name it with --close ID", "`chronicle status` lists what is open")
+    if outcome is None:
+        words = f"chronicle note --close {entry_id} --outcome worked"
+        raise UsageProblem("no outcome given: expected --outcome " + "|".join(CloseOutcome), words)
+    if with_more:
+        raise UsageProblem("--close takes a text, --outcome and --rule alone", "write the rest as a note of its own")
+    from chronicle.cli.close import close_entry
+
+    return close_entry(at.existing(), entry_id, text, outcome.value, rule)
 
 
 def _find_entry(paths: RunPaths, wanted: str) -> str:

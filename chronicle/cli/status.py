@@ -115,7 +115,7 @@ def _newest_on_disk(root: Path | None, story: Story) -> str:
     words = []
     if newest is not None:
         where = plain(_short_path(str(newest.path)))
-        words.append(f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`")
+        words.append(f"step {newest.step} {where} · saved without the guard; check it: `chronicle verify {newest.step}`")
     words.append(say_unrecognised(list_unrecognised(root, found)))
     return " · ".join(filter(None, words))
 
@@ -230,10 +230,9 @@ def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
     silent = f"no step for {format_age(max(0.0, now - since))}"
     if state == "starts" or not isinstance(usual, int | float):
         return f"{silent}: the launch is starting"
-    often = f"usually one in {format_seconds(usual)}, 99 % within {format_seconds(float(said.get('p99') or usual))}"
+    often = f"{format_seconds(usual)}/step (p99 {format_seconds(float(said.get('p99') or usual))})"
     if state == "steps":
-        last = max(0.0, now - beat_age - since)
-        return f"{often}; the last one {format_seconds(last)} before the heartbeat of {format_seconds(beat_age)} ago"
+        return f"{often}, last heartbeat {format_seconds(beat_age)} ago"
     words = str(said.get("words") or "")
     if state == "stands":
         return f"STANDS STILL: {silent} · {words}"
@@ -256,7 +255,7 @@ def _changed(story: Story) -> Iterator[_Row]:
         before, changes = found
         some = ", ".join(plain(one.brief) for one in changes[:SHOWN])
         more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-        where = f": `chronicle diff --launch {before} {numbers[-1]}`" if more else ""
+        where = f": `chronicle settings @{before} @{numbers[-1]}`" if more else ""
         yield _Row("changed", f"since launch {before}: {some}{more}{where}")
 
 
@@ -340,7 +339,8 @@ def _guard(story: Story) -> Iterator[_Row]:
         event = GuardVerdict.of(last.verdict_entry)
         count = f", {len(event.checks)} checks" if event.checks else ""
         word = "not verified" if last.verdict == "unverified" else last.verdict
-        tone = PLAIN if last.verdict == "passed" else LOUD if last.verdict == "refused" else WARN
+        word = "passed" if last.verdict_entry.title.startswith("guard: passed") else word  # but for what is named below
+        tone = PLAIN if word == "passed" else LOUD if last.verdict == "refused" else WARN
         yield _Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
         for one in event.not_compared[:SHOWN]:
             yield _Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
@@ -425,7 +425,8 @@ def _compared(story: Story, entry_id: str) -> Iterator[_Row]:
 
 
 def _close_row(entry_id: str) -> _Row:
-    return _Row("", f"record the outcome (worked, failed, partly): `chronicle close {_short(entry_id)} --outcome worked`")
+    command = f"chronicle note --close {_short(entry_id)} --outcome worked"
+    return _Row("", f"record the outcome (worked, failed, partly): `{command}`")
 
 
 def _matter(matter: Matter) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.checkpoints import name_twins, record_verdicts, stamp_or_none
+from chronicle.cli.latest import latest
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode, YesOption
 from chronicle.cli.transaction import agree, byte_progress, move_back
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.goback import open_run
 from chronicle.goback.applying import uninterrupted
 from chronicle.journal.events import Quarantined
@@ -23,12 +24,14 @@ from rollback.checkpoint.listing import (
     list_checkpoints,
     list_root_strays,
     list_unrecognised,
+    refuse_strays,
 )
+from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
 from rollback.checks.remnants import remnant_findings
 from rollback.checks.verify import passes, root_stray_findings, unrecognised_findings, verify_checkpoint
 from rollback.disk import remote
 from rollback.disk.content import ByteProgress
-from rollback.errors import Finding, Severity, one_line
+from rollback.errors import Finding, Severity, UnreadableFile, one_line
 from rollback.transaction.cleanup import (
     KEEP_VERIFIED,
     apply_moves,
@@ -46,6 +49,9 @@ def verify_checkpoints(
     full: bool = True,
     quarantine: bool = False,
     restore: str | None = None,
+    write: bool = False,
+    newest: bool = False,
+    print_path: bool = False,
     yes: YesOption = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
@@ -63,10 +69,19 @@ def verify_checkpoints(
       --full/--quick: Read every byte, or only names and structure.
       --quarantine: Move strays to a directory that no loader reads.
       --restore ID: Move the strays of a quarantine back.
+      --write: Write the manifest of CKPT: names, sizes, and digests unless --quick.
+      --newest: Only the newest checkpoint that is whole (exit 1 if there is none).
+      --print-path: Of the newest, print the path alone, for scripts.
     """
     if restore is not None:
         with open_run(at.settings()) as opened:
             return move_back(opened, restore, yes=yes)
+    if newest or print_path:
+        return latest(full, print_path, at)
+    if write:
+        if not checkpoint:
+            raise UsageProblem("--write is of one checkpoint: expected CKPT", "as in `chronicle verify --write 30500`")
+        return _write(at.checkpoint(checkpoint), full, at)
     stores = not quarantine  # which moves what it finds
     if checkpoint and not all_:
         root, checkpoint = None, checkpoint if quarantine else str(remote.local_path(checkpoint))
@@ -216,3 +231,36 @@ def move_strays(
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
         talk=(f"undo it with `chronicle verify --restore {entry.id}`",),
     )
+
+
+# --- The manifest
+
+
+def _write(chosen: Checkpoint, full: bool, at: AtCheckpoints) -> CommandResult:
+    """Write the manifest of a checkpoint. What the run recorded in the present one is kept."""
+    if chosen.single_file:
+        raise ChronicleError(f"`{chosen.path}` is a single file: expected a directory, which holds the manifest")
+    refuse_strays(chosen)
+    old, talk = _old_manifest(chosen)
+    new = write_manifest(
+        chosen.path,
+        step=old.step if old and old.step is not None else chosen.step,
+        memory=old.memory if old else None,
+        run=old.run if old else at.run,
+        launch=old.launch if old else None,
+        digests=full,
+        more={**(old.more if old else {}), "made": BY_HAND},
+    )
+    verb = "replaced" if old or talk else "written"
+    text = f"{verb} {chosen.path / MANIFEST_NAME}: {len(new.files)} files, digests {new.digests}"
+    return CommandResult(text=text, data=new.to_json(), talk=(*talk, *name_twins(chosen)))
+
+
+def _old_manifest(chosen: Checkpoint) -> tuple[Manifest | None, tuple[str, ...]]:
+    """The present manifest, and a message if it cannot be read. Raises `OtherVersion` instead of replacing a newer one."""
+    try:
+        return read_manifest(chosen.path), ()
+    except OtherVersion:
+        raise
+    except UnreadableFile as problem:
+        return None, (f"the old manifest is lost, with what the run recorded in it: {problem.message}",)

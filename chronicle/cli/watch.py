@@ -44,7 +44,7 @@ def watch(
 ) -> CommandResult:
     """Follow a run or a log file and report what the detector finds.
 
-    With what calls for a rollback it prints the rollback.
+    When a rollback is advised, it prints the command.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
     variables. Ctrl-C ends it with a summary.

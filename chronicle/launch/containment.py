@@ -152,6 +152,7 @@ def read_oom_kills(group: Path, name: str = "memory.events") -> int | None:
 
 # --- Subreaper, token, and ending processes
 
+TOKEN_ONLY = "token only"
 TOKEN_VARIABLE = "CHRONICLE_TOKEN"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -197,7 +198,7 @@ def describe_containment(subreaper: bool, group: ControlGroup | None = None) -> 
     """Describe the mechanisms in force, for the journal, the exit report and `chronicle ps`."""
     named = ["cgroup"] if group is not None else []
     named += ["subreaper"] if subreaper else []
-    holds = [" + ".join([*named, "token"])] if named else ["token only (no cgroup, no subreaper: orphans go to pid 1)"]
+    holds = [" + ".join([*named, "token"])] if named else [f"{TOKEN_ONLY} (no cgroup, no subreaper: orphans go to pid 1)"]
     if group is not None:
         return holds[0]
     try:

@@ -49,6 +49,7 @@ from chronicle.launch.admission import (
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.code import CODE_VARIABLE, files_of, read_code
 from chronicle.launch.containment import (
+    TOKEN_ONLY,
     TOKEN_VARIABLE,
     ControlGroup,
     become_subreaper,
@@ -268,8 +269,9 @@ class Launch:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
         sys.stdout.flush()
-        containment = self._start["containment"]
-        self._channels.say(f"launch {number} of run `{request.paths.run}`: logs in {self._directory}; {containment}")
+        holds = self._start["containment"]
+        weak = f"; {holds}" if holds.startswith(TOKEN_ONLY) else ""
+        self._channels.say(f"launch {number} of run `{request.paths.run}`: logs in {self._directory}{weak}")
         if request.is_first:  # note which checkpoints lie there before the launch
             self._contained("checkpoints", self._watch_saves)
         supervisor = self._make_supervisor()
@@ -290,7 +292,7 @@ class Launch:
             remove_pulses_dir(self._pulses)
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
         with signals_wait():
-            return self._finish(outcome, containment)
+            return self._finish(outcome)
 
     def _make_supervisor(self) -> Supervisor:
         request = self._request
@@ -326,7 +328,7 @@ class Launch:
             beat_seconds=INTERVAL_SECONDS,
         )
 
-    def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchResult:
+    def _finish(self, outcome: LaunchOutcome) -> LaunchResult:
         self._printed.finish(in_a_hurry=outcome.stopped_by is not None)
         self._note_start_step()
         if self._watch is not None:
@@ -359,7 +361,7 @@ class Launch:
         event = self._proposal
         if event is not None and outcome.stopped_by == "proposal":
             data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
-        for line in format_end(self._number, data, containment=containment):
+        for line in format_end(self._number, data):
             channels.say(line)
         channels.close()  # the logs are sealed now; later messages go to the terminal only
         data["sealed"] = self._seals.seal_all(self._is_ours)

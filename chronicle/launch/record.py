@@ -196,7 +196,7 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
     return f"launch {launch} {how}{at}" + (f": {cause}" if cause and cause != said else "")
 
 
-def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> list[str]:
+def format_end(launch: int, data: Mapping[str, Any]) -> list[str]:
     """Return the lines for the terminal; a successful launch gives one line."""
     ended = data["ended_processes"]
     counts = ", ".join(f"{ended[key]} {word}" for key, word in (("terminated", "TERM"), ("killed", "KILL")) if ended[key])
@@ -213,7 +213,7 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
         lines.append(f"last lines of {data['tail_of']}:")
         lines += [f"  {line}" for line in data["tail"]]
     if counts:
-        lines.append(f"ended remaining processes: {counts} (containment: {containment})")
+        lines.append(f"ended remaining processes: {counts}")
     if ended["left"]:
         lines.append(f"still alive, in an uninterruptible system call: {', '.join(map(str, ended['left']))}")
     if data.get("log_bytes_lost"):

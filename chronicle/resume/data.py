@@ -188,8 +188,8 @@ class DataWatch:
             return
         where = "" if found.where.endswith("rank 0") else f" ({found.where})"
         text = f"this launch goes on with other batches than followed this save{where}: {found.cause}"
-        way_out = 'same_data=True refuses this; where it is meant, accept "data: why"'
-        line = f"warn: data-not-as-recorded since step {step}: other batches than followed the save; {way_out}"
+        way_out = 'if intended: CHRONICLE_ACCEPT_CHANGE="data: reason"; same_data=True refuses it'
+        line = f"warn: data-not-as-recorded: the data order changed at step {step}: {found.cause}; {way_out}"
         self._breach("not-as-recorded", step, text, line)
 
     def _breach(self, kind: str, step: int, text: str, line: str = "") -> None:

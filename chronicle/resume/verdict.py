@@ -30,6 +30,7 @@ from rollback.errors import RollbackError
 MAX_REPORT_BYTES = 1024
 LET_GO_SECONDS = 1.0
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
+IN_PART = "passed, not compared"  # nothing differs, and the rest was compared
 NO_BASIS = "it carries no description of its memory: saved without the guard, copied without its manifest, or never sealed"
 
 
@@ -139,15 +140,17 @@ class Verdicts:
         """Nothing differs: say what was compared and what was not, on stderr and in the journal."""
         self._remember(checks, moment)
         unknown, noted = self._not_compared(), self._noted()
+        differs = self._basis() == "none" or any(one in noted for one in unknown)  # nothing was compared, or other data
+        word = "not verified" if differs or not any(check.outcome is Outcome.EQUAL for check in checks) else IN_PART
         if self._ranks.rank == 0:
             if unknown:
                 listed = ", ".join(f"{one['name']} ({one['why']})" for one in unknown)
-                self._journal.say(f"unverified {listed}", f"not verified: {listed}")
+                self._journal.say(f"unverified {listed}", f"{word}: {listed}")
             for one in (one for one in noted if one not in unknown):
                 self._journal.say(f"noted {one}", f"noted: {one['name']}: {one['why']}")
         if unknown:
             names = ", ".join(one["name"] for one in unknown)
-            self._record("unverified", checks, moment, f"guard: not verified: {names}")
+            self._record("unverified", checks, moment, f"guard: {word}: {names}")
         else:
             self._record("passed", checks, moment, f"guard: passed {moment}")
 

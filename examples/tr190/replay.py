@@ -109,7 +109,7 @@ class Replay:
         for incident in self.status()["open_incidents"]:
             if "logged learning rate" in json.dumps(incident):  # until it is answered, no LR edit is taken as proved
                 why = "both restarts had lost their scheduler; its fields are set by hand now"
-                self.command(f"chronicle close {incident['id']} '{why}' --outcome worked")
+                self.command(f"chronicle note --close {incident['id']} '{why}' --outcome worked")
         self.here = 30500
 
     def train(
@@ -153,9 +153,9 @@ class Replay:
         """Check that no incident is open: a rollback answered each of them."""
         status = self.status()
         for incident in status["open_incidents"]:
-            self.command(f"chronicle close {incident['id']} 'rolled back' --outcome partly")
+            self.command(f"chronicle note --close {incident['id']} 'rolled back' --outcome partly")
         for rollback in status["open_outcomes"]:
-            self.command(f"chronicle close {rollback} 'the next one came' --outcome partly")
+            self.command(f"chronicle note --close {rollback} 'the next one came' --outcome partly")
 
     def status(self) -> dict[str, Any]:
         """What `chronicle status --json` says now."""

@@ -171,6 +171,7 @@ def list_unrecognised(root: Path | str, listed: Iterable[Checkpoint]) -> tuple[s
     known = {name for one in listed if one.abandoned is None for name in one.names}
     described = _checkpoints_in(root, None)  # weights alone, or what `verify` finds damaged
     known |= {one.path.name for one in described if format_of(one).is_checkpoint_name(one.path.name)}
+    known |= {one.path.name for one in list_rolling(root)}
     rest = [entry for entry in _entries_of(root) if entry.name not in known and not entry.name.startswith(".")]
     return tuple(entry.name for entry in rest if entry.kind is not FileType.LINK and _may_be_state(root, entry))
 

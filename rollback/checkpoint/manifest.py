@@ -22,11 +22,11 @@ from rollback.files.json_file import JsonPart, json_parts, put_part
 
 MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
-BY_HAND = "by hand"  # `made` of a manifest that `chronicle manifest` wrote: an inventory, no witness of a save
+BY_HAND = "by hand"  # `made` of a manifest that `chronicle verify --write` wrote: an inventory, no witness of a save
 _CHUNK_BYTES = 4 * 2**20
 _MAX_MANIFEST_BYTES = 48 * 2**20
 _MAX_MEMORY_BYTES = 32 * 2**20  # of everything except the list of files
-_WRITE_ANEW = "if the checkpoint is as you want it, write a new manifest with `chronicle manifest`"
+_WRITE_ANEW = "if the checkpoint is as you want it, write a new manifest with `chronicle verify --write`"
 
 
 class OtherVersion(UnreadableFile):

@@ -1,6 +1,6 @@
 """Summarises a checkpoint's state as JSON, and compares two of them. Pure.
 
-`chronicle inspect` prints the summary, `chronicle diff` the comparison. Per-parameter counters appear as a range.
+`chronicle inspect` prints the summary, and of two the comparison. Per-parameter counters appear as a range.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Difference:
     after: object
 
     def to_json(self) -> dict[str, object]:
-        """The form that `chronicle diff --json` prints."""
+        """The form that `chronicle inspect A B --json` prints."""
         return record_of(self)
 
 
@@ -117,13 +117,22 @@ def json_form(value: object, levels: int = 6) -> object:
 
 def compare_states(before: CheckpointState, after: CheckpointState) -> list[Difference]:
     """The differences between two checkpoints, named like `scheduler[0].last_epoch`."""
-    one, other = dict(flatten(_comparable(before))), dict(flatten(_comparable(after)))
+    one, other = dict(_values_of(before)), dict(_values_of(after))
     names = list(dict.fromkeys([*one, *other]))
     return [
         Difference(name=name, before=one.get(name), after=other.get(name))
         for name in names
         if not _equal(one.get(name), other.get(name)) or (name in one) != (name in other)
     ]
+
+
+def _values_of(state: CheckpointState) -> Iterator[tuple[str, object]]:
+    """(dotted name, leaf) pairs of a checkpoint; the name of one that is a file stands in none of them."""
+    own = state.checkpoint.path.name
+    for name, value in flatten(_comparable(state)):
+        if state.checkpoint.single_file:
+            name, value = name.replace(f"{own}:", "").replace(own, "size"), None if value == own else value
+        yield name, value
 
 
 _COMPARED = (

@@ -114,7 +114,7 @@ def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> It
     if behind and last_epoch < expected // 2:
         why += "; a schedule that restarted from zero also looks like this"
     message = f"last_epoch is {last_epoch} but the optimizer made {step} steps (expected {unit} per step): {why}"
-    yield Finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle diff A B`")
+    yield Finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle inspect A B`")
 
 
 def _scheduler_disagreements(schedulers: Sequence[SchedulerState]) -> Iterator[Finding]:

@@ -258,8 +258,8 @@ def _from_error(check: str, problem: RollbackError, path: str) -> Finding:
 # --- F1 and F3: the files against the manifest
 
 _RESTORE = "restore it, or go back to a complete checkpoint"
-_TAKE_IN = "move it out of the checkpoint, or run `chronicle manifest` to take it in"
-_GO_TO_INTACT = "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`"
+_TAKE_IN = "move it out of the checkpoint, or run `chronicle verify --write` to take it in"
+_GO_TO_INTACT = "go back to an intact checkpoint; if you changed the file on purpose, run `chronicle verify --write`"
 
 
 def compare_manifest(

@@ -122,7 +122,7 @@ def _contradicted(evidence: Evidence) -> Iterator[Doubt]:
         yield Doubt(
             seen=f"a launch of this run has not kept the LR of an earlier rollback: {evidence.broken}",
             change="let the script load its scheduler, or change the LR where it sets it; "
-            f"then `chronicle close {evidence.broken_id} --outcome worked`",
+            f"then `chronicle note --close {evidence.broken_id} --outcome worked`",
         )
     if (evidence.memory or {}).get("lr_source") == "scheduler":
         return  # a guard saw the LRs that the scheduler gives

@@ -416,7 +416,7 @@ def _manifest_writer(plan: Plan, patches: Mapping[str, Sequence[BytePatch]]) -> 
         record = json.loads(source.read_bytes())
         if not isinstance(record, dict):
             raise Refused(
-                f"`{source}` is not a manifest: expected a JSON object", remedy="write it again with `chronicle manifest`"
+                f"`{source}` is not a manifest: expected a JSON object", remedy="write it again with `chronicle verify --write`"
             )
         digests: dict[str, tuple[str | None, str | None]] = {}
         for file in changed:

@@ -9,7 +9,7 @@
 Before the pointer is put, `recover` deletes the new prefix; afterwards it writes contract and receipt. A store exchanges no
 checkpoint at once, so later checkpoints stay where they are: only a reader that follows the pointer goes back. That is the
 trainer's own (`latest`, Megatron's tracker) where the prefix has one. Else it is `chronicle-latest.json`, and the new prefix is
-beside the checkpoints, where no trainer that takes the highest number finds it; `chronicle latest` knows it by the journal.
+beside the checkpoints, where no trainer that takes the highest number finds it; `verify --newest` knows it by the journal.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StorePlan:
         if self.pointer.endswith("/" + OWN_POINTER):
             told.append(
                 f"no pointer of the trainer is here: `{OWN_POINTER}` is put; start the next launch from "
-                "`chronicle latest --print-path`, because one that lists this prefix takes the highest number"
+                "`chronicle verify --newest --print-path`, because one that lists this prefix takes the highest number"
             )
         return tuple(told)
 

@@ -26,7 +26,7 @@ def test_verbs_runs_steps_and_entries_are_offered(tmp_path: Path) -> None:
     assert "status" in offered("chronicle st", tmp_path)
     assert offered("chronicle status --run t", tmp_path) == ["toy"]
     assert offered("chronicle rollback --to ", tmp_path) == ["10", "5"]
-    assert offered("chronicle close ", tmp_path)[0] == "00000009"  # what is open comes first: nobody said what came of it
+    assert offered("chronicle note --close ", tmp_path)[0] == "00000009"  # what is open comes first
 
 
 def test_nothing_is_offered_and_nothing_said_where_there_is_no_run(tmp_path: Path) -> None:

@@ -226,20 +226,19 @@ def test_two_arms_at_several_seeds_get_the_verdict_of_the_studies(tmp_path: Path
     assert chronicle("compare", "low-0", "--margin", "0").code == 2
 
 
-def test_diff_of_two_launches_names_each_setting_that_changed(tmp_path: Path, chronicle: Cli) -> None:
+def test_settings_of_two_launches_names_each_setting_that_changed(tmp_path: Path, chronicle: Cli) -> None:
     paths = make(tmp_path / "logs", "a", lr=3e-4)
     with JournalWriter(paths) as writer:
         start = LaunchStart(argv=("train.py", "--lr", "1.5e-4", "--wd=0.1", "data.shards=8.0"), host="node2")
         writer.write(start, launch=2, title="launch 2")
         values = {"optim": {"betas": [0.9, 0.99]}, "seed": 1}
         writer.write(LaunchSettings(values=values, source="the script"), launch=2)
-    shown = chronicle("diff", "--launch", "1", "2")
+    shown = chronicle("settings", "@1", "@2")
     assert shown.out.splitlines() == [
         "fp16: True → not recorded", "host: node1 → node2", "lr: 0.0003 → 1.5e-4",
         "optim.betas: [0.9, 0.95] → [0.9, 0.99]", "wd: not recorded → 0.1",
     ]  # fmt: skip
-    assert chronicle("diff", "--launch", "1", "9").code == 1 and chronicle("diff").code == 2
-    assert chronicle("diff", "3", "--launch", "1", "2").code == 2
+    assert chronicle("settings", "@1", "@9").code == 1
 
 
 def test_path_of_a_checkpoint_named_after_its_step_is_no_setting(tmp_path: Path, chronicle: Cli) -> None:
@@ -248,7 +247,7 @@ def test_path_of_a_checkpoint_named_after_its_step_is_no_setting(tmp_path: Path,
     argv = ("t.py", "ck/epoch=0-step=10.ckpt", "epoch=1-step=20.ckpt", "--init=x/a=1.pt", "--lr", "3e-4", "db/weights=a.txt")
     with JournalWriter(paths) as writer:
         writer.write(LaunchStart(argv=argv, host="node1"), launch=2, title="launch 2")
-    shown = chronicle("diff", "--launch", "1", "2").out
+    shown = chronicle("settings", "@1", "@2").out
     assert "init: not recorded → x/a=1.pt" in shown and "db/weights: not recorded → a.txt" in shown and "epoch" not in shown
 
 
@@ -280,7 +279,7 @@ def test_a_role_finds_the_channel_under_the_scripts_own_name(tmp_path: Path) -> 
     assert json.dumps(run.summary()["settings"])
 
 
-def test_diff_of_two_runs_names_settings_environment_and_packages(tmp_path: Path, chronicle: Cli) -> None:
+def test_settings_of_two_runs_names_settings_environment_and_packages(tmp_path: Path, chronicle: Cli) -> None:
     """Two launches by hand: what the settings hold is known of each, and the lists of packages lie in each run's objects."""
     lists = (b"numpy-2.1.0\ntorch-2.6.0+cpu\nscikit_learn-1.5", b"numpy-2.1.0\ntorch-2.7.1\nwandb-0.20.0")
     for name, listed in zip("ab", lists, strict=True):
@@ -295,16 +294,15 @@ def test_diff_of_two_runs_names_settings_environment_and_packages(tmp_path: Path
         "env.NCCL_ALGO: a → b", "package scikit_learn: 1.5 → not recorded", "package torch: 2.6.0+cpu → 2.7.1",
         "package wandb: not recorded → 0.20.0",
     ]  # fmt: skip
-    assert chronicle("diff", "--run", "a", "b").out.splitlines() == common
-    between = chronicle("diff", "--run", "a", "b", "--launch", "1", "2")
+    assert chronicle("settings", "a", "b").out.splitlines() == common
+    between = chronicle("settings", "a@1", "b@2")
     assert between.out.splitlines() == [common[0], "lr: 1 → 2", *common[1:]] and "a@1 → b@2" in between.err
-    assert chronicle("diff", "--run", "a@1", "b@2").out == between.out
-    assert chronicle("diff", "--run", "a", "--launch", "1", "2").out == "lr: 1 → 2\n"
+    assert chronicle("settings", "@1", "@2", "--run", "a").out == "lr: 1 → 2\n"
     assert chronicle("runs", "--where", "env.NCCL_ALGO == 'b' and lr == 2", "--json").json[0]["name"] == "b"
-    missing = chronicle("diff", "--run", "a", "3000")
+    missing = chronicle("settings", "a", "3000")
     assert missing.code == 1 and "no run `3000`" in missing.err
     shutil.rmtree(tmp_path / "logs" / "b" / "objects")
-    unknown = chronicle("diff", "--run", "a", "b")
+    unknown = chronicle("settings", "a", "b")
     assert "environment: " in unknown.out and "was not kept for both" in unknown.err
 
 
@@ -316,7 +314,7 @@ def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronic
         writer.write(LaunchStart(argv=argv, host="node2"), launch=2, title="launch 2")
         writer.write(LaunchSettings(values={"optim": {"betas": [0.9, 0.95]}, "seed": 1}, source="the script"), launch=2)
     row = " ".join(chronicle("status").out.partition("\nchanged")[2].split())
-    told = "since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more: `chronicle diff --launch 1 2`"
+    told = "since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more: `chronicle settings @1 @2`"
     assert row.startswith(told)
     with JournalWriter(paths) as writer:
         event = Incident.view({"id": 1, "kind": "nan", "tier": "warn", "status": "open", "onset_step": 5})
@@ -448,5 +446,5 @@ def test_files_that_a_command_names_are_settings_and_its_words_count_more(tmp_pa
     first = run.settings(1)
     assert (first["lr"], first["model.width"], first["name"], first["zero_optimization.stage"]) == ("1e-4", 8, "base", 2)
     assert "hf_abc" not in "".join(path.read_text() for path in (tmp_path / "logs" / "r" / "journal").iterdir())
-    told = chronicle("diff", "--launch", "1", "2", "--run", "r", cwd=tmp_path).out
+    told = chronicle("settings", "@1", "@2", "--run", "r", cwd=tmp_path).out
     assert "lr: 1e-4 → 3e-4" in told and "model.width: 8 → 16" in told and "name" not in told

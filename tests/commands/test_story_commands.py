@@ -161,6 +161,13 @@ def test_close_open_is_the_only_open_entry_and_asks_which_where_there_are_two(tm
     assert two.code == 2 and all(entry_id in two.err for entry_id in ids)
 
 
+def test_a_note_closes_an_entry_and_takes_nothing_that_an_outcome_has_not(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    assert chronicle("note", "--close", "open", "the data", "--outcome", "worked", "--rule", "look twice").code == 0
+    assert chronicle("note", "--close", "00000006", "--outcome", "worked", "--step", "4").code == 2
+    assert chronicle("note", "--outcome", "worked").code == 2
+
+
 def test_close_without_an_outcome_writes_nothing_and_names_the_choices(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     before = len(chronicle("log", "--json").json)

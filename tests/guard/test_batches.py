@@ -120,7 +120,9 @@ def test_first_pass_is_put_together_from_all_launches_that_led_to_the_checkpoint
     assert next_batch(run_dir).startswith("the batch of step 1 of the first pass comes again: 11 batches repeat")
 
 
-def test_run_that_stopped_at_its_save_is_not_compared_and_not_verified(run_dir: Path, checkpoint: Path) -> None:
+def test_run_that_stopped_at_its_save_is_not_compared_and_not_verified(
+    run_dir: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     launch = start(run_dir)
     source = batches(0)
     train(launch, source, 7)
@@ -128,6 +130,7 @@ def test_run_that_stopped_at_its_save_is_not_compared_and_not_verified(run_dir: 
     train(resumed(run_dir, checkpoint, same_data=True), source, 1)
     assert next_batch(run_dir).startswith("the run stopped right at this save")
     assert verdict(run_dir)["verified"] is False
+    assert "chronicle guard: passed, not compared: next batch (the run stopped" in capsys.readouterr().err
 
 
 def test_batches_that_go_astray_later_are_an_incident(run_dir: Path, checkpoint: Path) -> None:

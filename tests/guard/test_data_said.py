@@ -81,7 +81,7 @@ def test_accelerate_in_a_later_epoch_repeats_and_is_not_called_verified(
     assert said(run_dir) == "the batch of step 4 of the first pass comes again: 8 batches repeat"
     assert verdict(run_dir)["verified"] is False
     assert warned(run_dir) == [12]
-    assert "chronicle guard: warn: data-not-as-recorded since step 12: other batches" in capsys.readouterr().err
+    assert "chronicle guard: warn: data-not-as-recorded: the data order changed at step 12: " in capsys.readouterr().err
 
 
 def warned(run_dir: Path) -> list[Any]:

@@ -187,7 +187,7 @@ def test_a_checkpoint_that_nobody_recorded_is_seen_in_the_runs_directory(tmp_pat
     world.create()
     world.launch(None, 11, guarded=False)
     shown = " ".join(world.command("status")[1].split())
-    assert "checkpoint step 10 checkpoints/opt_step-10 · its save was not recorded: `chronicle verify 10`" in shown
+    assert "checkpoint step 10 checkpoints/opt_step-10 · saved without the guard; check it: `chronicle verify 10`" in shown
     assert "name their directory" not in shown
     world.root.rename(world.home / "unlisted")
     assert "name their directory with --checkpoints DIR" in " ".join(world.command("status")[1].split())

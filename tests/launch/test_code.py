@@ -127,6 +127,6 @@ def test_launches_keep_their_code_and_say_which_files_differ(repository: Path, d
     assert files_changed_between(one, one) == []
     assert files_changed_between(one, four) is None
     assert packages_changed_between(one, two) == []  # both lists were kept
-    said = driver.call("diff", "--launch", "1", "2")
+    said = driver.call("settings", "@1", "@2")
     assert "uncommitted changes differ in more.py" in said.stdout, said
     assert driver.call("audit").returncode == 0

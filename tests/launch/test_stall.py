@@ -482,8 +482,8 @@ def test_status_says_how_long_ago_the_last_step_was_and_what_is_usual():
     from chronicle.cli.status import _standing
 
     steps = {"state": "steps", "since": 100.0, "usual": 0.5, "p99": 0.7}
-    assert "usually one in 0.5 s, 99 % within 0.7 s; the last one 3 s before" in _standing(steps, 105.0, 2.0)
-    assert _standing(steps | {"state": "quiet"}, 160.0, 2.0).startswith("no step for 1 min (usually one in 0.5 s")
+    assert _standing(steps, 105.0, 2.0) == "0.5 s/step (p99 0.7 s), last heartbeat 2 s ago"
+    assert _standing(steps | {"state": "quiet"}, 160.0, 2.0).startswith("no step for 1 min (0.5 s/step")
     assert "STANDS STILL: no step for 1 min · rank 1" in _standing(steps | {"state": "stands", "words": "rank 1"}, 160.0, 2.0)
     assert "is starting" in _standing({"state": "starts", "since": 100.0}, 160.0, 2.0)
     assert _standing({"state": "steps"}, 1.0, 1.0) == "not known"

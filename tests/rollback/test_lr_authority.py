@@ -107,7 +107,7 @@ def test_a_promise_that_a_launch_has_not_kept_is_a_doubt_until_it_is_closed(
     assert run(half) == 3
     said = capsys.readouterr().err
     assert "has not kept the LR of an earlier rollback: expected 1, found 2" in said
-    assert f"`chronicle close {incident.id} --outcome worked`" in said
+    assert f"`chronicle note --close {incident.id} --outcome worked`" in said
     assert run(["close", incident.id, "--outcome", "worked", "it loads its scheduler now", *words]) == 0
     assert run(half) == 0
     assert "assumed     CosineAnnealingLR is its library's own class" in capsys.readouterr().out

@@ -109,6 +109,37 @@ def test_manifest_is_written_and_then_closes_the_inventory(seed_root: Path) -> N
     assert chronicle("verify", path, "--quick", cwd=seed_root).returncode == 0
 
 
+def test_inspect_without_a_checkpoint_lists_what_is_there_and_what_was_not_recognised(seed_root: Path) -> None:
+    (seed_root / "weights.unknown").write_bytes(bytes(range(256)) * 8)
+    for words in (["--checkpoints", seed_root], [seed_root]):
+        done = chronicle("inspect", *words, cwd=seed_root.parent)
+        assert [line.split()[0] for line in done.stdout.splitlines()[:2]] == ["opt_step-5", "opt_step-10"], done.stderr
+        assert done.stdout.splitlines()[2].startswith("not recognised as checkpoints: `weights.unknown`")
+    told = json.loads(chronicle("inspect", seed_root, "--json", cwd=seed_root.parent).stdout)
+    assert [one["step"] for one in told["checkpoints"]] == [5, 10] and told["not_recognised"] == ["weights.unknown"]
+
+
+def test_the_newest_state_under_a_second_name_is_recognised_whatever_its_ending(root: Path) -> None:
+    import torch
+
+    state = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1).state_dict()
+    root.mkdir(exist_ok=True)
+    for name in ("step_40.pt", "newest.xyz"):
+        torch.save({"optimizer": state, "step": 40}, root / name)
+    assert "not recognised" not in chronicle("inspect", root, cwd=root.parent).stdout
+
+
+def test_two_checkpoints_that_are_files_differ_in_no_file_name(root: Path) -> None:
+    import torch
+
+    state = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1).state_dict()
+    root.mkdir(exist_ok=True)
+    for step in (10, 20):
+        torch.save({"optimizer": state, "step": step}, root / f"step_{step}.pt")
+    shown = chronicle("inspect", root / "step_10.pt", root / "step_20.pt", cwd=root.parent).stdout
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["step", "optimizer_step", "counters.step"]
+
+
 def test_manifest_of_a_checkpoint_with_strays_is_refused(seed_root: Path) -> None:
     (seed_root / "opt_step-10" / "accelerator_state" / "optimizer.bin.bak").touch()
     done = chronicle("manifest", seed_root / "opt_step-10", cwd=seed_root)

@@ -246,7 +246,7 @@ def test_latest_leaves_out_side_tries_by_who_saved_them(top: Path, capsys: pytes
     writer.close()
     assert chronicle(top, "latest") == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("step 15 (launch 1) opt_step-15 · verified")
+    assert shown.out.startswith("step 15 (launch 1) opt_step-15 · whole (names")
     assert "passed over: step 18 (launch 2) opt_step-18: launch 2 saved it, and the run is at step 17 of launch 3" in shown.err
 
 
