@@ -130,9 +130,10 @@ def _values_of(state: CheckpointState) -> Iterator[tuple[str, object]]:
     """(dotted name, leaf) pairs of a checkpoint; the name of one that is a file stands in none of them."""
     own = state.checkpoint.path.name
     for name, value in flatten(_comparable(state)):
-        if state.checkpoint.single_file:
-            name, value = name.replace(f"{own}:", "").replace(own, "size"), None if value == own else value
-        yield name, value
+        if not state.checkpoint.single_file:
+            yield name, value
+        elif value != own:
+            yield name.replace(f"{own}:", "").replace(own, "size"), value
 
 
 _COMPARED = (
