@@ -28,7 +28,8 @@ LAST_SECONDS = 60  # for what was started beside a launch, after its end
 
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 # by what is asked for alone: the first is sent where none is named
-SIGNALS = {"": ("KILL", "TERM", "USR1"), "kill": ("KILL",), "data": ("KILL",), "term": ("TERM", "USR1")}
+ASKING = ("TERM", "USR1", "USR2", "INT")  # `chronicle run` passes USR2 on as TERM
+SIGNALS = {"": ("KILL", *ASKING), "kill": ("KILL",), "data": ("KILL",), "term": ASKING}
 
 
 def rehearse(
@@ -66,14 +67,13 @@ def rehearse(
       LAUNCHER: The launcher and its arguments, after `--`.
       --at N: The step after which it is ended.
       --to N: The last step that is compared.
-      --signal NAME: KILL once a checkpoint is whole; or TERM, USR1: does it save by itself?
+      --signal NAME: KILL once a checkpoint is whole; or TERM, USR1, USR2, INT: does it save by itself?
       --resume-args WORDS: Added to the command of the resume; `{checkpoint}` is what it resumes from.
       --resume-with COMMAND: The whole command of the resume, as with another number of ranks.
-      --only WHAT: kill (as --signal KILL), term (what --signal TERM or USR1 saves; one launch), data (two steps after --at), or
+      --only WHAT: kill (as --signal KILL), term (what another --signal saves; one launch), data (two steps after --at), or
         save (beside a launch, until stdin ends: its first save; `[rehearse] first_save = true` starts it).
       --keep DIR: Write there, and keep all of it.
     """
-    from chronicle.preflight.host import largest_size
     from chronicle.rehearse.judge import Verdict
     from chronicle.rehearse.kept import identity_of, said_before, tidy
     from chronicle.rehearse.rehearse import play_rehearsal
@@ -92,7 +92,7 @@ def rehearse(
     last = _last_of(asked.command, entries)
     with hold_lock(scratch.parent / "lock"):
         shutil.rmtree(scratch / "b", ignore_errors=True)
-        say(said_before(scratch, asked.to, largest_size(settings.checkpoints_dir), last[1].seconds if last else None))
+        say(said_before(scratch, asked.to, last[1].seconds if last else None))
         try:
             answer = play_rehearsal(asked, scratch, say)
         finally:
@@ -123,7 +123,7 @@ def _asked(
         command=tuple(launcher),
         at=at,
         to=min(to, at + DATA_STEPS) if only == "data" else to,
-        signal=signal.Signals[f"SIG{name}"],
+        signal=f"SIG{name}",
         resume=tuple(resume[1]) or (*launcher, *resume[0]),
         only="" if only == "kill" else only,
     )

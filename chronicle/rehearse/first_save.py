@@ -10,18 +10,17 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chronicle.journal import read_journal
-from chronicle.journal.events import GuardVerdict, Rehearsed, events_of, filled_with
+from chronicle.journal.events import Rehearsed, filled_with
 from chronicle.launch.live_metrics import QUERY, last_point, parse_sample, read_host_memory
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.prints.compared import RESULT
 from chronicle.rehearse.judge import Compared, Rank, Row, Verdict, without
-from chronicle.rehearse.launches import Place, Played, Until, free_port, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Until, free_port, play, read_played, saved_in
 from chronicle.rehearse.rehearse import Answer, Rehearsal, begun, of_prints
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
@@ -45,11 +44,11 @@ def rehearse_first_save(
     if saved is None or saved.step is None:
         return None
     began, launch = time.monotonic(), max(list_launch_numbers(paths))
-    asked = Rehearsal(command=tuple(command), at=saved.step, to=saved.step + 1, signal=None)
+    asked = Rehearsal(command=tuple(command), at=saved.step, to=saved.step + 1, signal="")
     why, environ = room_for(saved, scratch)
     if why:
-        compared = Compared(rows=(Row(Rank.NOT_COMPARED, "the resume", why),))
-        return launch, Answer(asked=asked, compared=compared, seconds=0.0)
+        rows: tuple[Row, ...] = (Row(Rank.NOT_COMPARED, "the resume", why),)
+        return launch, Answer(asked=asked, compared=Compared(rows=rows), seconds=0.0)
     place.prepare()
     mine = place.out / saved.path.relative_to(root)
     mine.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +61,10 @@ def rehearse_first_save(
         point = last_point(paths.metrics_path(launch))
         if point is not None and point.step > saved.step:
             break
-    rows = _compared(read_played(paths, launch), played, place.paths, saved.step)
-    compared = Compared(rows=tuple(rows), basis=Verdict.HELD)
+    first = read_played(paths, root, launch)
+    results = replace(first, prints=without(first.prints, RESULT))  # other bits are no fault
+    rows = (*begun(played, saved.step), *of_prints(first, results, played, (saved.step, saved.step + 1)))
+    compared = Compared(rows=rows, basis=Verdict.HELD)
     return launch, Answer(asked=asked, compared=compared, seconds=time.monotonic() - began)
 
 
@@ -108,14 +109,3 @@ def room_for(saved: Checkpoint, scratch: Path) -> tuple[str, dict[str, str]]:
     if num_busy:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(free[:num_busy])
     return "", environ
-
-
-def _compared(first: Played, second: Played, paths: RunPaths, step: int) -> Iterator[Row]:
-    """Where the second process began, what its guard says of the load, and whether batch and options are the same."""
-    yield from begun(second, step)
-    for entry, event in events_of(read_journal(paths).entries, GuardVerdict):
-        if entry.launch == second.launch:
-            is_wrong = event.verdict in ("warned", "refused")
-            yield Row(Rank.PRINT if is_wrong else Rank.NOTE, "the guard of the second process", event.verdict)
-    results = replace(first, prints=without(first.prints, RESULT))  # other bits are no fault
-    yield from of_prints(first, results, second, (step, step + 1))

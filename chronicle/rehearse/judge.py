@@ -22,7 +22,6 @@ from rollback.channels import Role, role_of
 
 SPREAD = 10.0  # times the difference of A and A′ that one of A and B may have
 VARIES = 0.01  # relative difference of A and A′ from which a value is a measurement (seconds, speed), and no result
-SHOWN = 3  # names of one group
 NUMBERS = re.compile(rf"(?<=\.)\d+(?=\.|$)|(?<={AT_STEP})\d+$")  # keys of lists, steps of logged values
 
 Printed = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
@@ -52,8 +51,8 @@ class Rank(IntEnum):
     ANEW = 3  # a counter that began anew
     PRINT = 4  # the first step that differs, by the prints of the guard
     STATE = 5  # a flag, a number, a text, a leaf that is not there
-    TENSORS = 6
-    LOGGED = 7
+    LOGGED = 6  # of a step, and so before the files of a later one
+    TENSORS = 7
     NOTE = 8  # from here on no difference was found
     NOT_COMPARED = 9
     MUST_DIFFER = 10
@@ -135,8 +134,8 @@ class Sides:
         channel, logged, _ = name.partition(AT_STEP)
         return self.first.get(f"{channel}{AT_STEP}{self.step}") if logged else self.saved.get(name)
 
-    def spread(self, names: Iterable[str]) -> Spread:
-        """How far A and A′ are apart in a group."""
+    def spread(self, names: Iterable[str]) -> tuple[float, bool]:
+        """How far A and A′ are apart in a group, and whether that is so far that a difference says nothing."""
         gaps, sizes = [], [0.0]
         for name in names:
             one, twin = self.first.get(name), self.again.get(name)
@@ -144,20 +143,8 @@ class Sides:
                 gap, size = measure(one, twin)
                 gaps.append(gap)
                 sizes.append(size)
-        return Spread(max(gaps, default=math.inf), max(sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How far A and A′ are apart in a group, and how large its largest number is."""
-
-    gap: float
-    size: float
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether that is so far that a difference says nothing."""
-        return self.gap > VARIES * self.size
+        largest = max(gaps, default=math.inf)
+        return largest, largest > VARIES * max(sizes)
 
 
 def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, int] = (1, 1)) -> Compared:
@@ -181,11 +168,11 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
         else:
             groups[NUMBERS.sub("*", name)].append(name)
     spreads = {pattern: sides.spread(names) for pattern, names in groups.items()}
-    is_shared = not any(_is_loss(pattern) and spreads[pattern].is_wide for pattern in groups)
+    is_shared = not any(_is_loss(pattern) and is_wide for pattern, (_, is_wide) in spreads.items())
     tensors: dict[str, dict[str, float]] = defaultdict(dict)
-    counts: Counter[LeafForm] = Counter()
+    counts: Counter[bool] = Counter()  # logged or not
     for pattern, names in groups.items():
-        spread = spreads[pattern]
+        spread, is_wide = spreads[pattern]
         known = [name for name in names if name in first and name in resumed]
         alone = [name for name in names if name not in known and AT_STEP not in name]
         if alone:
@@ -196,25 +183,24 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
         if LeafForm.UNREAD in (form, resumed[known[0]].form):
             rows.append(Row(Rank.UNSURE, pattern, str(one.value)))
             continue
-        if spread.is_wide or (spread.gap > 0 and not is_shared):  # a lost state would not show
+        if is_wide or (spread > 0 and not is_shared):  # a lost state would not show
             rows.append(_varies(pattern, form))
             continue
-        if spread.gap > 0:
+        if spread > 0:
             rows.append(Row(Rank.NATURE, pattern))
-        counts[form] += len(known)
+        counts[AT_STEP in pattern] += len(known)
         apart: dict[str, float] = {}
         for name in known:
             gap, size = measure(first[name], resumed[name])
-            if gap > max(spread.gap * SPREAD, VARIES * size * is_resharded):
+            if gap > max(spread * SPREAD, VARIES * size * is_resharded):
                 apart[name] = gap
         if form is LeafForm.TENSOR and math.isfinite(apart.get(pattern, math.inf)):
-            tensors[_group_of(pattern)][pattern] = apart[pattern]
+            tensors[re.split("[.:]", pattern)[0]][pattern] = apart[pattern]  # by file, or first key of a single file
         elif apart:
             rows.append(_changed(pattern, list(apart), len(known), sides))
     for group, moved in tensors.items():
         rows.append(_tensors(group, moved))
-    num_values = counts.pop(LeafForm.LOGGED, 0)
-    return Compared(rows=tuple(rows), num_leaves=counts.total(), num_values=num_values)
+    return Compared(rows=tuple(rows), num_leaves=counts[False], num_values=counts[True])
 
 
 def _is_loss(pattern: str) -> bool:
@@ -225,7 +211,7 @@ def _is_loss(pattern: str) -> bool:
 def _varies(pattern: str, form: LeafForm) -> Row:
     if form is LeafForm.TENSOR or _is_loss(pattern):
         return Row(Rank.UNSURE, _called(pattern))
-    if form is LeafForm.LOGGED:
+    if AT_STEP in pattern:
         return Row(Rank.NOT_COMPARED, _called(pattern), "measured anew in each launch")
     return Row(Rank.NATURE, pattern)
 
@@ -263,7 +249,7 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     name = apart[0]
     one, other, at_save = sides.first[name], sides.resumed[name], sides.at_save(name)
     rank = Rank.STATE
-    if one.form is LeafForm.LOGGED:
+    if AT_STEP in name:
         rank = Rank.LR if role_of(_called(pattern)) is Role.LR else Rank.LOGGED
     text = f"{_word(one)} → {_word(other)}"
     if one.place is not None:
@@ -272,38 +258,25 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
         text = f"{len(apart)} of {num_known} values differ, first `{name}`: {text}"
     if at_save is not None and all(_is_anew(sides.first[key], sides.resumed[key], sides.at_save(key)) for key in apart):
         rank, text = Rank.ANEW, f"{text}: it began anew at the resume; at step {sides.step} it was {_word(at_save)}"
-    what = _called(pattern)
-    if len(apart) == 1 and one.form is not LeafForm.LOGGED:
-        what = name
-    return Row(rank, what, text)
+    return Row(rank, name if len(apart) == 1 else _called(pattern), text)
 
 
 def _is_anew(one: Value, other: Value, at_save: Value | None) -> bool:
-    if at_save is None or not at_save.value or not one.form is other.form is at_save.form or not one.is_number:
+    if at_save is None or not at_save.value or not one.form is other.form is at_save.form is LeafForm.NUMBER:
         return False
     return math.isclose(float(one.value) - float(other.value), float(at_save.value), rel_tol=1e-6)
 
 
 def _word(value: Value) -> str:
-    if value.is_number:
+    if value.form is LeafForm.NUMBER:
         return f"{float(value.value):.10g}"
     text = str(value.value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _group_of(name: str) -> str:
-    """The part of a checkpoint that a tensor belongs to: its file, or the first key of a single file."""
-    file, colon, _ = name.partition(": ")
-    return file if colon else name.partition(".")[0]
-
-
 def _tensors(group: str, moved: Mapping[str, float]) -> Row:
-    ranked = sorted(moved, key=moved.__getitem__, reverse=True)
-    shown = ", ".join(f"`{name.removeprefix(f'{group}: ')}`" for name in ranked[:SHOWN])
-    if len(ranked) > SHOWN:
-        shown += f", and {len(ranked) - SHOWN} more"
-    text = f"{len(ranked)} of its tensors: {shown}; largest difference {moved[ranked[0]]:.2g}"
-    return Row(Rank.TENSORS, group, text)
+    most = max(moved, key=moved.__getitem__)
+    return Row(Rank.TENSORS, group, f"{len(moved)} of its tensors differ, most `{most}` by {moved[most]:.2g}")
 
 
 # --- prints of the guard
@@ -346,14 +319,11 @@ def without(prints: Printed, parts: Sequence[str]) -> dict[int, dict[int, Print]
 
 
 def _of_print(part: str, found: PrintDifference, first: Printed) -> Row:
-    where = f"step {found.step}"
-    if len(first) > 1:
-        where += f" of rank {found.ranks[0]}"
-    text = f"differs from {where} on, first in the {PARTS[part][1]}"
+    text = f"differs first at {found.words}"
     if part != "batch":
         return Row(Rank.PRINT, part, text, ADVICE.get(part, ""))
     seen = [step for step, one in sorted(first[found.ranks[0]].items()) if one.batch == found.other.batch]
     if seen and seen[0] < found.step:
-        text = f"the batch of {where} is the batch of step {seen[0]} of the undisturbed launch"
+        text = f"the batch of step {found.step} is the batch of step {seen[0]} of the undisturbed launch"
         text += ": the data begin again" if seen[0] == 1 else ""
     return Row(Rank.DATA, part, text, ADVICE[part])

@@ -1,8 +1,8 @@
 """What a rehearsal costs, and what is kept of it: A and A′, by a digest of all that decides them.
 
-The digest holds the command, the steps, the code (the commit and what differs from it, or every source file), the packages, the
-variables of the environment, the files that the command names, and names, sizes and times of change in the directories that it
-names; of a file too large to read its time of change as well. A time that moves without a change only plays A again.
+The digest holds the command, the steps, the code (the commit and what differs from it), the packages, the variables of the
+environment, and names, sizes and times of change of the files in the working directory, beside the script, and where the
+command names them. A time that moves without a change only plays A again.
 """
 
 import hashlib
@@ -12,55 +12,42 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
-from chronicle.launch.code import MOST_SOURCES, SOURCE_SUFFIXES, read_code
+from chronicle.launch.code import read_code
 from chronicle.launch.provenance import read_packages
-from chronicle.rehearse.launches import files_below
+from chronicle.rehearse.launches import MOST_ENTRIES, files_below
 from chronicle.resume.launch_facts import NOT_COMPARED
 from chronicle.story.plain import format_size
 from rollback.disk.durable import write_atomic
 
 PLAYED = "played"  # A and A′ are whole
 MOST_KEPT_BYTES = 1 << 30
-MOST_READ_BYTES = 64 << 20
-NUM_CHECKPOINTS = 6  # two of A, of A′ and of B
 
 
 def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, environ: Mapping[str, str]) -> str | None:
-    """The digest; None where there are too many source files to read."""
+    """The digest; None where there are too many files."""
     digest = hashlib.sha256(repr((command, steps, str(cwd), platform.python_version())).encode())
-    named = [cwd / value for word in command if (value := word.rpartition("=")[2]) and (cwd / value).exists()]
-    for root in sorted({cwd, *(path.parent for path in named if path.suffix == ".py")}):
-        code = read_code(root, with_patch=False)
-        digest.update(repr((code.commit, code.digest)).encode())
-        sources = [path for path in files_below(root) if code.commit is None and path.suffix in SOURCE_SUFFIXES]
-        if len(sources) > MOST_SOURCES:
+    named = [cwd / word.rpartition("=")[2] for word in command]
+    roots = {cwd, *(path.parent for path in named if path.suffix == ".py")}
+    for root in sorted({*roots, *named}):
+        code = read_code(root, with_patch=False) if root in roots else None
+        digest.update(repr(code and (code.commit, code.digest)).encode())
+        files = files_below(root) if root.exists() else []
+        if len(files) > MOST_ENTRIES:
             return None
-        named += sources
-    for path in named:
-        for one in files_below(path):
-            digest.update(_of_file(one, is_read=path == one))
+        for path in files:
+            found = path.lstat()
+            digest.update(f"{path}{found.st_size}{found.st_mtime_ns}".encode())
     digest.update(read_packages(command, environ) or b"")
     digest.update(repr(sorted(one for one in environ.items() if NOT_COMPARED.fullmatch(one[0]) is None)).encode())
     return digest.hexdigest()
 
 
-def _of_file(path: Path, *, is_read: bool) -> bytes:
-    found = path.lstat()
-    content = str(found.st_mtime_ns)
-    if is_read and found.st_size <= MOST_READ_BYTES:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-    return f"{path}{found.st_size}{content}".encode()
-
-
-def said_before(scratch: Path, to: int, largest: int | None, seconds: float | None) -> str:
-    """What it costs, in one line: starts, steps, time as the last one took, disk."""
+def said_before(scratch: Path, to: int, seconds: float | None) -> str:
+    """What it costs, in one line: starts, steps, time as the last one took; and how much room there is."""
     starts = "2 launches (A and A′ are those of an earlier rehearsal)" if (scratch / PLAYED).exists() else "4 launches"
     time = "" if seconds is None else f", {seconds:.0f} s the last time"
-    need = "the size of its checkpoints is not known yet"
-    if largest is not None:
-        need = f"about {format_size(NUM_CHECKPOINTS * largest)} for {NUM_CHECKPOINTS} checkpoints"
     free = format_size(shutil.disk_usage(scratch).free)
-    return f"rehearsal: {starts}, about {3 * to} steps{time}; disk: {need}, {free} free at `{scratch}`"
+    return f"rehearsal: {starts}, about {3 * to} steps{time}; six checkpoints, {free} free at `{scratch}`"
 
 
 def ensure_room(scratch: Path) -> None:

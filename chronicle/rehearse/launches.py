@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import read_journal
-from chronicle.journal.events import LaunchEnd, events_of
+from chronicle.journal.events import GuardVerdict, LaunchEnd, LaunchStart, events_of
 from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
 from chronicle.launch.live_metrics import last_point
 from chronicle.launch.processes import read_variable, send_signal
@@ -34,7 +34,9 @@ from chronicle.resume.ring import Print, rings_of
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.errors import RollbackError
+from rollback.files.json_file import Keys
 from rollback.files.state_file import read_state_file
+from rollback.files.torch_tree import walk_leaves
 
 LOOK_SECONDS = 0.2
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
@@ -82,31 +84,28 @@ class Place:
         values = {"{out}": str(self.out), "{name}": self.name, "{port}": str(free_port())}
         if checkpoint is not None:
             values["{checkpoint}"] = str(checkpoint)
-        filled = []
-        for word in words:
-            for name, value in values.items():
-                word = word.replace(name, value)
-            filled.append(word)
-        return tuple(filled)
-
-    def stands_for(self) -> dict[str, str]:
-        """What is put for the paths of this launch where they stand in files."""
-        return {str(self.out): "{out}", str(self.scratch / self.name): "{scratch}"}
+        for name, value in values.items():
+            words = [word.replace(name, value) for word in words]
+        return tuple(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """What a launch left."""
 
-    launch: int
+    out: Path
+    listed: tuple[Checkpoint, ...]  # what it saved
     points: tuple[Point, ...]
     prints: Mapping[int, Mapping[int, Print]]  # by rank, by step
+    start: LaunchStart
+    guard: tuple[GuardVerdict, ...]
     end: str  # why it ended, in words
     exit_code: int = 0
     seconds: float = 0.0
     ranks: int = 1  # as the launcher told its processes, or as many as were printed
     ended_in: float | None = None  # seconds from our signal to the end
     saved_before: frozenset[int] = frozenset()  # steps of the checkpoints that were there when we sent it
+    told_at: int = 0  # the step that was known then
 
     @property
     def printed(self) -> list[int]:
@@ -117,6 +116,16 @@ class Played:
     def last_step(self) -> int:
         """The last step that was logged or printed; 0: none."""
         return max([point.step for point in self.points] + self.printed, default=0)
+
+    @property
+    def saves(self) -> dict[int, Checkpoint]:
+        """What it saved, by step; what has none is left out."""
+        return by_step(self.listed)
+
+    @property
+    def reached(self) -> int:
+        """The last step that it is known to have taken: logged, printed, or of a checkpoint."""
+        return max(self.last_step, *self.saves, 0)
 
     @property
     def first_step(self) -> int | None:
@@ -140,7 +149,7 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
     place.prepare()
     seen = _Seen(place)
     ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
-    began, told, ranks = time.monotonic(), None, 1
+    began, told, ranks, step = time.monotonic(), None, 1, 0
     saved_before: frozenset[int] = frozenset()
     with seen.output.open("ab") as log:
         process = subprocess.Popen(
@@ -151,7 +160,8 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
         while told is None and process.poll() is None:
             time.sleep(LOOK_SECONDS)
             ranks = max(ranks, *_world_sizes(place)) if ranks == 1 else ranks
-            if until.is_over() or seen.step() >= until.step or seen.has_saved(until.saved):
+            step = seen.step()
+            if until.is_over() or step >= until.step or seen.has_saved(until.saved):
                 saved_before, told = frozenset(saved_in(place.out)), time.monotonic()
                 _end(place, process, until.signal)
         process.wait(timeout=MOST_SECONDS)
@@ -164,11 +174,11 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
             process.wait()
     if seen.launch not in list_launch_numbers(place.paths):
         raise ChronicleError(f"launch `{place.name}` did not start: {seen.last_lines()}")
-    played = read_played(place.paths, seen.launch, ranks)
+    played = read_played(place.paths, place.out, seen.launch, ranks)
     now = time.monotonic()
     return replace(
         played, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
-        ended_in=None if told is None else now - told, saved_before=saved_before,
+        ended_in=None if told is None else now - told, saved_before=saved_before, told_at=step,
     )  # fmt: skip
 
 
@@ -199,7 +209,7 @@ class _Seen:
         self.launch = max(list_launch_numbers(place.paths), default=0) + 1
         self.output = place.scratch / place.name / "output.log"
         self._read_to = self.output.stat().st_size if self.output.exists() else 0
-        self._lines, self._printed = PrintedLines(), 0
+        self._lines, self._printed, self._newest = PrintedLines(), 0, -1
 
     def step(self) -> int:
         """The newest step that was logged, or printed: the log of the launch keeps lines back for some seconds. 0: none."""
@@ -220,10 +230,12 @@ class _Seen:
             now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         except OSError:
             return False  # it was moved meanwhile
-        self._files = [*self._files, now][-STILL_LOOKS:]
-        if step is None or self._files.count(now) < STILL_LOOKS:
+        self._files = [*self._files, now][-STILL_LOOKS - 1 :]
+        if step is None or self._files[-STILL_LOOKS:].count(now) < STILL_LOOKS:
             return False
-        return max(saved_in(self._place.out), default=-1) >= step
+        if self._files.count(now) == STILL_LOOKS:  # as long as nothing changes it is not read again
+            self._newest = max(saved_in(self._place.out), default=-1)
+        return self._newest >= step
 
     def last_lines(self) -> str:
         """What it printed last."""
@@ -231,23 +243,32 @@ class _Seen:
         return " / ".join(lines[-3:]) or "it printed nothing"
 
 
-def read_played(paths: RunPaths, launch: int, ranks: int = 1) -> Played:
-    """What a launch of a run left. `ranks`: as many as were seen."""
-    ends = [end for entry, end in events_of(read_journal(paths).entries, LaunchEnd) if entry.launch == launch]
+def read_played(paths: RunPaths, out: Path, launch: int, ranks: int = 1) -> Played:
+    """What a launch of a run left in its directory `out`. `ranks`: as many as were seen."""
+    entries = [entry for entry in read_journal(paths).entries if entry.launch == launch]
+    ends = [end for _, end in events_of(entries, LaunchEnd)]
     path = paths.metrics_path(launch)
     prints = {rank: ring.steps() for rank, ring in rings_of(paths.launch_dir(launch)).items()}
     return Played(
-        launch=launch,
+        out=out,
+        listed=tuple(checkpoints_below(out)),
         points=tuple(read_metrics(path)) if path.is_file() else (),
         prints=prints,
+        start=next((start for _, start in events_of(entries, LaunchStart)), LaunchStart()),
+        guard=tuple(event for _, event in events_of(entries, GuardVerdict)),
         end=(ends[-1].because or str(ends[-1].cause)) if ends else "",
         ranks=max(ranks, len(prints)),
     )
 
 
 def saved_in(out: Path) -> dict[int, Checkpoint]:
-    """The checkpoints in a directory, and in those below it, by their step; those whose step is not known are left out."""
-    return {one.step: one for one in checkpoints_below(out) if one.step is not None}
+    """The checkpoints in a directory, and in those below it, by their step."""
+    return by_step(checkpoints_below(out))
+
+
+def by_step(listed: Iterable[Checkpoint]) -> dict[int, Checkpoint]:
+    """Those whose step is known."""
+    return {one.step: one for one in listed if one.step is not None}
 
 
 def checkpoints_below(out: Path) -> list[Checkpoint]:
@@ -279,14 +300,22 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
 
 
 def _counted(one: Checkpoint) -> Checkpoint:
-    """With the epochs that it counts, where it counts no steps."""
-    if one.step is not None or not one.single_file:
-        return one
-    try:
-        epoch = read_state_file(one.path).get(("epoch",))
-    except RollbackError:
-        return one
-    return replace(one, step=epoch, step_source="epoch") if isinstance(epoch, int) else one
+    """With the step in its name, where that is later than what it counts and, in a file, counted there too; or with its epochs.
+
+    What counts may be lost, or go slower: an optimizer counts its own steps, which begin anew, or come once in four batches.
+    """
+    numbers = re.findall(r"\d+", one.path.name)
+    named = int(numbers[0]) if len(numbers) == 1 else -1
+    counts: dict[Keys, object] = {(): named}
+    if one.single_file:
+        try:
+            counts = {leaf.keys: leaf.value for leaf in walk_leaves(read_state_file(one.path).tree)}
+        except RollbackError:
+            return one
+    if named > (one.step or 0) and named in counts.values():
+        return replace(one, step=named, step_source="name")
+    epoch = counts.get(("epoch",))
+    return replace(one, step=epoch, step_source="epoch") if one.step is None and isinstance(epoch, int) else one
 
 
 def listed_in(folder: Path) -> list[Checkpoint]:
@@ -304,11 +333,7 @@ def _copy(source: Path, target: Path, scratch: Path) -> None:
             f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
             "put {out} where the command names its output directory, as in `--output_dir {out}`",
         )
-
-    def left_out(folder: str, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name in LEFT_OUT or Path(folder, name) == scratch]
-
-    shutil.copytree(source, target, symlinks=True, ignore=left_out)
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT, scratch.name))
 
 
 def files_below(root: Path) -> list[Path]:
@@ -327,10 +352,7 @@ def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[
     scratch = place.scratch / place.name
     environ |= {name: value.format(sandbox=scratch) for name, value in NO_TRACKERS.items()}
     environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", "CHRONICLE_GUARD": "warn"}
-    environ |= {"PYTHONHASHSEED": "0", **handed}
-    if asked.text():
-        environ[REHEARSAL_VARIABLE] = asked.text()
-    return environ
+    return environ | {"PYTHONHASHSEED": "0", REHEARSAL_VARIABLE: asked.text(), **handed}
 
 
 def free_port() -> int:

@@ -39,7 +39,6 @@ class LeafForm(StrEnum):
     """How a leaf is compared."""
 
     NUMBER = "number"
-    LOGGED = "logged number"
     TEXT = "text"
     TENSOR = "tensor"
     UNREAD = "not read"
@@ -54,11 +53,6 @@ class Value:
     file: Path | None = None
     place: TensorPlace | None = None
 
-    @property
-    def is_number(self) -> bool:
-        """Whether it is one number, of a file or of a log."""
-        return self.form in (LeafForm.NUMBER, LeafForm.LOGGED)
-
 
 Leaves = Mapping[str, Value]
 
@@ -69,16 +63,17 @@ def logged_leaves(points: Iterable[Point], after: int, until: int) -> dict[str, 
     for point in points:
         if after < point.step <= until:
             for channel, value in point.values.items():
-                found[f"{channel}{AT_STEP}{point.step}"] = Value(LeafForm.LOGGED, value)
+                found[f"{channel}{AT_STEP}{point.step}"] = Value(LeafForm.NUMBER, value)
     return found
 
 
-def read_leaves(checkpoint: Path, step: int, places: Mapping[str, str]) -> dict[str, Value]:
-    """The leaves of a checkpoint (directory or file) by name. `places`: paths that stand in texts, and what is put for them.
+def read_leaves(checkpoint: Path, step: int, out: Path) -> dict[str, Value]:
+    """The leaves of a checkpoint (directory or file) by name. `out`: where its launch wrote, which may stand in texts.
 
     Names of files are without the step, and a single file has none: the same leaf has one name in all checkpoints.
     """
     found: dict[str, Value] = {}
+    places = {str(out): "{out}", str(out.parent): "{scratch}"}
     number = re.compile(rf"(?<!\d){step}(?!\d)")
     for file, path in _files_of(checkpoint):
         name = "" if path == checkpoint else number.sub("N", file)
@@ -94,7 +89,7 @@ def read_leaves(checkpoint: Path, step: int, places: Mapping[str, str]) -> dict[
 
 def measure(one: Value, other: Value) -> tuple[float, float]:
     """The largest |a − b| of two values, inf where they cannot be subtracted; and the largest |a| of what differs."""
-    if one.is_number and other.is_number:
+    if one.form is other.form is LeafForm.NUMBER:
         a, b = float(one.value), float(other.value)
         return _gap(a, b), abs(a)
     if one.value == other.value:

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.journal import read_journal
-from chronicle.journal.events import LaunchStart, events_of
+from chronicle.journal.events import LaunchStart
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
-from chronicle.rehearse.launches import Place, Played, Until, checkpoints_below, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Played, Until, play, read_played
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import likely_line, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
+KILL = "SIGKILL"
 DATA_STEPS = 2  # after k, with `--only data`
 BATCH = PARTS["batch"][1]
 PRINTS = "batches, generators, gradients and weights of each step"
@@ -42,7 +42,7 @@ class Rehearsal:
     command: tuple[str, ...]
     at: int
     to: int
-    signal: signal.Signals | None  # None: a first save, which nothing ended
+    signal: str  # SIGKILL; "": a first save, which nothing ended
     resume: tuple[str, ...] = ()  # the command of the resume
     only: str = ""  # "", "term" or "data"
 
@@ -52,11 +52,6 @@ class Rehearsal:
         if self.resume and _names_out(self.resume) is not _names_out(self.command):
             remedy = "put it into both, or into none: then each runs in a copy of this directory"
             raise UsageProblem("{out} is in one of the two commands only", remedy)
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal; "" where there is none."""
-        return "" if self.signal is None else self.signal.name
 
     @property
     def options_of_resume(self) -> tuple[str, ...]:
@@ -74,7 +69,7 @@ class Answer:
     asked: Rehearsal
     compared: Compared
     seconds: float
-    start: LaunchStart | None = None  # of the first launch: its code and packages
+    start: LaunchStart = field(default_factory=LaunchStart)  # of B: its code and packages
     resumed_at: int | None = None  # step of the checkpoint that B resumed from
     compared_at: int | None = None  # step of the checkpoints that were compared
     ranks: int | None = None  # of A; None: not known
@@ -96,20 +91,19 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     if asked.only != "term":
         first, again = _pair(asked, first_place, again_place, say)
     ended = _ended(asked, broken, say)
-    rows = [_signalled(asked, broken, ended)]
+    rows = [_signalled(asked, ended)]
     compared, target, at = Compared(rows=()), None, None
     if asked.only == "term":
         compared = Compared(rows=(), basis=Verdict.SAVES if rows[0].rank is Rank.NOTE else Verdict.NOT_DONE)
     else:
-        target, why = _target(asked, broken)
+        target, why = _target(asked, broken, ended)
         rows += why
     if target is None or target.step is None:
         rows.append(Row(Rank.NOTE, f"B came to step {ended.last_step}", ended.end))
     else:
-        saved = read_leaves(target.path, target.step, broken.stands_for())
+        saved = read_leaves(target.path, target.step, broken.out)
         resumed = _resumed(asked, broken, target)
-        places, steps = (first_place, again_place, broken), (target.step, asked.to)
-        compared, at = _compare(asked, places, (first, again, resumed), saved, steps)
+        compared, at = _compare(asked, (first, again, resumed), saved, (target.step, asked.to))
     told = (_with_line(row, asked.command) for row in (*rows, *compared.rows))
     return Answer(
         asked=asked,
@@ -117,7 +111,7 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         resumed_at=None if target is None else target.step,
         compared_at=at,
         seconds=time.monotonic() - began,
-        start=_start_of(broken),
+        start=ended.start,
         ranks=ended.ranks,
     )
 
@@ -127,7 +121,8 @@ def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Playe
     if (first.scratch / PLAYED).exists():
         say("A and A′ are those of an earlier rehearsal: command, code, packages, environment and settings are the same")
         ranks = int((first.scratch / PLAYED).read_text())
-        return read_played(first.paths, 1, ranks), read_played(again.paths, 1, ranks)
+        one, two = (read_played(place.paths, place.out, 1, ranks) for place in (first, again))
+        return one, two
     one = _undisturbed(asked, first, say)
     ensure_room(first.scratch)
     two = _undisturbed(asked, again, say)
@@ -139,57 +134,47 @@ def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Playe
 
 
 def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
-    steps = Asked(save=asked.at, hold=asked.to, end=asked.to)
-    played = play(place, place.fill(asked.command), steps, {}, _last_step(asked))
+    played = _to_the_end(asked, place, place.fill(asked.command), {})
     say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step} steps in {played.seconds:.0f} s")
-    if _reached(place, played) < asked.to:
+    if played.reached < asked.to:
         raise ChronicleError(
-            f"the undisturbed launch came to step {_reached(place, played)} of {asked.to}: {played.end}",
+            f"the undisturbed launch came to step {played.reached} of {asked.to}: {played.end}",
             "steps are known from a guard or from printed lines; --keep keeps its output, --at and --to name other steps",
         )
     return played
 
 
-def _reached(place: Place, played: Played) -> int:
-    """The last step that a launch is known to have taken: logged, printed, or of a checkpoint."""
-    return max(played.last_step, *saved_in(place.out), 0)
-
-
 def _resumed(asked: Rehearsal, place: Place, target: Checkpoint) -> Played:
     handed = {RESUME_FROM: str(target.path), RESUME_STEP: str(target.step)}
-    steps = Asked(hold=asked.to, end=asked.to)
-    return play(place, place.fill(asked.resume, target.path), steps, handed, _last_step(asked))
+    return _to_the_end(asked, place, place.fill(asked.resume, target.path), handed)
 
 
-def _last_step(asked: Rehearsal) -> Until:
-    """Once the checkpoint of the last step is whole, or it is as far again as from k to 2k."""
-    return Until(step=2 * asked.to - asked.at, saved=asked.to)
+def _to_the_end(asked: Rehearsal, place: Place, words: Sequence[str], handed: Mapping[str, str]) -> Played:
+    """Until the checkpoint of the last step is whole, or it is as far again as from k to 2k."""
+    steps = Asked(save=asked.at, hold=asked.to, end=asked.to)
+    return play(place, words, steps, handed, Until(step=2 * asked.to - asked.at, saved=asked.to))
 
 
 def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
     """B to step k, and the signal."""
-    steps, until = Asked(end=asked.to), Until(step=asked.at, signal=asked.signal or signal.SIGKILL)
-    if asked.signal is signal.SIGKILL:
+    steps, until = Asked(end=asked.to), Until(step=asked.at, signal=signal.Signals[asked.signal])
+    if asked.signal == KILL:
         steps = Asked(save=asked.at, hold=asked.at, end=asked.to)
         until = Until(step=asked.to + asked.at, saved=asked.at)
     played = play(place, place.fill(asked.command), steps, {}, until)
-    say(f"B: {asked.signal_name} after step {played.last_step}")
+    say(f"B: {asked.signal} after step {played.last_step}")
     return played
 
 
-def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, list[Row]]:
+def _target(asked: Rehearsal, place: Place, ended: Played) -> tuple[Checkpoint | None, list[Row]]:
     """The checkpoint that B resumes from. What a fast script saved after it is moved away, as a rollback would."""
-    listed = checkpoints_below(place.out)
-    saves = saved_in(place.out)
-    if not listed:
-        rank = Rank.NOTE if asked.signal is not signal.SIGKILL else Rank.START
-        return None, [Row(rank, asked.signal_name, "nothing was saved", SAVE_MORE)]
-    if saves and asked.signal is not signal.SIGKILL:
+    saves = ended.saves
+    if saves and asked.signal != KILL:
         return saves[max(saves)], []
     usable = [step for step in saves if asked.at <= step < asked.to]
     if not usable:
-        names = ", ".join(f"`{one.path.name}` of step {'unknown' if one.step is None else one.step}" for one in listed)
-        text = f"none between step {asked.at} and {asked.to}: there are {names}; {SAVE_MORE}"
+        names = ", ".join(f"`{one.path.name}` of step {one.step or 'unknown'}" for one in ended.listed)
+        text = f"none between step {asked.at} and {asked.to}, but {names or 'no other'}: {SAVE_MORE}"
         return None, [Row(Rank.NOT_COMPARED, "checkpoints", text)]
     later = [one for step, one in saves.items() if step > min(usable)]
     for one in later:
@@ -200,61 +185,56 @@ def _target(asked: Rehearsal, place: Place) -> tuple[Checkpoint | None, list[Row
     return saves[min(usable)], [Row(Rank.NOT_COMPARED, text)] if later else []
 
 
+SOON = 2  # steps from a signal to the save that answers it
 SAVE_MORE = "save more often, or name steps at which it saves: --at, --to"
-SAVES_AT_SIGNAL = {
-    "transformers": "TrainingArguments(enable_jit_checkpoint=True)",
-    "lightning": "plugins=SLURMEnvironment(requeue_signal=signal.SIGTERM), or a callback that saves in on_exception",
-    "accelerate": "signal.signal(signal.SIGTERM, …) that sets a flag, and accelerator.save_state() at the next step",
-}
-OWN_HANDLER = "signal.signal(signal.SIGTERM, …) that sets a flag, and a save at the next step; HF: enable_jit_checkpoint=True"
+SAVES_AT_SIGNAL = (
+    "HF: TrainingArguments(enable_jit_checkpoint=True); Lightning: SLURMEnvironment(requeue_signal=…); "
+    "other loops: signal.signal(…) that sets a flag, and a save at the next step"
+)
 
 
-def _signalled(asked: Rehearsal, place: Place, ended: Played) -> Row:
+def _signalled(asked: Rehearsal, ended: Played) -> Row:
     """How B ended: a difference where a signal is to be answered by a save, and was not."""
-    saves, last, name = saved_in(place.out), ended.last_step, asked.signal_name.removeprefix("SIG")
+    saves, last, name = ended.saves, ended.last_step, asked.signal.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
     if ended.ended_in is None:
         return Row(Rank.NOT_COMPARED, name, f"it was not sent: the launch ended after step {last}")
-    if asked.signal is signal.SIGKILL:
+    if asked.signal == KILL:
         return Row(Rank.NOTE, f"SIGKILL after step {last}", f"it ended with code {ended.exit_code} in {took}")
-    new = saves.keys() - ended.saved_before
-    if new:
-        return Row(Rank.NOTE, name, f"saved at step {max(new)} within {took}")
+    new = sorted(saves.keys() - ended.saved_before)
+    if new and last < asked.to:
+        return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}")
+    if new and new[0] - ended.told_at <= SOON:
+        return Row(Rank.NOTE, name, f"it came after step {ended.told_at}: saved at step {new[0]}, and went on to step {last}")
     text = f"nothing saved, {last - max(saves, default=0)} steps lost; it ended with code {ended.exit_code} in {took}"
     if last >= asked.to:
-        text = f"it went on to step {last}: the signal was not heard"
-    written = {one.format for one in saves.values()}
-    advice = next((words for name, words in SAVES_AT_SIGNAL.items() if name in written), OWN_HANDLER)
-    return Row(Rank.SIGNAL, name, text, advice)
+        text = f"it came after step {ended.told_at}, and was not heard: the launch went on to step {last}"
+    return Row(Rank.SIGNAL, name, text, SAVES_AT_SIGNAL)
 
 
 # --- comparing
 
 
 def _compare(
-    asked: Rehearsal,
-    places: tuple[Place, Place, Place],
-    played: tuple[Played, Played, Played],
-    saved: Leaves,
-    steps: tuple[int, int],
+    asked: Rehearsal, played: tuple[Played, Played, Played], saved: Leaves, steps: tuple[int, int]
 ) -> tuple[Compared, int | None]:
     first, again, resumed = played
     rows = [*begun(resumed, steps[0]), *of_prints(first, again, resumed, steps)]
-    if not rows and _reached(places[2], resumed) < asked.to:
-        text = f"ended at step {_reached(places[2], resumed)} of {asked.to}: {resumed.end}"
+    if resumed.first_step is not None and resumed.reached < asked.to:
+        text = f"ended at step {resumed.reached} of {asked.to}: {resumed.end}"
         rows.append(Row(Rank.START, "the resume", text))
     if asked.only == "data":
         is_told = not any(row.rank >= Rank.NOT_COMPARED and row.what in (PRINTS, BATCH) for row in rows)
         return Compared(rows=tuple(rows), basis=Verdict.DATA if is_told else Verdict.NOT_DONE), None
     leaves = [logged_leaves(one.points, steps[0] - 1, asked.to) for one in (first, again)]
     leaves.append(logged_leaves(resumed.points, *steps))
-    at = _common_step(places, steps)
+    at = _common_step(played, steps)
     if at is None:
         text = f"no checkpoint after step {steps[0]} that all launches saved"
         rows.append(Row(Rank.NOT_COMPARED, "files", text))
     else:
-        for found, place in zip(leaves, places, strict=True):
-            found |= read_leaves(saved_in(place.out)[at].path, at, place.stands_for())
+        for found, one in zip(leaves, played, strict=True):
+            found |= read_leaves(one.saves[at].path, at, one.out)
     ranks = (first.ranks, resumed.ranks)
     sides = Sides(first=leaves[0], again=leaves[1], resumed=leaves[2], saved=saved, step=steps[0])
     compared = compare_values(sides, asked.options_of_resume, ranks)
@@ -264,7 +244,7 @@ def _compare(
 
 
 def begun(resumed: Played, step: int) -> Iterator[Row]:
-    """What is wrong with where the resume began."""
+    """Where the resume began, if that is wrong, and what the guard said of it."""
     begun = resumed.first_step
     if begun is None:
         yield Row(Rank.START, "the resume", f"took no step: {resumed.end}")
@@ -272,6 +252,9 @@ def begun(resumed: Played, step: int) -> Iterator[Row]:
         advice = "say how it resumes: --resume-args '…', or --resume-with '…'"
         text = f"took step {begun} first: it did not go on from step {step}"
         yield Row(Rank.START, "the resume", text, advice)
+    for event in resumed.guard:
+        wrong = [f"{one['name']}: {one.get('expected', '')} → {one.get('found', '')}" for one in event.checks if not one["ok"]]
+        yield Row(Rank.STATE if wrong else Rank.NOTE, "the guard at the resume", "; ".join(wrong) or event.verdict)
 
 
 def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, int]) -> Iterator[Row]:
@@ -292,22 +275,16 @@ def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, i
 
 def _with_line(row: Row, command: Sequence[str]) -> Row:
     """With the line of the script that is likely to be changed, where state was not loaded."""
-    if row.rank not in (Rank.DATA, Rank.ANEW, Rank.PRINT, Rank.STATE):
+    if row.rank not in (Rank.ANEW, Rank.STATE, Rank.TENSORS):
         return row
     keys = [part for part in row.what.rpartition(": ")[2].split(".") if part.isidentifier()]
-    line = likely_line(command, Path.cwd(), keys[0] if keys and row.rank is not Rank.DATA else "")
-    return replace(row, advice="; ".join(words for words in (row.advice, line) if words))
+    return replace(row, advice=row.advice or likely_line(command, Path.cwd(), keys[:1]))
 
 
-def _common_step(places: Sequence[Place], steps: tuple[int, int]) -> int | None:
-    """The last step up to 2k of which all three have a checkpoint."""
-    saves = [saved_in(place.out) for place in places]
-    shared = [step for step in saves[0] if steps[0] < step <= steps[1] and step in saves[1] and step in saves[2]]
-    return max(shared, default=None)
-
-
-def _start_of(place: Place) -> LaunchStart | None:
-    return next((start for _, start in events_of(read_journal(place.paths).entries, LaunchStart)), None)
+def _common_step(played: Sequence[Played], steps: tuple[int, int]) -> int | None:
+    """The last step up to 2k of which all launches have a checkpoint."""
+    shared = set.intersection(*(set(one.saves) for one in played))
+    return max((step for step in shared if steps[0] < step <= steps[1]), default=None)
 
 
 def _names_out(words: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from chronicle.errors import UsageProblem
 from chronicle.rehearse.launches import listed_in
 
-LOADS = r"\b(?:torch\.load|pickle\.load|load_state\w*|load_checkpoint\w*|resume\w*)\s*\("
+LOADS = r"\b(?:(?:torch|pickle|dcp)\.load|load_(?:state|checkpoint)\w*|resume\w*)\(|\b(?:resume_from_checkpoint|ckpt_path)="
 
 
 def refuse_outside(command: Sequence[str], cwd: Path) -> None:
@@ -38,15 +38,12 @@ def _is_written_to(path: Path) -> str:
     return "holds checkpoints" if listed_in(path) else ""
 
 
-def likely_line(command: Sequence[str], cwd: Path, key: str) -> str:
-    """Which lines of the script load the checkpoint and name the state `key`; "" where the script cannot be read."""
-    script = next((cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()), None)
-    if script is None:
-        return ""
+def likely_line(command: Sequence[str], cwd: Path, keys: Sequence[str]) -> str:
+    """Which lines of the script load the checkpoint and name these keys of its state; "" where none is found."""
     said = []
-    for pattern, does in ((LOADS, "loads the checkpoint"), (rf"\b{re.escape(key)}\b", f"names `{key}`")):
-        for number, line in enumerate(script.read_text(errors="replace").splitlines(), start=1):
-            if key and re.search(pattern, line.partition("#")[0]):
-                said.append(f"{script.name}:{number} {does}")
-                break
-    return "; ".join(said) or f"{script.name} has no line that loads a checkpoint"
+    for script in [cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()]:
+        lines = script.read_text(errors="replace").splitlines()
+        for pattern, does in ((LOADS, "loads the checkpoint"), *((rf"\b{key}\b", f"names `{key}`") for key in keys)):
+            numbers = [number for number, line in enumerate(lines, start=1) if re.search(pattern, line.partition("#")[0])]
+            said += [f"{script.name}:{number} {does}" for number in numbers[:1]]
+    return "; ".join(said)

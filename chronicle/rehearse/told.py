@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from chronicle.journal import Entry, JournalWriter
-from chronicle.journal.events import LaunchStart, Rehearsed
+from chronicle.journal.events import Rehearsed
 from chronicle.paths import RunPaths
-from chronicle.rehearse.judge import TITLES, Rank, Verdict
+from chronicle.rehearse.judge import TITLES, Rank
 from chronicle.rehearse.rehearse import Answer
 
 SHOWN_FINDINGS = 20
@@ -36,12 +36,12 @@ def to_json(answer: Answer) -> dict[str, Any]:
 
 def event_of(answer: Answer) -> Rehearsed:
     """What the journal keeps of it."""
-    asked, compared, start = answer.asked, answer.compared, answer.start or LaunchStart()
+    asked, compared, start = answer.asked, answer.compared, answer.start
     return Rehearsed(
         verdict=answer.verdict.value,
         command=asked.command,
         resume=asked.resume,
-        signal=asked.signal_name,
+        signal=asked.signal,
         at=asked.at,
         to=asked.to,
         findings=tuple(row.sentence for row in compared.findings),
@@ -68,7 +68,10 @@ def record(paths: RunPaths, answer: Answer, launch: int | None = None) -> Entry:
 
 def _lines(answer: Answer) -> Iterator[str]:
     compared = answer.compared
-    yield f"{answer.verdict.value}{_basis(answer)}"
+    yield answer.verdict.value
+    if answer.compared_at is not None:
+        values = f"{compared.num_leaves} values in the files of step {answer.compared_at}"
+        yield f"  compared: {values} and {compared.num_values} logged values after the resume at step {answer.resumed_at}"
     for one in compared.findings[:SHOWN_FINDINGS]:
         yield f"  {one.sentence}"
         if one.advice:
@@ -80,10 +83,3 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield from (f"  {title}{row}" for row in rows[:SHOWN_ROWS])
         if len(rows) > SHOWN_ROWS:
             yield f"  {title}… and {len(rows) - SHOWN_ROWS} more"
-
-
-def _basis(answer: Answer) -> str:
-    if answer.verdict is Verdict.NOT_DONE or answer.compared_at is None:
-        return ""
-    values = f"{answer.compared.num_leaves} values in the files of step {answer.compared_at}"
-    return f": compared {values} and {answer.compared.num_values} logged values after the resume at step {answer.resumed_at}"

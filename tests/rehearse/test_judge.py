@@ -115,7 +115,7 @@ def test_the_first_part_that_differs_names_the_cause_and_what_varies_anyway_does
     steps = dict.fromkeys(range(1, 21), 5)
     first, resumed = prints(steps), prints(steps, dict.fromkeys(range(15, 21), 77))
     (one,) = judge_prints(first, first, resumed, (10, 20))
-    assert one.text == "differs from step 15 on, first in the weights"
+    assert one.text == "differs first at step 15, rank 0: weights"
     (natural,) = judge_prints(first, resumed, resumed, (10, 20))
     assert (natural.rank, natural.what) == (Rank.NATURE, "weights"), "A and A′ differ there, too"
 

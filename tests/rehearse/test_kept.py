@@ -35,11 +35,11 @@ def test_the_identity_follows_command_steps_code_data_and_environment_and_nothin
 
 
 def test_what_is_needed_is_said_before_and_a_full_disk_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = kept.said_before(place, 20, 1 << 20, 61.0)
-    assert said.startswith("rehearsal: 4 launches, about 60 steps, 61 s the last time; disk: about 6")
+    said = kept.said_before(place, 20, 61.0)
+    assert said.startswith("rehearsal: 4 launches, about 60 steps, 61 s the last time; six checkpoints, ") and "free at" in said
     kept.mark_played(place, 1)
-    said = kept.said_before(place, 20, None, None)
-    assert "2 launches (A and A′ are those of an earlier rehearsal)" in said and "is not known yet" in said
+    said = kept.said_before(place, 20, None)
+    assert "2 launches (A and A′ are those of an earlier rehearsal)" in said
     monkeypatch.setattr(kept, "size_of", lambda folder: 1 << 60)
     with pytest.raises(ChronicleError, match="left for A′ and B"):
         kept.ensure_room(place)
@@ -77,8 +77,10 @@ def test_a_command_that_writes_outside_is_refused_with_the_place_for_out(
     assert "{out}" in str(found.value.remedy)
 
 
-def test_the_line_that_loads_is_named(place: Path) -> None:
-    assert likely_line(COMMAND, place, "ema") == "train.py:3 loads the checkpoint; train.py:2 names `ema`"
-    assert likely_line(("python", "-m", "trl"), place, "ema") == ""
-    (place / "train.py").write_text("pass\n")
-    assert likely_line(COMMAND, place, "") == "train.py has no line that loads a checkpoint"
+def test_the_line_that_loads_is_named_and_nothing_is_said_where_none_is_found(place: Path) -> None:
+    assert likely_line(COMMAND, place, ["ema"]) == "train.py:3 loads the checkpoint; train.py:2 names `ema`"
+    assert likely_line(("python", "-m", "trl"), place, ["ema"]) == ""
+    (place / "train.py").write_text("trainer.train(resume_from_checkpoint=path)\n")
+    assert likely_line(COMMAND, place, []) == "train.py:1 loads the checkpoint"
+    (place / "train.py").write_text("main()  # its load is elsewhere\n")
+    assert likely_line(COMMAND, place, []) == ""

@@ -147,7 +147,7 @@ def test_a_script_that_writes_beside_itself_runs_in_copies(tmp_path: Path) -> No
     [
         (["--resume-with", "python x", "--", "x", "{out}"], "in one of the two commands only"),
         (["--at", "9", "--to", "9", "--", "x", "{out}"], "0 < at < to"),
-        ([], "no launcher given"), (["--signal", "STOP", "--", "x", "{out}"], "expected KILL, TERM, USR1"),
+        ([], "no launcher given"), (["--signal", "STOP", "--", "x", "{out}"], "expected KILL, TERM, USR1, USR2, INT"),
     ],
 )  # fmt: skip
 def test_a_rehearsal_that_cannot_be_played_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
