@@ -61,7 +61,7 @@ class _Row(NamedTuple):
         """The row within `width` columns; what stands between backticks is not cut."""
         parts = self.text.split("`")
         parts[1::2] = [part.replace(" ", UNCUT_SPACE) for part in parts[1::2]]
-        lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH}}"
+        lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH - 1}} "
         rest = " " * NAME_WIDTH
         wrapped = textwrap.wrap("`".join(parts), width, initial_indent=lead, subsequent_indent=rest, **UNCUT)
         return [line.replace(UNCUT_SPACE, " ") for line in wrapped or [lead]]
@@ -280,9 +280,10 @@ def _values(head: Headline) -> Iterator[_Row]:
     if head.loss is not None:
         where = "" if head.measured_step == head.step else f"  (measured at step {head.measured_step})"
         yield _Row("loss", format_number(head.loss) + where)
-    norm = find_channel(head.values, Role.NORM)
-    if norm is not None:
-        yield _Row(norm, format_number(head.values[norm]))
+    for role in (Role.NORM, Role.SPEED):  # as the script logs them
+        name = find_channel(head.values, role)
+        if name is not None:
+            yield _Row(name, format_number(head.values[name]))
 
 
 def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:

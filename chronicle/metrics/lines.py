@@ -48,7 +48,7 @@ NAMED = re.compile(
     rf"(?<!\w)(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})['\"]?\s*[:=]\s*{VALUE}", re.IGNORECASE
 )
 SPACED = re.compile(
-    rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _])?(?:{printed_names()}))(?![\w/-])\s+(?:is\s+)?{VALUE}", re.IGNORECASE
+    rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _/])?(?:{printed_names()}))(?![\w/-])\s+(?:is\s+)?{VALUE}", re.IGNORECASE
 )
 BLANK = re.compile(  # a loss that was written and is no number
     rf"(?<![\w/])(?:(?:train|training)[ _])?(?:{printed_names()})(?![\w/-])(?:\s*[:=]\s*|\s+(?:is\s+)?)"
@@ -71,7 +71,8 @@ PREFIX = re.compile(  # time, host and stream that a collector writes before eac
     r"(?:std(?:out|err) [FP] )?(?:(?=[^ \t,;={]*[\d.-])[A-Za-z][\w.-]*:?[ \t](?:[\w./-]+\[\d+\]:[ \t])?)?"
 )
 RANK_FIRST = re.compile(
-    r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):(?!\d\d:\d\d)|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE
+    r"^(?:\[default(\d+)\]:?|\(\w+ pid=(\d+)[^)]*\)|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):(?!\d\d:\d\d)"
+    r"|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE,
 )
 OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
 RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
@@ -98,6 +99,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)/\d+\s*(?:\(\s*\d+%\)\s*)?\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
+        (rf"\bepoch (?P<epoch>\d+)/\d+ [━╸╺ ]+ {COUNT}/(?P<of>\d+) ", 0),  # Lightning's Rich bar
         (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*[,;]?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\S*\s*:.*?\|\s*{COUNT}\s*/\s*(?P<of>\d+)\s*\[", 0),
         (r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<at>\d+)batch", 0),
@@ -108,12 +110,12 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         ),
         (
             r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s(?=\s*[:=]))"
-            r"\s*(?::\s*|=\s*|\s+)?" + COUNT, 0,
+            r"['\"]?\s*(?::\s*|=\s*|\s+)?" + COUNT, 0,
         ),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
-        (rf"(?:^|\s)\[\s*{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
-        (rf"(?:^|\s)steps:\s+{COUNT}(?!%)", 0),
+        (rf"(?:^|\s)\[\s*{COUNT}(?:/\d+)?\]\s+(?:\S+ ?[=:]|train\w*\b)", 0),
+        (rf"(?:^|\s)steps ?:\s+{COUNT}(?!%)", 0),
         (r"\bProgress on:train (?P<at>\d+)it\b", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),
     )

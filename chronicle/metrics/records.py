@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -119,6 +120,9 @@ class TableLines:
         return point if point is None or point.values or whole else None
 
 
+MEASURED = re.compile(r"\s[-+]?\d+(?:\.\d+|e[-+]\d+)")  # `loss 0.53`: a cell of a line, and no name
+
+
 def is_header(line: str, named: frozenset[str] = frozenset()) -> bool:
     """Whether a line is a header: a line of names and no number, a step or a channel of a known role among them.
 
@@ -128,6 +132,8 @@ def is_header(line: str, named: frozenset[str] = frozenset()) -> bool:
     names = {name.strip().strip('"\ufeff# \r').lower() for name in plain.replace(";", ",").replace("\t", ",").split(",")}
     if len(names) < 2:
         return bool(names) and role_of(next(iter(names))) is Role.LOSS and next(iter(names)).isidentifier()
+    if any(MEASURED.search(name) for name in names):
+        return False
     if any(any(mark in name for mark in ":={}|") or number_in(name) is not None for name in names):
         return bool(names & {*STEP_NAMES, "loss"}) and not any("{" in name or "=" in name or ": " in name for name in names)
     lowered = {name.lower() for name in named}

@@ -203,6 +203,18 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "rich table": (".log", table("┃ Step ┃ Loss   ┃ LR   ┃\n┡━━━━━━╇━━━━━━━━╇━━━━━━┩\n", "│ {step} │ {x:.4f} │ 1e-4 │\n")),
     "markdown table": (".log", table("| step | train loss | lr |\n|---:|:---:|---|\n", "| {step} | {x:.4f} | 1e-4 |\n")),
     "counter in brackets": (".log", lines("[{step:6d}/100000] loss={x:.4f} lr=1.0e-4")),
+    "ratio in brackets, no sign": (".log", lines("[{step}/7000] train loss {x:.4f} (avg 1.2345) lr 1.0e-3")),
+    "slash in the name": (".log", lines("Progress: 1.0% | iter {step} | train/loss {x:.4f} | eta 1:23:45")),
+    "average in brackets": (".log", lines("Step {step}, loss {x:.4f} (1.2345), lr 1e-4")),
+    "dictionary with tensors": (".log", lines(
+        "{{'step': {step}, 'loss': tensor({x:.4f}, device='cuda:0', grad_fn=<NllLossBackward0>), 'lr': 0.001}}")),
+    # google-research/big_vision train.py, jik876/hifi-gan train.py, Lightning-AI RichProgressBar, ray-project/ray's worker prefix
+    "big_vision": (".log", lines("I0101 10:00:00.123 140 train.py:12] [{step}] training_loss = {x:.5f}")),
+    "hifi-gan": (".log", lines("Steps : {step}, Gen Loss Total : {x:4.3f}, Mel-Spec. Error : 0.912, s/b : 0.501")),
+    "lightning rich bar": (".log", lines(
+        "Epoch 0/9 ━╸━━━━━━━━━━ {step}/100000 0:00:10 • 0:50:00 9.10it/s v_num: 0.000 train_loss: {x:.3f}")),
+    "ray workers": (".log", lines(
+        "(RayTrainWorker pid=11, ip=10.0.0.1) step {step} loss {x:.4f}")),
     "loguru": (".log", lines(
         "2025-01-01 12:00:00.123 | INFO     | trainer.loop:fit:142 - Epoch 1 | Step {step} | Loss: {x:.4f}",
     )),

@@ -73,6 +73,13 @@ def test_colours_line_ends_and_prefixes_change_nothing(name: str, tmp_path: Path
         assert series(path) == whole, dress[:300]
 
 
+def test_of_two_workers_of_ray_that_print_one_is_read(tmp_path: Path) -> None:
+    form = "(RayTrainWorker pid={pid}, ip=10.0.0.1) step {step} loss {step}.0{pid}\n"
+    rows = [form.format(pid=pid, step=step) for step in range(9) for pid in (1, 2)]
+    (tmp_path / "ray.log").write_text("".join(rows))
+    assert [point.values["loss"] for point in read_log(tmp_path / "ray.log")] == [step + 0.01 for step in range(9)]
+
+
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("form", ["[rank{0}]: "])
 def test_of_two_ranks_that_print_one_is_read(name: str, form: str, tmp_path: Path) -> None:
