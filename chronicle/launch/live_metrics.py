@@ -58,9 +58,9 @@ class PrintedMetrics:
     """Turns printed lines into `metrics.jsonl`. Call `write_due` once a second and `finish` after the last output.
 
     Lines are held back for ten seconds, so that the trainer's own file can appear first. A line without a step is ignored.
-    Steps only grow within an attempt of a launch: a line repeated by another rank is dropped, and when the step counter
-    restarts (once an epoch) parsing stops with a message. `on_step_back` is called when a printed step is no new one: where the
-    ranks were started again, it says so here.
+    Steps only grow within an attempt of a launch: a line repeated by another rank is dropped (a bar that moves shows the step
+    before at first: its last line counts), and when the step counter restarts (once an epoch) parsing stops with a message.
+    `on_step_back` is called when a printed step is no new one: where the ranks were started again, it says so here.
     """
 
     path: Path
@@ -202,8 +202,8 @@ class PrintedMetrics:
                 self._begin(waiting[0].attempt or 0)  # it was heard of before these lines were parsed
             point = point if self._attempt == before else self._parse(source, line) or point
         if self._open is not None and point.step == self._open.step:
-            new = {name: value for name, value in point.values.items() if name not in self._open.values}
-            self._open = self._open._replace(values={**self._open.values, **new})
+            over, kept = (self._open.values, point.values) if b"%|" in line else (point.values, self._open.values)
+            self._open = self._open._replace(values={**over, **kept})
         elif point.step > self._last:
             self._hold_open()
             self._open = _Step(point.step, self.clock(), point.values, self._attempt)

@@ -51,6 +51,15 @@ def test_two_pipes_do_not_mix_their_halves_and_lines_of_one_step_are_one_point(b
     assert bench.points() == [(7, {"lr": 0.5, "loss": 3.0}), (8, {"loss": 2.9})]
 
 
+def test_a_bar_that_moved_shows_the_values_of_the_step_before_and_then_its_own(bench: Bench) -> None:
+    """tqdm: `update` draws the bar with the values that were set last, `set_postfix` draws it again (diffusers' examples)."""
+    bench.printed.take(3, b"Epoch 0:  8%|1| 1/12 [00:00<00:01, 5it/s, loss=1.09, lr=2e-7, step=1]\r")
+    bench.printed.take(3, b"Epoch 0: 17%|2| 2/12 [00:00<00:01, 5it/s, loss=1.09, lr=2e-7, step=1]\r")
+    bench.printed.take(3, b"Epoch 0: 17%|2| 2/12 [00:00<00:01, 5it/s, loss=1.13, lr=4e-7, step=2]\n")
+    bench.printed.finish()
+    assert bench.points() == [(1, {"loss": 1.09, "lr": 2e-7}), (2, {"loss": 1.13, "lr": 4e-7})]
+
+
 def test_a_trainer_with_a_file_of_its_own_is_not_read_twice(bench: Bench) -> None:
     with MetricsWriter(bench.path) as own:
         bench.printed.take(3, b"step 1 loss 3.0\nstep 2 loss 2.9\n")
