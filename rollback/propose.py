@@ -193,6 +193,9 @@ def propose(
         limit = _newest_target(onset, low, interval)
         older = _before_onset(usable, onset, low, interval, reasons, checkpoints)
     target = older[-1] if older else None
+    if target is not None and target.step <= limit:
+        rule = f"onset {onset}; {onset - limit} steps before it: {limit}"
+        reasons.append(f"{rule}; the newest sound checkpoint up to there: {target.step}")
     honours = history.honours if target is None or target.honours is None else target.honours
     if action is Action.SKIP and target is not None:
         reasons.append(_data_action(honours))

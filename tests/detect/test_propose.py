@@ -56,6 +56,12 @@ def test_short_run_still_gets_a_target_and_is_told_so() -> None:
     assert any("is 10 steps before it" in reason for reason in proposal.reasons)
 
 
+def test_a_proposal_says_the_rule_that_chose_its_checkpoint() -> None:
+    proposal = propose([event(900, 890)], grid(250, 1_000))
+    assert proposal is not None and proposal.target_step == 750
+    assert "onset 900; 100 steps before it: 800; the newest sound checkpoint up to there: 750" in proposal.reasons
+
+
 def test_nothing_before_the_onset_is_said_and_not_papered_over() -> None:
     proposal = propose([event(60)], grid(100, 500))
     assert proposal is not None and proposal.target_step is None and proposal.command is None
