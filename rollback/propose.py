@@ -191,11 +191,16 @@ def propose(
             reasons.append(_no_target(limit, onset, checkpoints))
     else:
         limit = _newest_target(onset, low, interval)
-        older = _before_onset(usable, onset, low, interval, reasons, checkpoints)
+        short = min(low - interval, onset - max(SHORT_MARGIN * interval, 2 * (onset - low)))
+        older = _before_onset(usable, limit, short)
+        if not older:
+            reasons.append(_no_target(max(0, limit), onset, checkpoints))
     target = older[-1] if older else None
-    if target is not None and target.step <= limit:
-        rule = f"onset {onset}; {onset - limit} steps before it: {limit}"
-        reasons.append(f"{rule}; the newest sound checkpoint up to there: {target.step}")
+    if target is not None:
+        found = f"the newest sound checkpoint up to there: {target.step}"
+        if target.step > limit:
+            found = f"no sound checkpoint is up to there: step {target.step} is {onset - target.step} steps before it"
+        reasons.append(f"onset {onset}; {onset - limit} steps before it: {limit}; {found}")
     honours = history.honours if target is None or target.honours is None else target.honours
     if action is Action.SKIP and target is not None:
         reasons.append(_data_action(honours))
@@ -268,23 +273,9 @@ def _newest_target(onset: int, low: int, interval: float) -> int:
     return math.floor(min(low - max(MARGIN_LOW, MARGIN_LOW * interval), onset - max(MARGIN, MARGIN * interval, doubt)))
 
 
-def _before_onset(
-    usable: Sequence[CandidateCheckpoint], onset: int, low: int, interval: float, reasons: list[str],
-    known: Sequence[CandidateCheckpoint],
-) -> list[CandidateCheckpoint]:  # fmt: skip
-    """Checkpoints before the onset with the full margin; with the shorter one only where nothing else exists."""
-    older = [c for c in usable if c.step <= _newest_target(onset, low, interval)]
-    if older:
-        return older
-    doubt = 2 * (onset - low)
-    short = min(low - interval, onset - max(SHORT_MARGIN * interval, doubt))
-    older = [c for c in usable if c.step <= short]
-    if older:
-        distance = onset - older[-1].step
-        reasons.append(f"no checkpoint is {MARGIN} steps before the onset: this one is {distance} steps before it")
-        return older
-    reasons.append(_no_target(max(0, _newest_target(onset, low, interval)), onset, known))
-    return []
+def _before_onset(usable: Sequence[CandidateCheckpoint], limit: int, short: float) -> list[CandidateCheckpoint]:
+    """Checkpoints up to `limit`, with the full margin; those up to `short` only where there is none."""
+    return [c for c in usable if c.step <= limit] or [c for c in usable if c.step <= short]
 
 
 NO_TARGET = "no verified checkpoint at or before step"
