@@ -63,7 +63,7 @@ def rehearse_first_save(
             break
     first = read_played(paths, root, launch)
     results = replace(first, prints=without(first.prints, RESULT))  # other bits are no fault
-    rows = (*begun(played, saved.step), *of_prints(first, results, played, (saved.step, saved.step + 1)))
+    rows = (*begun(played, saved.step, saved.step + 1), *of_prints(first, results, played, (saved.step, saved.step + 1)))
     compared = Compared(rows=rows, basis=Verdict.HELD)
     return launch, Answer(asked=asked, compared=compared, seconds=time.monotonic() - began)
 

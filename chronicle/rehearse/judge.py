@@ -270,8 +270,7 @@ def _is_anew(one: Value, other: Value, at_save: Value | None) -> bool:
 def _word(value: Value) -> str:
     if value.form is LeafForm.NUMBER:
         return f"{float(value.value):.10g}"
-    text = str(value.value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return str(value.value)[:60]
 
 
 def _tensors(group: str, moved: Mapping[str, float]) -> Row:

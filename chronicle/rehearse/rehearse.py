@@ -219,10 +219,9 @@ def _compare(
     asked: Rehearsal, played: tuple[Played, Played, Played], saved: Leaves, steps: tuple[int, int]
 ) -> tuple[Compared, int | None]:
     first, again, resumed = played
-    rows = [*begun(resumed, steps[0]), *of_prints(first, again, resumed, steps)]
-    if resumed.first_step is not None and resumed.reached < asked.to:
-        text = f"ended at step {resumed.reached} of {asked.to}: {resumed.end}"
-        rows.append(Row(Rank.START, "the resume", text))
+    if abs(first.last_step - max(first.saves, default=0)) > asked.to - asked.at:  # printed are epochs, or steps of an epoch
+        first, again, resumed = (replace(one, points=()) for one in played)
+    rows = [*begun(resumed, steps[0], asked.to), *of_prints(first, again, resumed, steps)]
     if asked.only == "data":
         is_told = not any(row.rank >= Rank.NOT_COMPARED and row.what in (PRINTS, BATCH) for row in rows)
         return Compared(rows=tuple(rows), basis=Verdict.DATA if is_told else Verdict.NOT_DONE), None
@@ -230,28 +229,25 @@ def _compare(
     leaves.append(logged_leaves(resumed.points, *steps))
     at = _common_step(played, steps)
     if at is None:
-        text = f"no checkpoint after step {steps[0]} that all launches saved"
-        rows.append(Row(Rank.NOT_COMPARED, "files", text))
+        rows.append(Row(Rank.NOT_COMPARED, "files", f"no checkpoint after step {steps[0]} that all launches saved"))
     else:
         for found, one in zip(leaves, played, strict=True):
             found |= read_leaves(one.saves[at].path, at, one.out)
-    ranks = (first.ranks, resumed.ranks)
     sides = Sides(first=leaves[0], again=leaves[1], resumed=leaves[2], saved=saved, step=steps[0])
-    compared = compare_values(sides, asked.options_of_resume, ranks)
-    if compared.num_values == 0:
+    compared = compare_values(sides, asked.options_of_resume, (first.ranks, resumed.ranks))
+    if not compared.num_values:
         rows.append(Row(Rank.NOT_COMPARED, "logged values", "none of the same step and name in both launches"))
     return replace(compared, rows=(*rows, *compared.rows)), at
 
 
-def begun(resumed: Played, step: int) -> Iterator[Row]:
-    """Where the resume began, if that is wrong, and what the guard said of it."""
+def begun(resumed: Played, step: int, to: int) -> Iterator[Row]:
+    """Where the resume began and came to, if that is wrong, and what the guard said of it."""
     begun = resumed.first_step
-    if begun is None:
-        yield Row(Rank.START, "the resume", f"took no step: {resumed.end}")
-    elif begun < step:
-        advice = "say how it resumes: --resume-args '…', or --resume-with '…'"
+    if begun is not None and begun < step:
         text = f"took step {begun} first: it did not go on from step {step}"
-        yield Row(Rank.START, "the resume", text, advice)
+        yield Row(Rank.START, "the resume", text, "say how it resumes: --resume-args '…', or --resume-with '…'")
+    elif resumed.reached < to:
+        yield Row(Rank.START, "the resume", f"ended at step {resumed.reached} of {to}: {resumed.end}")
     for event in resumed.guard:
         wrong = [f"{one['name']}: {one.get('expected', '')} → {one.get('found', '')}" for one in event.checks if not one["ok"]]
         yield Row(Rank.STATE if wrong else Rank.NOTE, "the guard at the resume", "; ".join(wrong) or event.verdict)

@@ -11,7 +11,6 @@ from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import TITLES, Rank
 from chronicle.rehearse.rehearse import Answer
 
-SHOWN_FINDINGS = 20
 SHOWN_ROWS = 5
 
 
@@ -72,12 +71,10 @@ def _lines(answer: Answer) -> Iterator[str]:
     if answer.compared_at is not None:
         values = f"{compared.num_leaves} values in the files of step {answer.compared_at}"
         yield f"  compared: {values} and {compared.num_values} logged values after the resume at step {answer.resumed_at}"
-    for one in compared.findings[:SHOWN_FINDINGS]:
+    for one in compared.findings:
         yield f"  {one.sentence}"
         if one.advice:
             yield f"    {one.advice}"
-    if len(compared.findings) > SHOWN_FINDINGS:
-        yield f"  … and {len(compared.findings) - SHOWN_FINDINGS} more: --json"
     for rank, title in TITLES.items():
         rows = compared.of(rank)
         yield from (f"  {title}{row}" for row in rows[:SHOWN_ROWS])
