@@ -1,8 +1,11 @@
 """What the scripts train on: a few kilobytes of made data, models of some thousand weights; nothing is downloaded."""
 
 import json
+import os
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 WORDS = (
@@ -16,6 +19,8 @@ def make_stage(stage: Path, sources: Path) -> None:
     """Write all of it below `stage`, and beside the scripts that look there."""
     stage.mkdir(parents=True, exist_ok=True)
     _texts(stage)
+    _metric(stage / "glue")
+    _documents(stage / "nanochat", sources / "nanochat")
     _images(stage / "images")
     _models(stage)
     _tokens(sources)
@@ -58,6 +63,42 @@ def _texts(stage: Path) -> None:
         "---\nconfigs:\n- config_name: mrpc\n  data_files:\n  - {split: train, path: train.jsonl}\n"
         "  - {split: validation, path: validation.jsonl}\n---\n"
     )
+
+
+def _metric(folder: Path) -> None:
+    """What `evaluate.load("glue", "mrpc")` finds here first: accuracy alone; the registry's own needs the network."""
+    folder.mkdir(exist_ok=True)
+    (folder / "glue.py").write_text(METRIC)
+
+
+METRIC = '''import datasets
+import evaluate
+
+class Glue(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        same = sum(int(a == b) for a, b in zip(predictions, references)) / len(references)
+        return {"accuracy": same, "f1": same}
+'''
+
+
+def _documents(base: Path, source: Path) -> None:
+    """Two shards of texts and a tokenizer as nanochat's own script trains it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not source.exists():
+        return
+    (base / "base_data_climbmix").mkdir(parents=True, exist_ok=True)
+    draw = random.Random(3)
+    for number in range(2):
+        rows = pyarrow.table({"text": [_sentence(draw) for _ in range(2000)]})
+        pyarrow.parquet.write_table(rows, base / "base_data_climbmix" / f"shard_{number:05d}.parquet", row_group_size=500)
+    command = [sys.executable, "-m", "scripts.tok_train", "--vocab-size", "512"]
+    subprocess.run(command, cwd=source, env={**os.environ, "NANOCHAT_BASE_DIR": str(base)}, check=True)
 
 
 def _images(folder: Path) -> None:
