@@ -47,7 +47,7 @@ def watch(
     When a rollback is advised, it prints the command.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
-    variables. Ctrl-C ends it with a summary.
+    variables. Ctrl-C or the end of the run ends it with a summary.
 
     Example: chronicle watch tr-190-80b
 
@@ -101,8 +101,12 @@ def _look(
     """Read the log until it is interrupted, or once; raises NothingToWatch where it holds no loss that is known."""
     told, said, looks = 0, False, 0
     live = sys.stderr.isatty() and not once
+
+    def say(text: str) -> None:
+        print("\r\033[K" * live + text, file=sys.stderr, flush=True)
+
     while True:
-        calls = False
+        calls, before = False, follower.rows
         for event in follower.look():
             fresh = event.id not in events or events[event.id].tier is not event.tier
             events[event.id] = event
@@ -110,31 +114,34 @@ def _look(
                 calls = calls or event.tier is Tier.PROPOSE
                 hooks.call(event)
                 if not once:
-                    print(("\r\033[K" if live else "") + describe_event(event), file=sys.stderr, flush=True)
-        if calls and not once and (proposal := _proposal(follower, advise)) is not None:
-            print(describe_proposal(proposal), file=sys.stderr, flush=True)
+                    say(describe_event(event))
         if once or follower.rows >= ENOUGH_ROWS:
             follower.contents.need_loss(name)
         unread = None if follower.rows else follower.unread()
-        if unread is not None and once:
-            raise unread
-        if unread is not None and looks == PATIENT_LOOKS:
-            print(f"watching {name}: {unread.message}; {unread.remedy}", file=sys.stderr, flush=True)
-        looks += 1
-        for step, check in follower.trips[told:] if not once else ():
-            print(("\r\033[K" if live else "") + describe_trip(step, check), file=sys.stderr, flush=True)
-        told = len(follower.trips)
-        if not once and not said and (follower.rows or not live):
-            contents = follower.contents.lines() if follower.rows else ["no points yet"]
-            print(f"watching {name}: {contents[0]}", file=sys.stderr, flush=True)
-            if not live:
-                print(f"watching {name}: {follower.status_line()}", file=sys.stderr, flush=True)
-            said = True  # once; without a terminal, so is the status line
         if once:
+            if unread is not None:
+                raise unread
             return
+        if calls and (proposal := _proposal(follower, advise)) is not None:
+            say(describe_proposal(proposal))
+        if unread is not None and looks == PATIENT_LOOKS:
+            say(f"watching {name}: {unread.message}; {unread.remedy}")
+        looks += 1
+        for step, check in follower.trips[told:]:
+            say(describe_trip(step, check))
+        told = len(follower.trips)
+        if not said and (follower.rows or not live):
+            contents = follower.contents.lines() if follower.rows else ["no points yet"]
+            say(f"watching {name}: {contents[0]}")
+            if not live:
+                say(f"watching {name}: {follower.status_line()}")
+            said = True  # once; without a terminal, so is the status line
         if live:
             print(f"\r\033[K{follower.status_line()}", end="", file=sys.stderr, flush=True)
         hooks.reap()
+        if follower.rows == before and (how := follower.ended()):
+            say(f"watching {name}: {how}")
+            return
         time.sleep(max(0.1, interval))
 
 

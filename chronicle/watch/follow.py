@@ -10,12 +10,21 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from chronicle.journal import read_journal
+from chronicle.journal.events import EntryKind
 from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.log import Point, parse_line
-from chronicle.metrics.mlflow_log import SQLITE_HEAD
-from chronicle.metrics.readers import PLAIN, AnyLine, Contents, LogReading, UnknownLog, form_of, read_log, unread_log
-from chronicle.metrics.tensorboard_log import is_event_file
-from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
+from chronicle.metrics.readers import (
+    BINARY,
+    PLAIN,
+    AnyLine,
+    Contents,
+    LogReading,
+    UnknownLog,
+    form_of,
+    read_log,
+    unread_log,
+)
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
 from chronicle.watch.restart import LogRestart
@@ -28,9 +37,10 @@ class Follower:
 
     def __init__(
         self, read: Callable[[], list[Point]], form: str = "metrics.jsonl", reading: LogReading = PLAIN,
-        path: Path | None = None,
+        path: Path | None = None, ended: Callable[[], str] = str,
     ) -> None:  # fmt: skip
-        """`path` is the log that is followed; None where several of ours are."""
+        """`path` is the log that is followed; None where several of ours are. `ended`: how the run did, if it has."""
+        self.ended = ended
         self._read, self._path, self._reading = read, path, reading
         self.detector = Detector(role_of=reading.role_of)
         self.contents = Contents(form, reading)
@@ -80,13 +90,10 @@ def follow_file(path: Path, *, once: bool = False, reading: LogReading = PLAIN) 
 
 
 def grows_by_lines(path: Path) -> bool:
-    """Whether a log is written line by line; databases, event files and JSON documents are not."""
-    if not path.is_file():
+    """Whether a log is written line by line; databases, event files and JSON documents are not, nor what is packed."""
+    if not path.is_file() or form_of(path) in (*BINARY, "JSON"):
         return False
-    head = read_head(path)
-    document = path.suffix == ".json" and head.lstrip()[:1] in (b"{", b"[")
-    packed = is_gzip(path) or head.startswith(UTF_16_MARKS)
-    return not (document or packed or head.startswith((SQLITE_HEAD, WANDB_HEAD)) or is_event_file(path))
+    return not (is_gzip(path) or read_head(path).startswith(UTF_16_MARKS))
 
 
 def follow_run(paths: RunPaths, reading: LogReading = PLAIN) -> Follower:
@@ -101,7 +108,15 @@ def follow_run(paths: RunPaths, reading: LogReading = PLAIN) -> Follower:
             points += [point._replace(launch=launch) for point in tail.read()]
         return points
 
-    return Follower(read, reading=reading)
+    return Follower(read, reading=reading, ended=lambda: _how_ended(paths))
+
+
+def _how_ended(paths: RunPaths) -> str:
+    """How the newest launch ended, in its entry's words; "" while it runs or is started again."""
+    told = list(read_journal(paths).of_kind(EntryKind.LAUNCH_START, EntryKind.LAUNCH_END, EntryKind.RESTART))
+    if not told or told[-1].kind == EntryKind.LAUNCH_START or str(told[-1].data.get("decision")).startswith("again"):
+        return ""
+    return told[-1].title or f"launch {told[-1].launch} ended"
 
 
 # --- Tail: the lines appended since the last look

@@ -21,6 +21,7 @@ from chronicle.watch.follow import follow_file
 from chronicle.watch.live import Hooks
 from chronicle.watch.scan import Spark
 from rollback.detect import Tier
+from tests.builders.story_runs import toy_run
 from tests.detect.series import fold, noise
 
 FIELDS = {
@@ -291,6 +292,13 @@ def test_ctrl_c_ends_a_watch_with_its_summary_and_0(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("chronicle.cli.watch.time.sleep", press)
     result = watch(str(write(tmp_path / "a.jsonl", SPIKE)))
     assert result.exit_code == 0 and "instant-spike" in result.text and result.text.startswith("read: metrics.jsonl")
+
+
+@pytest.mark.timeout(60)
+def test_a_watch_of_a_run_that_has_ended_says_so_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = toy_run(tmp_path)
+    result = watch("toy", interval=0.1, logs=story.paths.run_dir.parent)
+    assert "step 8" in result.text and "watching toy: launch 2 ended" in capsys.readouterr().err
 
 
 def test_an_imported_run_is_scanned_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
