@@ -69,8 +69,7 @@ def preflight(
         lines.append(f"not checked: {', '.join(unread)} (a launch under the guard answers most; `--json` says what each needs)")
     lines.append(f"{count_verdicts(results)}; trainer's facts: {source}")
     if command:
-        rehearsed = said_of(command, entries, Path.cwd(), time.time())
-        lines.append(rehearsed or "never rehearsed: `chronicle rehearse -- …` shows whether this script resumes exactly")
+        lines.append(said_of(command, entries, Path.cwd(), time.time()))
     data = {"checks": [one.to_json() for one in results], "facts": source}
     return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 

@@ -136,15 +136,17 @@ def _last_of(command: Sequence[str], entries: Sequence[Entry]) -> tuple[Entry, R
 
 
 def said_of(command: Sequence[str], entries: Sequence[Entry], cwd: Path, now: float) -> str:
-    """What the last rehearsal of this command found, in one line; "" where it was never rehearsed."""
+    """What the last rehearsal of this command found, in one line."""
     last = _last_of(command, entries)
     if last is None:
-        return ""
+        return "never rehearsed: `chronicle rehearse -- …` shows whether this script resumes exactly"
     entry, event = last
     age = format_age(max(0.0, now - datetime.fromisoformat(entry.ts).timestamp()))
     code = read_code(cwd, with_patch=False)
-    is_same = code.commit is not None and (code.commit, code.digest) == (event.git_commit, event.git_dirty_digest)
-    where = "with this code" if is_same else "with other code, as far as is known"
+    is_same = (code.commit, code.digest) == (event.git_commit, event.git_dirty_digest)
+    where = "with this code" if is_same else "with other code"
+    if code.commit is None or event.git_commit is None:
+        where = "(no commit says with which code)"
     return f"rehearsed {age} ago {where}: the script {event.verdict} ({event.signal} at step {event.at})"
 
 

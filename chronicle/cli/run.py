@@ -328,9 +328,7 @@ def _check_before(
     for result in results:
         if result.verdict is CheckVerdict.WARN:
             say(f"preflight {result.check} {result.title}: {result.message}")
-    rehearsed = said_of(command, entries, Path.cwd(), time.time())
-    if rehearsed:
-        say(rehearsed)
+    say(said_of(command, entries, Path.cwd(), time.time()))
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped), **begun}
 

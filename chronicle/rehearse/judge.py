@@ -204,8 +204,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
 
 
 def _is_loss(pattern: str) -> bool:
-    channel, logged, _ = pattern.partition(AT_STEP)
-    return bool(logged) and role_of(channel) is Role.LOSS
+    return AT_STEP in pattern and role_of(_called(pattern)) is Role.LOSS
 
 
 def _varies(pattern: str, form: LeafForm) -> Row:

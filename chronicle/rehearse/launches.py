@@ -149,7 +149,8 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
     place.prepare()
     seen = _Seen(place)
     ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
-    began, told, ranks, step = time.monotonic(), None, 1, 0
+    began, told = time.monotonic(), None
+    ranks, told_at = 1, 0
     saved_before: frozenset[int] = frozenset()
     with seen.output.open("ab") as log:
         process = subprocess.Popen(
@@ -160,8 +161,8 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
         while told is None and process.poll() is None:
             time.sleep(LOOK_SECONDS)
             ranks = max(ranks, *_world_sizes(place)) if ranks == 1 else ranks
-            step = seen.step()
-            if until.is_over() or step >= until.step or seen.has_saved(until.saved):
+            told_at = seen.step()
+            if until.is_over() or told_at >= until.step or seen.has_saved(until.saved):
                 saved_before, told = frozenset(saved_in(place.out)), time.monotonic()
                 _end(place, process, until.signal)
         process.wait(timeout=MOST_SECONDS)
@@ -178,7 +179,7 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
     now = time.monotonic()
     return replace(
         played, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
-        ended_in=None if told is None else now - told, saved_before=saved_before, told_at=step,
+        ended_in=None if told is None else now - told, saved_before=saved_before, told_at=told_at,
     )  # fmt: skip
 
 
@@ -209,7 +210,8 @@ class _Seen:
         self.launch = max(list_launch_numbers(place.paths), default=0) + 1
         self.output = place.scratch / place.name / "output.log"
         self._read_to = self.output.stat().st_size if self.output.exists() else 0
-        self._lines, self._printed, self._newest = PrintedLines(), 0, -1
+        self._lines, self._printed = PrintedLines(), 0
+        self._newest = -1  # step of the newest checkpoint
 
     def step(self) -> int:
         """The newest step that was logged, or printed: the log of the launch keeps lines back for some seconds. 0: none."""

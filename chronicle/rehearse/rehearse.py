@@ -24,7 +24,7 @@ from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compar
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
 from chronicle.rehearse.launches import Place, Played, Until, play, read_played
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
-from chronicle.rehearse.script import likely_line, refuse_outside
+from chronicle.rehearse.script import LOADS, likely_lines, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
@@ -91,7 +91,7 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     if asked.only != "term":
         first, again = _pair(asked, first_place, again_place, say)
     ended = _ended(asked, broken, say)
-    rows = [_signalled(asked, ended)]
+    rows = [answer_to_signal(asked, ended)]
     compared, target, at = Compared(rows=()), None, None
     if asked.only == "term":
         compared = Compared(rows=(), basis=Verdict.SAVES if rows[0].rank is Rank.NOTE else Verdict.NOT_DONE)
@@ -104,6 +104,8 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         saved = read_leaves(target.path, target.step, broken.out)
         resumed = _resumed(asked, broken, target)
         compared, at = _compare(asked, (first, again, resumed), saved, (target.step, asked.to))
+    if loads := likely_lines(asked.command, Path.cwd(), LOADS, "loads the checkpoint"):
+        rows.append(Row(Rank.NOTE, loads))
     told = (_with_line(row, asked.command) for row in (*rows, *compared.rows))
     return Answer(
         asked=asked,
@@ -135,7 +137,7 @@ def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Playe
 
 def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
     played = _to_the_end(asked, place, place.fill(asked.command), {})
-    say(f"{'A' if place.name == 'a' else 'A′'}: {played.last_step} steps in {played.seconds:.0f} s")
+    say(f"{place.name}, undisturbed: {played.last_step} steps in {played.seconds:.0f} s")
     if played.reached < asked.to:
         raise ChronicleError(
             f"the undisturbed launch came to step {played.reached} of {asked.to}: {played.end}",
@@ -162,7 +164,7 @@ def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
         steps = Asked(save=asked.at, hold=asked.at, end=asked.to)
         until = Until(step=asked.to + asked.at, saved=asked.at)
     played = play(place, place.fill(asked.command), steps, {}, until)
-    say(f"B: {asked.signal} after step {played.last_step}")
+    say(f"{place.name}: {asked.signal} after step {played.last_step}")
     return played
 
 
@@ -173,8 +175,7 @@ def _target(asked: Rehearsal, place: Place, ended: Played) -> tuple[Checkpoint |
         return saves[max(saves)], []
     usable = [step for step in saves if asked.at <= step < asked.to]
     if not usable:
-        names = ", ".join(f"`{one.path.name}` of step {one.step or 'unknown'}" for one in ended.listed)
-        text = f"none between step {asked.at} and {asked.to}, but {names or 'no other'}: {SAVE_MORE}"
+        text = f"none from step {asked.at} to {asked.to}; {len(ended.listed)} found, of steps {sorted(saves)}: {SAVE_MORE}"
         return None, [Row(Rank.NOT_COMPARED, "checkpoints", text)]
     later = [one for step, one in saves.items() if step > min(usable)]
     for one in later:
@@ -193,7 +194,7 @@ SAVES_AT_SIGNAL = (
 )
 
 
-def _signalled(asked: Rehearsal, ended: Played) -> Row:
+def answer_to_signal(asked: Rehearsal, ended: Played) -> Row:
     """How B ended: a difference where a signal is to be answered by a save, and was not."""
     saves, last, name = ended.saves, ended.last_step, asked.signal.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
@@ -270,11 +271,11 @@ def of_prints(first: Played, again: Played, resumed: Played, steps: tuple[int, i
 
 
 def _with_line(row: Row, command: Sequence[str]) -> Row:
-    """With the line of the script that is likely to be changed, where state was not loaded."""
-    if row.rank not in (Rank.ANEW, Rank.STATE, Rank.TENSORS):
+    """With the lines of the script that save or load this key of its state: one of them is likely to be changed."""
+    key = row.what.rpartition(": ")[2].partition(".")[0]
+    if row.rank not in (Rank.ANEW, Rank.STATE, Rank.TENSORS) or not key.isidentifier():
         return row
-    keys = [part for part in row.what.rpartition(": ")[2].split(".") if part.isidentifier()]
-    return replace(row, advice=row.advice or likely_line(command, Path.cwd(), keys[:1]))
+    return replace(row, advice=likely_lines(command, Path.cwd(), f"[\"']{key}[\"']", f"`{key}`"))
 
 
 def _common_step(played: Sequence[Played], steps: tuple[int, int]) -> int | None:

@@ -38,12 +38,12 @@ def _is_written_to(path: Path) -> str:
     return "holds checkpoints" if listed_in(path) else ""
 
 
-def likely_line(command: Sequence[str], cwd: Path, keys: Sequence[str]) -> str:
-    """Which lines of the script load the checkpoint and name these keys of its state; "" where none is found."""
+def likely_lines(command: Sequence[str], cwd: Path, pattern: str, what: str) -> str:
+    """Where the script has what a pattern finds, as `train.py:31, 47: what`; "" where nothing is found."""
     said = []
     for script in [cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()]:
         lines = script.read_text(errors="replace").splitlines()
-        for pattern, does in ((LOADS, "loads the checkpoint"), *((rf"\b{key}\b", f"names `{key}`") for key in keys)):
-            numbers = [number for number, line in enumerate(lines, start=1) if re.search(pattern, line.partition("#")[0])]
-            said += [f"{script.name}:{number} {does}" for number in numbers[:1]]
+        numbers = [str(number) for number, line in enumerate(lines, start=1) if re.search(pattern, line.partition("#")[0])]
+        if numbers:
+            said.append(f"{script.name}:{', '.join(numbers[:3])}: {what}")
     return "; ".join(said)

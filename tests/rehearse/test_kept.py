@@ -6,7 +6,7 @@ import pytest
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.rehearse import kept
-from chronicle.rehearse.script import likely_line, refuse_outside
+from chronicle.rehearse.script import LOADS, likely_lines, refuse_outside
 
 COMMAND = ("python", "train.py", "--data", "rows", "{out}")
 
@@ -77,10 +77,13 @@ def test_a_command_that_writes_outside_is_refused_with_the_place_for_out(
     assert "{out}" in str(found.value.remedy)
 
 
-def test_the_line_that_loads_is_named_and_nothing_is_said_where_none_is_found(place: Path) -> None:
-    assert likely_line(COMMAND, place, ["ema"]) == "train.py:3 loads the checkpoint; train.py:2 names `ema`"
-    assert likely_line(("python", "-m", "trl"), place, ["ema"]) == ""
+def test_the_lines_that_save_and_load_a_key_are_named_and_nothing_is_said_where_none_is_found(place: Path) -> None:
+    script = "queue = 0  # 'queue'\nstate = {'queue': queue}\nstate = torch.load('x')\nqueue = state[\"queue\"]\n"
+    (place / "train.py").write_text(script)
+    assert likely_lines(COMMAND, place, "[\"']queue[\"']", "`queue`") == "train.py:2, 4: `queue`"
+    assert likely_lines(COMMAND, place, LOADS, "loads") == "train.py:3: loads"
+    assert likely_lines(("python", "-m", "trl"), place, LOADS, "loads") == ""
     (place / "train.py").write_text("trainer.train(resume_from_checkpoint=path)\n")
-    assert likely_line(COMMAND, place, []) == "train.py:1 loads the checkpoint"
+    assert likely_lines(COMMAND, place, LOADS, "loads") == "train.py:1: loads"
     (place / "train.py").write_text("main()  # its load is elsewhere\n")
-    assert likely_line(COMMAND, place, []) == ""
+    assert likely_lines(COMMAND, place, LOADS, "loads") == ""

@@ -1,9 +1,22 @@
-"""Which step a save is of: the number in its name, where the file counts it too, whatever its optimizer counts."""
+"""Which step a save is of, how the answer to a signal is told, and what is said of the last rehearsal."""
 
 import pickle
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
-from chronicle.rehearse.launches import saved_in
+import pytest
+
+from chronicle.cli.rehearse import said_of
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import GuardVerdict, LaunchStart, Rehearsed
+from chronicle.launch.code import read_code
+from chronicle.metrics.log import Point
+from chronicle.paths import RunPaths
+from chronicle.rehearse.judge import Rank
+from chronicle.rehearse.launches import Played, saved_in
+from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun
+from rollback.checkpoint.layout import Checkpoint
 
 
 def save(path: Path, step: int, optimizer_steps: int) -> None:
@@ -30,3 +43,62 @@ def test_batches_are_the_steps_where_an_optimizer_steps_once_in_several(tmp_path
 def test_a_number_in_a_name_that_the_file_does_not_count_is_no_step(tmp_path: Path) -> None:
     save(tmp_path / "resnet50.pt", 10, 10)
     assert set(saved_in(tmp_path)) == {10}
+
+
+def played(saves: tuple[int, ...], last: int) -> Played:
+    """A launch that was told after step 10, when the save of step 7 was there."""
+    listed = tuple(
+        Checkpoint(path=Path(f"{step}.pt"), step=step, step_source="name", format="x", files=()) for step in saves
+    )
+    return Played(
+        out=Path(), listed=listed, points=(Point(last, last, 0.0, {"loss": 1.0}),), prints={}, start=LaunchStart(), guard=(),
+        end="", exit_code=143, ended_in=3.1, saved_before=frozenset({7}), told_at=10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("saves", "last", "rank", "said"),
+    [
+        ((7, 12), 12, Rank.NOTE, "saved at step 12 within 3.1 s"),
+        ((7,), 12, Rank.SIGNAL, "nothing saved, 5 steps lost; it ended with code 143 in 3.1 s"),
+        ((7, 14), 20, Rank.SIGNAL, "it came after step 10, and was not heard: the launch went on to step 20"),
+        ((7, 11, 14), 20, Rank.NOTE, "it came after step 10: saved at step 11, and went on to step 20"),
+    ],
+)
+def test_a_save_that_comes_anyway_is_no_answer_to_a_signal(saves: tuple[int, ...], last: int, rank: Rank, said: str) -> None:
+    asked = Rehearsal(command=("x",), at=10, to=20, signal="SIGTERM")
+    row = answer_to_signal(asked, played(saves, last))
+    assert (row.rank, row.sentence) == (rank, f"TERM: {said}")
+    unsent = answer_to_signal(asked, replace(played(saves, last), ended_in=None))
+    assert unsent.rank is Rank.NOT_COMPARED and "it was not sent" in unsent.text
+
+
+def test_what_the_guard_found_at_the_resume_is_told(tmp_path: Path) -> None:
+    """A patience that is in no file and moves no number: only the guard sees that it began anew."""
+    checks = ({"name": "own object", "ok": False, "expected": "patience 4", "found": "patience 0"}, {"name": "LR", "ok": True})
+    resumed = replace(played((), 12), guard=(GuardVerdict(verdict="warned", checks=checks),))
+    (row,) = begun(resumed, 10)
+    assert (row.rank, row.text) == (Rank.STATE, "own object: patience 4 → patience 0")
+    (row,) = begun(replace(resumed, guard=(GuardVerdict(verdict="passed", checks=()),)), 10)
+    assert (row.rank, row.sentence) == (Rank.NOTE, "the guard at the resume: passed")
+
+
+def test_the_last_rehearsal_is_said_with_what_is_known_of_its_code(tmp_path: Path) -> None:
+    def said() -> str:
+        return said_of(("python", "train.py"), read_journal(paths).entries if paths.journal_dir.is_dir() else [], tmp_path, 2e9)
+
+    paths = RunPaths(tmp_path / "logs" / "r")
+    assert said().startswith("never rehearsed")
+    found = {"verdict": "resumes exactly", "command": ("python", "train.py"), "signal": "SIGKILL", "at": 10}
+    with JournalWriter(paths) as writer:
+        writer.write(Rehearsed(**found), title="x")
+        assert "ago (no commit says with which code): the script resumes exactly (SIGKILL at step 10)" in said()
+        (tmp_path / "train.py").write_text("pass")
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        for words in (("init", "-q"), ("add", "train.py"), (*identity, "commit", "-qm", "x")):
+            subprocess.run(("git", *words), cwd=tmp_path, check=True)
+        code = read_code(tmp_path, with_patch=False)
+        writer.write(Rehearsed(**found, git_commit=code.commit, git_dirty_digest=code.digest), title="x")
+        assert "ago with this code" in said()
+        (tmp_path / "train.py").write_text("other")
+        assert "ago with other code" in said()
