@@ -147,7 +147,7 @@ def said_of(command: Sequence[str], entries: Sequence[Entry], cwd: Path, now: fl
     where = "with this code" if is_same else "with other code"
     if code.commit is None or event.git_commit is None:
         where = "(no commit says with which code)"
-    return f"rehearsed {age} ago {where}: the script {event.verdict} ({event.signal} at step {event.at})"
+    return f"rehearsed {age} ago {where}: {event.verdict} ({event.signal} at step {event.at})"
 
 
 def _try_first_save(paths: RunPaths, command: Sequence[str]) -> CommandResult:

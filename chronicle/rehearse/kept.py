@@ -1,8 +1,8 @@
 """What a rehearsal costs, and what is kept of it: A and A′, by a digest of all that decides them.
 
 The digest holds the command, the steps, the code (the commit and what differs from it), the packages, the variables of the
-environment, and names, sizes and times of change of the files in the working directory, beside the script, and where the
-command names them. A time that moves without a change only plays A again.
+environment, and names, sizes and times of change of the files that the command names; without a commit also of those in the
+working directory and beside the script. A time that moves without a change only plays A again.
 """
 
 import hashlib
@@ -26,12 +26,14 @@ MOST_KEPT_BYTES = 1 << 30
 def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, environ: Mapping[str, str]) -> str | None:
     """The digest; None where there are too many files."""
     digest = hashlib.sha256(repr((command, steps, str(cwd), platform.python_version())).encode())
-    named = [cwd / word.rpartition("=")[2] for word in command]
-    roots = {cwd, *(path.parent for path in named if path.suffix == ".py")}
-    for root in sorted({*roots, *named}):
-        code = read_code(root, with_patch=False) if root in roots else None
-        digest.update(repr(code and (code.commit, code.digest)).encode())
-        files = files_below(root) if root.exists() else []
+    named = [cwd / value for word in command if (value := word.rpartition("=")[2]) and (cwd / value).exists()]
+    for root in sorted({cwd, *(path.parent for path in named if path.suffix == ".py")}):
+        code = read_code(root, with_patch=False)
+        digest.update(repr((code.commit, code.digest)).encode())
+        if code.commit is None:
+            named.append(root)
+    for one in named:
+        files = files_below(one)
         if len(files) > MOST_ENTRIES:
             return None
         for path in files:

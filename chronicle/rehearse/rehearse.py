@@ -99,12 +99,13 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         target, why = _target(asked, broken, ended)
         rows += why
     if target is None or target.step is None:
-        rows.append(Row(Rank.NOTE, f"B came to step {ended.last_step}", ended.end))
+        rows.append(Row(Rank.NOTE, f"B came to step {ended.last_step}"))
     else:
         saved = read_leaves(target.path, target.step, broken.out)
         resumed = _resumed(asked, broken, target)
         compared, at = _compare(asked, (first, again, resumed), saved, (target.step, asked.to))
-    if loads := likely_lines(asked.command, Path.cwd(), LOADS, "loads the checkpoint"):
+    loads = likely_lines(asked.command, Path.cwd(), LOADS, "loads the checkpoint")
+    if loads and compared.findings:
         rows.append(Row(Rank.NOTE, loads))
     told = (_with_line(row, asked.command) for row in (*rows, *compared.rows))
     return Answer(
@@ -199,7 +200,7 @@ def answer_to_signal(asked: Rehearsal, ended: Played) -> Row:
     saves, last, name = ended.saves, ended.last_step, asked.signal.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
     if ended.ended_in is None:
-        return Row(Rank.NOT_COMPARED, name, f"it was not sent: the launch ended after step {last}")
+        return Row(Rank.NOT_COMPARED, name, f"it was not sent: the launch ended after step {last}: {ended.end}")
     if asked.signal == KILL:
         return Row(Rank.NOTE, f"SIGKILL after step {last}", f"it ended with code {ended.exit_code} in {took}")
     new = sorted(saves.keys() - ended.saved_before)

@@ -92,7 +92,7 @@ def test_the_last_rehearsal_is_said_with_what_is_known_of_its_code(tmp_path: Pat
     found = {"verdict": "resumes exactly", "command": ("python", "train.py"), "signal": "SIGKILL", "at": 10}
     with JournalWriter(paths) as writer:
         writer.write(Rehearsed(**found), title="x")
-        assert "ago (no commit says with which code): the script resumes exactly (SIGKILL at step 10)" in said()
+        assert "ago (no commit says with which code): resumes exactly (SIGKILL at step 10)" in said()
         (tmp_path / "train.py").write_text("pass")
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
         for words in (("init", "-q"), ("add", "train.py"), (*identity, "commit", "-qm", "x")):
