@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,7 +120,7 @@ class Played:
     @property
     def saves(self) -> dict[int, Checkpoint]:
         """What it saved, by step; what has none is left out."""
-        return by_step(self.listed)
+        return {one.step: one for one in self.listed if one.step is not None}
 
     @property
     def reached(self) -> int:
@@ -265,12 +265,7 @@ def read_played(paths: RunPaths, out: Path, launch: int, ranks: int = 1) -> Play
 
 def saved_in(out: Path) -> dict[int, Checkpoint]:
     """The checkpoints in a directory, and in those below it, by their step."""
-    return by_step(checkpoints_below(out))
-
-
-def by_step(listed: Iterable[Checkpoint]) -> dict[int, Checkpoint]:
-    """Those whose step is known."""
-    return {one.step: one for one in listed if one.step is not None}
+    return {one.step: one for one in checkpoints_below(out) if one.step is not None}
 
 
 def checkpoints_below(out: Path) -> list[Checkpoint]:
