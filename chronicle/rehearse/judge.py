@@ -156,6 +156,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     is_resharded = ranks[0] != ranks[1]
     of_ranks = _files_of_ranks(first, resumed) if is_resharded else set()
     rows: list[Row] = []
+    state: set[str] = set()  # groups of tensors and losses
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(first.keys() | resumed.keys()):
         one, other = first.get(name), resumed.get(name)
@@ -165,10 +166,13 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
             rows.append(Row(Rank.MUST_DIFFER, name))
         elif one is not None and one.form is LeafForm.TENSOR:
             groups[name].append(name)
+            state.add(name)
         else:
             groups[NUMBERS.sub("*", name)].append(name)
     spreads = {pattern: sides.spread(names) for pattern, names in groups.items()}
-    is_shared = not any(_is_loss(pattern) and is_wide for pattern, (_, is_wide) in spreads.items())
+    state |= {pattern for pattern in groups if AT_STEP in pattern and role_of(_called(pattern)) is Role.LOSS}
+    is_shared = not any(spreads[pattern][1] for pattern in state)
+    is_rounded = is_resharded or not is_shared
     tensors: dict[str, dict[str, float]] = defaultdict(dict)
     counts: Counter[bool] = Counter()  # logged or not
     for pattern, names in groups.items():
@@ -184,7 +188,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
             rows.append(Row(Rank.UNSURE, pattern, str(one.value)))
             continue
         if is_wide or (spread > 0 and not is_shared):  # a lost state would not show
-            rows.append(_varies(pattern, form))
+            rows.append(_varies(pattern, is_state=pattern in state))
             continue
         if spread > 0:
             rows.append(Row(Rank.NATURE, pattern))
@@ -192,7 +196,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
         apart: dict[str, float] = {}
         for name in known:
             gap, size = measure(first[name], resumed[name])
-            if gap > max(spread * SPREAD, VARIES * size * is_resharded):
+            if gap > max(spread * SPREAD, VARIES * size * is_rounded):
                 apart[name] = gap
         if form is LeafForm.TENSOR and math.isfinite(apart.get(pattern, math.inf)):
             tensors[re.split("[.:]", pattern)[0]][pattern] = apart[pattern]  # by file, or first key of a single file
@@ -203,12 +207,8 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     return Compared(rows=tuple(rows), num_leaves=counts[False], num_values=counts[True])
 
 
-def _is_loss(pattern: str) -> bool:
-    return AT_STEP in pattern and role_of(_called(pattern)) is Role.LOSS
-
-
-def _varies(pattern: str, form: LeafForm) -> Row:
-    if form is LeafForm.TENSOR or _is_loss(pattern):
+def _varies(pattern: str, *, is_state: bool) -> Row:
+    if is_state:
         return Row(Rank.UNSURE, _called(pattern))
     if AT_STEP in pattern:
         return Row(Rank.NOT_COMPARED, _called(pattern), "measured anew in each launch")
@@ -268,7 +268,7 @@ def _is_anew(one: Value, other: Value, at_save: Value | None) -> bool:
 
 def _word(value: Value) -> str:
     if value.form is LeafForm.NUMBER:
-        return f"{float(value.value):.10g}"
+        return repr(value.value).removesuffix(".0")
     return str(value.value)[:60]
 
 

@@ -80,6 +80,16 @@ def test_what_is_another_one_in_every_launch_is_not_called_equal() -> None:
     assert judge(Compared(rows=files.rows, num_leaves=9)) is Verdict.PARTLY
 
 
+def test_where_a_tensor_is_another_one_in_every_launch_chance_names_no_other() -> None:
+    """A and A′ were near each other by chance, and apart in a tensor: what they share is judged to one percent."""
+    one, twin, other = ({"w": Value(LeafForm.TENSOR, name)} for name in "abc")
+    first, again = numbers(near=1.0, same=1.0, count=20.0), numbers(near=1.0000001, same=1.0, count=20.0)
+    lost = numbers(near=1.00001, same=1.000001, count=10.0)
+    files = compared({**one, **first}, {**other, **lost}, again={**twin, **again})
+    assert [row.what for row in files.findings] == ["count"]
+    assert (files.of(Rank.UNSURE), files.of(Rank.NATURE)) == (("w",), ("near",))
+
+
 def test_not_a_number_in_both_is_equal_and_in_one_is_not() -> None:
     one, other = numbers(best=math.nan), numbers(best=2.0)
     assert found(one, numbers(best=math.nan)) == []
