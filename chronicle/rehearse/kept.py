@@ -45,11 +45,10 @@ def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, envir
 
 
 def said_before(scratch: Path, to: int, seconds: float | None) -> str:
-    """What it costs, in one line: starts, steps, time as the last one took; and how much room there is."""
+    """What it costs, in one line: starts, steps, time as the last one took; and where."""
     starts = "2 launches (A and A′ are those of an earlier rehearsal)" if (scratch / PLAYED).exists() else "4 launches"
     time = "" if seconds is None else f", {seconds:.0f} s the last time"
-    free = format_size(shutil.disk_usage(scratch).free)
-    return f"rehearsal: {starts}, about {3 * to} steps{time}; six checkpoints, {free} free at `{scratch}`"
+    return f"rehearsal: {starts}, about {3 * to} steps{time}; below `{scratch}`"
 
 
 def ensure_room(scratch: Path) -> None:

@@ -279,7 +279,11 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     for place, names, files in os.walk(out):
         folder = Path(place)
         listed = {one.path: one for one in listed_in(folder)}
-        found += map(_counted, listed.values())
+        saves = [_counted(one) for one in listed.values()]
+        numbers = [int(text) for text in re.findall(r"\d+", folder.name)]
+        if len(saves) > 1 and all(one.step in numbers for one in saves):  # parts, in a directory of their step
+            saves = [replace(saves[0], path=folder, single_file=False)]
+        found += saves
         others = [name for name in (*names, *files) if folder / name not in listed]
         is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in listed
         names[:] = [] if is_deep else [name for name in names if name in others and not name.startswith(".")]

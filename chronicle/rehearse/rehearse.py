@@ -24,7 +24,7 @@ from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compar
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
 from chronicle.rehearse.launches import Place, Played, Until, play, read_played
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
-from chronicle.rehearse.script import LOADS, likely_lines, refuse_outside
+from chronicle.rehearse.script import lines_with, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
@@ -98,15 +98,10 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     else:
         target, why = _target(asked, broken, ended)
         rows += why
-    if target is None or target.step is None:
-        rows.append(Row(Rank.NOTE, f"B came to step {ended.last_step}"))
-    else:
+    if target is not None and target.step is not None:
         saved = read_leaves(target.path, target.step, broken.out)
         resumed = _resumed(asked, broken, target)
         compared, at = _compare(asked, (first, again, resumed), saved, (target.step, asked.to))
-    loads = likely_lines(asked.command, Path.cwd(), LOADS, "loads the checkpoint")
-    if loads and compared.findings:
-        rows.append(Row(Rank.NOTE, loads))
     told = (_with_line(row, asked.command) for row in (*rows, *compared.rows))
     return Answer(
         asked=asked,
@@ -122,7 +117,6 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
 def _pair(asked: Rehearsal, first: Place, again: Place, say: Say) -> tuple[Played, Played]:
     """A and A′: those of an earlier rehearsal of the same, or played now."""
     if (first.scratch / PLAYED).exists():
-        say("A and A′ are those of an earlier rehearsal: command, code, packages, environment and settings are the same")
         ranks = int((first.scratch / PLAYED).read_text())
         one, two = (read_played(place.paths, place.out, 1, ranks) for place in (first, again))
         return one, two
@@ -276,7 +270,7 @@ def _with_line(row: Row, command: Sequence[str]) -> Row:
     key = row.what.rpartition(": ")[2].partition(".")[0]
     if row.rank not in (Rank.ANEW, Rank.STATE, Rank.TENSORS) or not key.isidentifier():
         return row
-    return replace(row, advice=likely_lines(command, Path.cwd(), f"[\"']{key}[\"']", f"`{key}`"))
+    return replace(row, advice=lines_with(command, Path.cwd(), key))
 
 
 def _common_step(played: Sequence[Played], steps: tuple[int, int]) -> int | None:

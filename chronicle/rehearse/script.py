@@ -1,4 +1,4 @@
-"""What a command and its script tell by their text: which places it names outside, and which line loads the checkpoint."""
+"""What a command and its script tell by their text: which places it names outside, and where its state has a key."""
 
 import re
 from collections.abc import Sequence
@@ -6,8 +6,6 @@ from pathlib import Path
 
 from chronicle.errors import UsageProblem
 from chronicle.rehearse.launches import listed_in
-
-LOADS = r"\b(?:(?:torch|pickle|dcp)\.load|load_(?:state|checkpoint)\w*|resume\w*)\(|\b(?:resume_from_checkpoint|ckpt_path)="
 
 
 def refuse_outside(command: Sequence[str], cwd: Path) -> None:
@@ -38,12 +36,12 @@ def _is_written_to(path: Path) -> str:
     return "holds checkpoints" if listed_in(path) else ""
 
 
-def likely_lines(command: Sequence[str], cwd: Path, pattern: str, what: str) -> str:
-    """Where the script has what a pattern finds, as `train.py:31, 47: what`; "" where nothing is found."""
+def lines_with(command: Sequence[str], cwd: Path, key: str) -> str:
+    """Where the script has a key in quotes, as `train.py:31, 47: `ema``; "" where it has it nowhere."""
     said = []
     for script in [cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()]:
-        lines = script.read_text(errors="replace").splitlines()
-        numbers = [str(number) for number, line in enumerate(lines, start=1) if re.search(pattern, line.partition("#")[0])]
+        lines = enumerate(script.read_text(errors="replace").splitlines(), start=1)
+        numbers = [str(number) for number, line in lines if re.search(f"[\"']{key}[\"']", line.partition("#")[0])]
         if numbers:
-            said.append(f"{script.name}:{', '.join(numbers[:3])}: {what}")
+            said.append(f"{script.name}:{', '.join(numbers[:3])}: `{key}`")
     return "; ".join(said)

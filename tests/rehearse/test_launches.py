@@ -14,7 +14,7 @@ from chronicle.launch.code import read_code
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import Rank
-from chronicle.rehearse.launches import Played, saved_in
+from chronicle.rehearse.launches import Played, checkpoints_below, saved_in
 from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun
 from rollback.checkpoint.layout import Checkpoint
 
@@ -38,6 +38,17 @@ def test_batches_are_the_steps_where_an_optimizer_steps_once_in_several(tmp_path
     for step in (10, 20):
         save(tmp_path / f"ckpt_{step}.pt", step, step // 4)
     assert set(saved_in(tmp_path)) == {10, 20}
+
+
+def test_files_of_a_directory_named_by_their_step_are_one_save(tmp_path: Path) -> None:
+    """What is resumed from is the directory, and all of its files are compared; two files beside each other are two saves."""
+    (tmp_path / "step-10").mkdir()
+    (tmp_path / "saves").mkdir()
+    for folder in ("step-10", "saves"):
+        save(tmp_path / folder / "model.pt", 10, 10)
+        save(tmp_path / folder / "trainer.pt", 10, 10)
+    listed = sorted(str(one.path.relative_to(tmp_path)) for one in checkpoints_below(tmp_path))
+    assert listed == ["saves/model.pt", "saves/trainer.pt", "step-10"]
 
 
 def test_a_number_in_a_name_that_the_file_does_not_count_is_no_step(tmp_path: Path) -> None:
@@ -77,9 +88,9 @@ def test_what_the_guard_found_at_the_resume_is_told(tmp_path: Path) -> None:
     """A patience that is in no file and moves no number: only the guard sees that it began anew."""
     checks = ({"name": "own object", "ok": False, "expected": "patience 4", "found": "patience 0"}, {"name": "LR", "ok": True})
     resumed = replace(played((), 12), guard=(GuardVerdict(verdict="warned", checks=checks),))
-    (row,) = begun(resumed, 10)
+    (row,) = begun(resumed, 10, 12)
     assert (row.rank, row.text) == (Rank.STATE, "own object: patience 4 → patience 0")
-    (row,) = begun(replace(resumed, guard=(GuardVerdict(verdict="passed", checks=()),)), 10)
+    (row,) = begun(replace(resumed, guard=(GuardVerdict(verdict="passed", checks=()),)), 10, 12)
     assert (row.rank, row.sentence) == (Rank.NOTE, "the guard at the resume: passed")
 
 
