@@ -50,8 +50,8 @@ class Rank(IntEnum):
     LR = 2
     ANEW = 3  # a counter that began anew
     PRINT = 4  # the first step that differs, by the prints of the guard
-    STATE = 5  # a flag, a number, a text, a leaf that is not there
-    LOGGED = 6  # of a step, and so before the files of a later one
+    LOGGED = 5  # of a step, and so before the files of a later one
+    STATE = 6  # a flag, a number, a text, a leaf that is not there
     TENSORS = 7
     NOTE = 8  # from here on no difference was found
     NOT_COMPARED = 9
