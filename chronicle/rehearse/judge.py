@@ -162,7 +162,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
         one, other = first.get(name), resumed.get(name)
         if re.split(r"[.:] ?", name)[-1] in asked:
             rows.append(Row(Rank.NOT_COMPARED, name, "the resume was asked to set it"))
-        elif _family(name) in of_ranks or (is_resharded and _are_counts(one, other, ranks)):
+        elif _family(name) in of_ranks or (is_resharded and (one and one.value, other and other.value) == ranks):
             rows.append(Row(Rank.MUST_DIFFER, name))
         elif one is not None and one.form is LeafForm.TENSOR:
             groups[name].append(name)
@@ -225,12 +225,9 @@ def _family(name: str) -> str:
 
 def _files_of_ranks(first: Leaves, resumed: Leaves) -> set[str]:
     """Names of files, with their numbers left out, of which there are as many as ranks: another number in each launch."""
-    mine, other = (Counter(map(_family, {name.partition(": ")[0] for name in leaves})) for leaves in (first, resumed))
+    files = [{name.partition(": ")[0] for name in leaves if AT_STEP not in name} for leaves in (first, resumed)]
+    mine, other = (Counter(map(_family, names)) for names in files)
     return {family for family in mine.keys() & other.keys() if mine[family] != other[family]}
-
-
-def _are_counts(one: Value | None, other: Value | None, ranks: tuple[int, int]) -> bool:
-    return one is not None and other is not None and (one.value, other.value) == ranks
 
 
 def _missing(pattern: str, alone: Sequence[str], sides: Sides) -> Row:

@@ -152,6 +152,10 @@ def test_with_other_ranks_their_files_and_counts_must_differ_and_rounding_is_all
     resumed = numbers(**{"rng_0.pkl: a": 5, "s.json: ranks": 1, "s.json: step": 15, "s.json: loss": 1.001})
     files = compare_values(Sides(first=first, again=first, resumed=resumed, saved={}, step=10), (), (2, 1))
     assert files.of(Rank.MUST_DIFFER) == ("rng_0.pkl: a", "rng_1.pkl: a", "s.json: ranks")
+    series = ({step: Point(step, step, 0.0, {"loss": loss}) for step in range(9, 21)} for loss in (1.0, 1.5))
+    one, other = (logged_leaves(points.values(), after, 20) for points, after in zip(series, (9, 10), strict=True))
+    logged = compare_values(Sides(first=one, again=one, resumed=other, saved={}, step=10), (), (2, 1))
+    assert [row.what for row in logged.findings] == ["loss"] and not logged.of(Rank.MUST_DIFFER), "A logs one step more"
     assert [row.what for row in files.findings] == ["s.json: step"]
 
 
