@@ -79,7 +79,7 @@ _model = _of("bit_transformer", "tests/bit_transformer/test_gate.py", "tests/bit
              "tests/bit_transformer/test_schedule.py", "tests/bit_transformer/test_attention.py")
 _loop = _of("bit_transformer", "tests/bit_transformer/test_launches.py")
 _study = _of("experiments", "tests/experiments/test_statistics.py", "tests/experiments/test_runner.py",
-             "tests/experiments/test_report.py", "tests/experiments/test_order.py")
+             "tests/experiments/test_report.py", "tests/experiments/test_trainer.py")
 
 MUTANTS: tuple[Mutant, ...] = (
     # transactions
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _study("average", "setdefault(units[pair], []).append(value)", "setdefault((pair,), []).append(value)"),
     _model("SmoothedGate.observe", "if not math.isfinite(value):", "if False:"),
     _study("read_history", "setdefault(number, finished)", "update({number: finished})"),
-    _study("_compare_until_treated", "seen < data_until", "False"),
+    _study("_compare_until_treated", "seen < until", "False"),
 )
 
 

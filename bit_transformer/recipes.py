@@ -83,7 +83,6 @@ class Recipe:
     accumulation_steps: Count = 1
     mixed_precision: Literal["no", "bf16"] = "no"
     sharding: Literal["ddp", "zero1", "zero2", "zero3"] = "ddp"
-    ema_decay: BelowOne = 0.0
     ponder_weight: Amount = 0.01
     device: Literal["cpu", "auto"] = "cpu"
     seed: int = 0
@@ -100,15 +99,15 @@ class Recipe:
                             f"{self.model.max_bits}")
         if self.model.vocab != 2 and self.data.compress_end:
             raise BadRecipe("compression works on bits, model.vocab is 256 (bytes)", "set data.compress_end=0")
-        whole = (self.ema_decay, self.export, self.optimizer.muon_lr, self.qat_from_step is not None)
+        whole = (self.export, self.optimizer.muon_lr, self.qat_from_step is not None)
         if self.sharding != "ddp" and any(whole):
-            raise BadRecipe(f"ema_decay, export, muon_lr, qat_from_step need whole parameters, sharding is `{self.sharding}`",
+            raise BadRecipe(f"export, muon_lr, qat_from_step need whole parameters, sharding is `{self.sharding}`",
                             "set sharding=ddp")
         fits = self.schedule.shape == "plateau" and self.model.norm == "pre" and self.sharding == "ddp"
-        others = (self.model.act, self.compile, self.ema_decay, self.optimizer.muon_lr, self.qat_from_step is not None)
+        others = (self.model.act, self.compile, self.optimizer.muon_lr, self.qat_from_step is not None)
         if self.growth and (not fits or any(others)):
             raise BadRecipe("growth needs a plateau to grow at and a model that can be rebuilt around its weights",
-                            "set schedule.shape=plateau, model.norm=pre, model.act=false, sharding=ddp, ema_decay=0, "
+                            "set schedule.shape=plateau, model.norm=pre, model.act=false, sharding=ddp, "
                             "compile=false, optimizer.muon_lr=0 and no qat_from_step")
 
     @property
@@ -165,7 +164,7 @@ def baseline() -> Recipe:
         optimizer=OptimizerConfig(lr=1e-3),
         schedule=ScheduleConfig(shape="plateau", warmup_steps=200, total_steps=20_000),
         checkpoint_every=500, eval_every=250, eval_windows=128, accumulation_steps=2, mixed_precision="bf16",
-        device="auto", ema_decay=0.99)
+        device="auto")
 
 
 def cpu_int8() -> Recipe:

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -39,7 +39,7 @@ from chronicle.errors import ChronicleError
 from chronicle.launch.ranks import leave_group
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, dataset: Callable[..., StepDataset] = StepDataset) -> int:
     """Run from the command line; return the exit code. Known errors are one sentence and a hint."""
     open_output(os.environ)
     parser = argparse.ArgumentParser(prog="python -m bit_transformer.train", allow_abbrev=False)
@@ -48,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
     parser.add_argument("--resume", default="auto", help="auto, fresh, a step, or a path")
     parser.add_argument("--stop-at", type=int, metavar="STEP", help="save and end this launch after STEP")
-    parser.add_argument("--accident", choices=["schedule-restarts"], help="for demonstrations: what the guard must refuse")
+    parser.add_argument("--accident", default="none", choices=["none", "schedule-restarts", "moments-lost"],
+                        help="state that is lost at the resume, for demonstrations and studies: the guard must refuse it")
     options = parser.parse_args(argv)
     try:
         recipe = with_settings(find_recipe(options.recipe), options.set)
-        train(recipe, options.checkpoints, options.resume, stop_at=options.stop_at, accident=options.accident)
+        train(recipe, options.checkpoints, options.resume, stop_at=options.stop_at, accident=options.accident,
+              dataset=dataset)
     except (TrainerError, ChronicleError) as problem:
         print_error(problem)
         return getattr(problem, "exit_code", 1)
@@ -63,8 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: int | None = None,
-          accident: str | None = None) -> None:
-    """Train `recipe` to its last step, to `stop_at` or until SIGTERM; a checkpoint is saved in each case."""
+          accident: str = "none", dataset: Callable[..., StepDataset] = StepDataset) -> None:
+    """Train `recipe` to its last step, to `stop_at` or until SIGTERM; a checkpoint is saved in each case.
+
+    `dataset` makes the dataset: a study orders the samples itself.
+    """
     stop_asked = catch_stop_signals()
 
     # Ranks, data, model, optimizers --------------------------------------------------------------------------------
@@ -84,14 +89,14 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     if stop_at is not None and stop_at <= progress.step:
         raise CannotResume(f"--stop-at is {stop_at}, this launch starts after step {progress.step}", "name a later step")
     log.start(run, resumed_from=point.path)
-    dataset = StepDataset(data.plan, progress.segments, data.stores, rank=rank, world_size=world_size,
-                          compress=recipe.data.compress_probability, compress_longer=recipe.data.compress_longer,
-                          as_bytes=recipe.model.vocab == 256)
+    steps = dataset(data.plan, progress.segments, data.stores, rank=rank, world_size=world_size,
+                    compress=recipe.data.compress_probability, compress_longer=recipe.data.compress_longer,
+                    as_bytes=recipe.model.vocab == 256)
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(recipe.data.sources), accelerator.device)
     run.model.train()
-    for batch in load_steps(dataset, progress.step, total_steps, num_workers=recipe.data.num_workers):
+    for batch in load_steps(steps, progress.step, total_steps, num_workers=recipe.data.num_workers):
         started = time.perf_counter()
         batch = batch.to(accelerator.device)
         learning_rate = run.learning_rate
@@ -119,8 +124,6 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 else:
                     progress.decays += (progress.step,)
                 run.apply_schedule()
-        if run.ema is not None:
-            run.ema.update(run.bare_model)
         log.write(progress.step, values)
         progress.gate.require_open()  # before a checkpoint is saved of what tripped it
         if last or progress.step % recipe.checkpoint_every == 0:
@@ -130,9 +133,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         if last:
             break
     if recipe.summary and progress.step == total_steps:
-        final_model = run.bare_model if run.ema is None else run.ema.averaged(run.bare_model)
         is_whole = recipe.sharding == "ddp"
-        log.summary(final_model if is_whole else gather_whole(final_model, keep=rank == 0), data, progress)
+        log.summary(run.bare_model if is_whole else gather_whole(run.bare_model, keep=rank == 0), data, progress)
     log.end(progress, stopped=bool(stop_asked))
 
 

@@ -1,4 +1,4 @@
-"""`chronicle experiment plan | run | status | report`: the command line of studies, mounted through an entry point."""
+"""`chronicle experiment plan | run | report`: the command line of studies, mounted through an entry point."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption
 from chronicle.settings import load_settings
-from experiments.design import START, StudyPlan
+from experiments.design import StudyPlan
 from experiments.files import StudyPaths
-from experiments.history import StudyHistory, count_updates
 
 app = typer.Typer(
     name="experiment", add_completion=False, no_args_is_help=True, rich_markup_mode=None,
     help="Controlled studies of what a restart does to a run.")
 
 StudyArgument = Annotated[str, typer.Argument(help="A study (`restart-impact`) or a YAML file of your own.")]
-ProfileOption = Annotated[str, typer.Option(help="Sizes: ci, cpu, cpu-1m, gpu.", metavar="NAME")]
-SeedsOption = Annotated[int | None, typer.Option(help="How many paired seeds, instead of the profile's.")]
-ArmsOption = Annotated[
-    str | None, typer.Option(help="Arms, separated by commas, instead of the profile's.", metavar="A,B")
-]
+ProfileOption = Annotated[str, typer.Option(help="A profile of the study: its sizes.", metavar="NAME")]
 NameOption = Annotated[str | None, typer.Option(help="Name of this study's run [STUDY-PROFILE].", metavar="NAME")]
 
 
@@ -35,8 +29,6 @@ NameOption = Annotated[str | None, typer.Option(help="Name of this study's run [
 def plan(
     study: StudyArgument = "restart-impact",
     profile: ProfileOption = "cpu",
-    seeds: SeedsOption = None,
-    arms: ArmsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Show what a study would launch, without launching anything.
@@ -44,7 +36,7 @@ def plan(
     Example: chronicle experiment plan restart-impact --profile cpu
     """
 
-    planned = _plan(study, profile, seeds, arms)
+    planned = _plan(study, profile)
     counts = {"launches": planned.num_launches, "updates": planned.num_updates}
     data = {"plan_hash": planned.plan_hash, **counts, **planned.to_json()}
     return CommandResult(text=format_study_plan(planned), data=data)
@@ -54,13 +46,10 @@ def plan(
 def run(
     study: StudyArgument = "restart-impact",
     profile: ProfileOption = "cpu",
-    seeds: SeedsOption = None,
-    arms: ArmsOption = None,
     jobs: Annotated[int, typer.Option(help="Launches side by side, one thread each.")] = 2,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this run, for example B-s3 (repeatable; a task of a job array each).")
     ] = None,
-    retry_stopped: Annotated[bool, typer.Option("--retry-stopped", help="Try runs again that were stopped.")] = False,
     name: NameOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
@@ -71,14 +60,13 @@ def run(
     """
     from experiments.runner import ChronicleLauncher, run_study
 
-    planned = _plan(study, profile, seeds, arms)
+    planned = _plan(study, profile)
     for run_name in only or ():
         planned.run(run_name)
     paths = _paths(name or f"{planned.study.name}-{profile}", logs)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's TERM ends the launches like Ctrl-C
     outcome = run_study(
-        planned, paths, ChronicleLauncher(paths, dict(os.environ)), jobs=max(1, jobs), only=only or (),
-        retry_stopped=retry_stopped, say=_say)
+        planned, paths, ChronicleLauncher(paths, dict(os.environ)), jobs=max(1, jobs), only=only or (), say=_say)
     lines = [f"study `{paths.study_dir.name}`: {len(outcome.complete)} of {len(planned.runs)} runs complete"]
     lines += [f"stopped {run_name}: {reason}" for run_name, reason in outcome.stopped.items()]
     if outcome.open:
@@ -93,23 +81,6 @@ def run(
     }
     code = ExitCode.FINDINGS if outcome.stopped else ExitCode.DONE
     return CommandResult(text="\n".join(lines), data=data, exit_code=code)
-
-
-@app.command()
-def status(
-    name: Annotated[str, typer.Argument(help="Name of the study's run.")] = "restart-impact-cpu",
-    logs: LogsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
-    """Show how far a study is: runs done, under way, stopped with their reasons.
-
-    Example: chronicle experiment status restart-impact-cpu
-    """
-    from experiments.runner import read_registered
-
-    registered, history = read_registered(_paths(name, logs))
-    data = describe_status(registered, history)
-    return CommandResult(text=format_status(data), data=data)
 
 
 @app.command()
@@ -137,12 +108,11 @@ def report(
     return CommandResult(text=built.text, data=built.data)
 
 
-def _plan(study: str, profile: str, seeds: int | None, arms: str | None) -> Any:
+def _plan(study: str, profile: str) -> StudyPlan:
     from experiments.definition import find_study
     from experiments.design import plan_study
 
-    chosen = tuple(part.strip() for part in arms.split(",") if part.strip()) if arms else ()
-    return plan_study(find_study(study), profile, seeds=seeds, arms=chosen)
+    return plan_study(find_study(study), profile)
 
 
 def _paths(name: str, logs: Path | None) -> StudyPaths:
@@ -160,13 +130,10 @@ def _say(line: str) -> None:
 def format_study_plan(plan: StudyPlan) -> str:
     """The arms, their launches and the price."""
     profile, study = plan.profile, plan.study
-    model = f"model d{profile.d_model} L{profile.num_layers}"
-    sizes = f"{model}, windows of {profile.window_bytes} bytes, batch {profile.batch_size}"
-    if study.trainer is not None:
-        sizes = f"trainer: {shlex.join(study.trainer.command)}"
     starts = f"{profile.starts} starts" if profile.starts > 1 else "start"
     lines = [study.title, f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
-             f"{sizes}; {starts} {profile.start_updates} updates, slices of {profile.slice_updates}",
+             f"trainer: {shlex.join(study.trainer.command)}",
+             f"{starts} of {profile.start_updates} updates, slices of {profile.slice_updates}",
              f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} {study.unit}; "
              f"independent units: {' × '.join(f'{kind}s' for kind in plan.unit_kinds)}", "",
              f"{'arm':<10}{'seeds':>6}{'launches':>10}  what"]
@@ -179,31 +146,4 @@ def format_study_plan(plan: StudyPlan) -> str:
             contrasts.append(f"{c.name} = {c.plus} − {c.minus}{' (main)' if c.family == 'main' else ''}")
     lines += ["", f"contrasts: {'; '.join(contrasts)}"]
     lines.append(f"{len(plan.runs)} runs, {plan.num_launches} launches, {plan.num_updates:,} updates")
-    return "\n".join(lines)
-
-
-def describe_status(plan: StudyPlan, history: StudyHistory) -> dict[str, Any]:
-    """State of every run: `done`, `stopped`, or how many launches are finished."""
-    runs = []
-    for run in plan.runs:
-        done = len(history.done.get(run.name, ()))
-        state = "done" if done == len(run.legs) else "stopped" if run.name in history.stopped else "open"
-        runs.append({"run": run.name, "arm": run.arm, "launches_done": done, "launches": len(run.legs), "state": state,
-                     "reason": history.stopped.get(run.name)})
-    return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "runs": runs,
-            "updates_done": count_updates(plan, history), "updates": plan.num_updates}
-
-
-def format_status(data: Mapping[str, Any]) -> str:
-    """One line an arm, then the stopped runs."""
-    lines = [f"study {data['study']}, profile {data['profile']}, plan {data['plan_hash'][:12]}: "
-             f"{data['updates_done']:,} of {data['updates']:,} updates"]
-    arms: dict[str, list[Mapping[str, Any]]] = {}
-    for run in data["runs"]:
-        arms.setdefault(run["arm"], []).append(run)
-    for arm, runs in arms.items():
-        done = sum(run["state"] == "done" for run in runs)
-        what = "common checkpoint" if arm == START else f"{done} of {len(runs)} seeds"
-        lines.append(f"  {arm:<10}{'done' if done == len(runs) else 'open':<6}{what}")
-    lines += [f"stopped {run['run']}: {run['reason']}" for run in data["runs"] if run["reason"]]
     return "\n".join(lines)

@@ -1,49 +1,37 @@
 """Turns a study and a profile into runs and launches, in updates. Pure: no clock, no disk, no random numbers.
 
 arm B, slices of 100:   leg 1  0 ── 100   leg 2  100 ── 200   leg 3 …      each leg is one launch
-arm B-skip:             leg 1  0 ── 250   leg 2  150 ──────── 400          rolled back by 100
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from experiments.definition import Arm, Profile, Restart, Study, build
 from experiments.errors import BadStudy
 
 START = "start"  # name of the run that trains the common checkpoint
+UNNAMED = {"command": ["experiments.trainer"], "unit": "bits per byte"}  # what plans of before 2026-11-29 launched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """One launch of an arm in updates from the common checkpoint; it resumes at `first` and ends after `last`.
-
-    `saves` are the updates after which it saves: its end, and points to which a later leg goes back.
-    """
+    """One launch of an arm in updates from the common checkpoint; it resumes at `first`, saves after `last` and ends."""
 
     number: int
     first: int
     last: int
-    saves: tuple[int, ...]
     restart: Restart | None = None
-    data_offset: int = 0  # batches skipped so far in this lineage
 
     @property
     def num_updates(self) -> int:
         """Updates this launch makes."""
         return self.last - self.first
-
-    def parts(self, size: int) -> Iterator[range]:
-        """The batches that it reads, in order, cut where slices of `size` batches end."""
-        first, last = self.first + self.data_offset, self.last + self.data_offset
-        while first < last:
-            end = min(last, (first // size + 1) * size)
-            yield range(first, end)
-            first = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +73,6 @@ class StudyPlan:
         """Hex sha256 of the definition with this profile alone."""
         return _digest(self.to_json()["study"])
 
-    @property
-    def sources(self) -> Mapping[str, int]:
-        """The mixture: the profile's where it has one, else the study's."""
-        return self.profile.sources or self.study.sources
-
     def start_of(self, run: StudyRun) -> StudyRun:
         """The run that trains the common checkpoint of a run."""
         return run if run.arm == START else self.runs[run.seed // self.profile.seeds]
@@ -100,19 +83,16 @@ class StudyPlan:
 
     @property
     def unit_kinds(self) -> tuple[str, ...]:
-        """What the design draws anew for a pair: the study's declaration, else all that seeds share.
+        """What the design draws anew for a pair: the study's declaration, else what the sizes say.
 
-        Of the bit transformer's data, seeds with the same turn of the rotation read slices of the same place; seeds of several
-        common checkpoints are crossed with them.
+        Seeds of several common checkpoints are crossed with them.
         """
         if self.study.units:
             return self.study.units
-        if self.profile.starts > 1:
-            return ("checkpoint", "order")
-        return ("seed",) if self.study.trainer is not None else ("slice",)
+        return ("checkpoint", "order") if self.profile.starts > 1 else ("seed",)
 
     def unit_of(self, seed: int) -> tuple[int, ...]:
-        """Return the number of a seed's independent unit, of each kind."""
+        """Return the number of a seed's independent unit, of each kind; seeds with the same turn of slices share a `slice`."""
         start, order = divmod(seed, self.profile.seeds)
         turn = order % len(self.study.arms[0].slices)
         numbers = {"seed": seed, "checkpoint": start, "order": order, "slice": turn}
@@ -124,13 +104,13 @@ class StudyPlan:
         if run.arm == START:
             return [range(begin)]
         slices, parts = self.study.arm(run.arm).slices, list[range]()
-        for part in leg.parts(size):
-            number, within = divmod(part.start, size)
-            logical = slices[number] - 1 if number < len(slices) else number
-            at = begin + logical * size + within
+        cuts = [leg.first, *range(leg.first // size * size + size, leg.last, size), leg.last]
+        for first, last in pairwise(cuts):
+            at = begin + (slices[first // size] - 1) * size + first % size
             if parts and parts[-1].stop == at:
-                at = parts.pop().start
-            parts.append(range(at, begin + logical * size + within + len(part)))
+                parts[-1] = range(parts[-1].start, at + last - first)
+            else:
+                parts.append(range(at, at + last - first))
         return parts
 
     @property
@@ -163,8 +143,11 @@ class StudyPlan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> StudyPlan:
-        """Rebuild a registered plan."""
-        study = build(Study, record["study"], registered=True)
+        """Rebuild a registered plan. One without a trainer rotated its slices over the seeds, which are its units."""
+        definition = record["study"]
+        if not definition.get("trainer"):
+            definition = {**definition, "trainer": UNNAMED, "units": ["slice"]}
+        study = build(Study, definition, registered=True)
         plan = _assemble(study, study.profile(record["profile"]), [(str(arm), int(seed)) for arm, seed in record["runs"]])
         return replace(plan, record=record)
 
@@ -173,33 +156,23 @@ def _digest(record: Any) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tuple[str, ...] = ()) -> StudyPlan:
-    """Return the plan of a study. `arms` replaces the arms of the profile; the reference and its gate always run."""
+def plan_study(study: Study, profile: str) -> StudyPlan:
+    """Return the plan of a study with the sizes of one of its profiles; the gate always runs."""
     sizes = study.profile(profile)
-    if seeds is not None:
-        if seeds < 1:
-            raise BadStudy(f"seeds is {seeds}, expected 1 or more")
-        sizes = replace(sizes, seeds=seeds)
-    study = replace(study, profiles=(sizes,))
-    every, once = sizes.arms, sizes.once
-    if arms:
-        for name in arms:
-            study.arm(name)
-        every = tuple(name for name in (study.reference, *arms) if name not in study.gate[1:])
-        every, once = tuple(dict.fromkeys(every)), study.gate[1:]
-    if study.reference not in (*every, *study.gate):
+    if study.reference not in (*sizes.arms, *study.gate):
         raise BadStudy(f"reference `{study.reference}` is not among the arms of profile `{profile}`")
-    pairs = [(name, start * sizes.seeds) for name in (*study.gate, *once) for start in range(sizes.starts)]
-    pairs += [(name, seed) for seed in range(sizes.seeds * sizes.starts) for name in every]
-    return _assemble(study, sizes, list(dict.fromkeys(pairs)))
+    if "seed" in study.units and sizes.starts > 1:
+        raise BadStudy(f"`units: [seed]` with {sizes.starts} common checkpoints in profile `{profile}`: seeds share "
+                       "what was drawn once, and are no independent units", "declare what is drawn anew: checkpoint and order")
+    pairs = [(name, start * sizes.seeds) for name in (*study.gate, *sizes.once) for start in range(sizes.starts)]
+    pairs += [(name, seed) for seed in range(sizes.seeds * sizes.starts) for name in sizes.arms]
+    return _assemble(replace(study, profiles=(sizes,)), sizes, list(dict.fromkeys(pairs)))
 
 
 def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> StudyPlan:
-    _check_sizes(study, profile)
-    legs = (Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),)
+    legs = (Leg(number=1, first=-profile.start_updates, last=0),)
     starts = [StudyRun(arm=START, seed=number, legs=legs) for number in range(profile.starts)]
-    # The gate first, because it can end the study. Then the arms of the main questions by seed; the others last.
-    ordered = sorted(pairs, key=lambda pair: (pair[0] not in study.central_arms, pair[1], pair[0] not in study.gate))
+    ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0] not in study.gate))  # the gate first: it can end the study
     runs = [StudyRun(arm=arm, seed=seed, legs=legs_of(study.arm(arm), profile)) for arm, seed in ordered]
     return StudyPlan(study=study, profile=profile, runs=(*starts, *runs))
 
@@ -208,55 +181,10 @@ def legs_of(arm: Arm, profile: Profile) -> tuple[Leg, ...]:
     """The launches of one arm. A restart at 0 is the launch that goes on from the common checkpoint."""
     size, total = profile.slice_updates, profile.slice_updates * len(arm.slices)
     if arm.restart is None:
-        return (Leg(number=1, first=0, last=total, saves=(total,)),)
-    restart = arm.restart
-    points = [round(at * size) for at in restart.at] or list(range(size, total, size))
-    if points != sorted(set(points)) or points[0] < 0 or points[-1] >= total:
-        raise BadStudy(
-            f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 0 … {total - 1}"
-        )
-    return tuple(_cut_legs(restart, points, total, round(restart.back * size), round(restart.skip * size)))
-
-
-def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: int) -> Iterator[Leg]:
-    at_once = points[0] == 0
-    resumes = [] if at_once else [0]
-    resumes += [point - back for point in points]
-    ends = [*points[at_once:], total]
-    if min(resumes) < 0:
-        raise BadStudy(f"a rollback by {back} updates goes back before the arm's own start")
-    for index, (first, last) in enumerate(zip(resumes, ends, strict=True)):
-        later = [point for point in resumes[index + 1 : index + 2] if first < point < last]
-        yield Leg(
-            number=index + 1,
-            first=first,
-            last=last,
-            saves=(*later, last),
-            restart=restart if index or at_once else None,
-            data_offset=skip * (index + at_once),
-        )
-
-
-def _check_sizes(study: Study, profile: Profile) -> None:
-    if "seed" in study.units and (profile.starts > 1 or (study.trainer is None and profile.seeds > len(study.arms[0].slices))):
-        raise BadStudy(f"`units: [seed]` with {profile.starts * profile.seeds} seeds in profile `{profile.name}`: seeds share "
-                       "what was drawn once, and are no independent units",
-                       "declare what is drawn anew: slice, or checkpoint and order")
-    if study.trainer is not None:
-        return
-    for key in ("d_model", "num_heads", "num_layers", "d_ff", "window_bytes", "batch_size"):
-        if not getattr(profile, key):
-            raise BadStudy(f"profile `{profile.name}`: {key} is missing, which the bit transformer needs")
-    if profile.d_model % (2 * profile.num_heads):
-        raise BadStudy(f"profile `{profile.name}`: d_model {profile.d_model} does not divide into {profile.num_heads} heads of "
-                       "even width")
-    sources = profile.sources or study.sources
-    total = sum(sources.values())
-    for source, weight in sources.items():
-        samples = profile.slice_updates * profile.batch_size * weight
-        if samples % (total * profile.shard_samples):
-            raise BadStudy(
-                f"profile `{profile.name}`: a slice holds {samples / total:g} samples of `{source}`, "
-                f"expected a whole number of shards of {profile.shard_samples}",
-                "choose slice_updates, batch_size or shard_samples so that slices are whole shards",
-            )
+        return (Leg(number=1, first=0, last=total),)
+    points = [round(at * size) for at in arm.restart.at] or list(range(size, total, size))
+    if points != sorted(set(points)) or points[-1] >= total:
+        raise BadStudy(f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 0 … {total - 1}")
+    cuts = sorted({0, *points, total})
+    return tuple(Leg(number=number, first=first, last=last, restart=arm.restart if first in points else None)
+                 for number, (first, last) in enumerate(pairwise(cuts), 1))

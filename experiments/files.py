@@ -23,11 +23,6 @@ class StudyPaths:
         return RunPaths(self.study_dir)
 
     @property
-    def plan_path(self) -> Path:
-        """The registered plan, for the trainers."""
-        return self.study_dir / "plan.json"
-
-    @property
     def runs_dir(self) -> Path:
         """The `logs` directory of the arms' runs."""
         return self.study_dir / "runs"

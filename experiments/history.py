@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.journal.events import StudyLeg, StudyRegistered, StudyRetry, StudyStop, read
+from chronicle.journal.events import StudyLeg, StudyRegistered, StudyStop, read
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.files import LegResult
 
@@ -39,13 +39,6 @@ class StudyHistory:
         return len(self.done.get(run.name, ())) == len(run.legs)
 
 
-class NextLaunch(NamedTuple):
-    """A launch that may start now."""
-
-    run: StudyRun
-    leg: Leg
-
-
 def read_history(entries: Iterable[Entry]) -> StudyHistory:
     """Return the state of a study from the entries of its journal."""
     plan_hash: str | None = None
@@ -59,37 +52,20 @@ def read_history(entries: Iterable[Entry]) -> StudyHistory:
             case StudyLeg(leg=int(number), launch=int(launch)) as leg:
                 finished = Finished(result=LegResult.from_json(leg.result), launch=launch, guard=leg.guard)
                 done.setdefault(leg.run, {}).setdefault(number, finished)
+                stopped.pop(leg.run, None)
             case StudyStop() as stop:
-                stopped.setdefault(stop.run, stop.reason)
-            case StudyRetry() as retry:
-                stopped.pop(retry.run, None)
-    in_order = {run: tuple(_unbroken(legs)) for run, legs in done.items()}
+                stopped[stop.run] = stop.reason
+    in_order = {run: tuple(legs.values()) for run, legs in done.items()}
     return StudyHistory(plan_hash=plan_hash, plan=plan, done=in_order, stopped=stopped)
 
 
-def _unbroken(legs: Mapping[int, Finished]) -> Iterator[Finished]:
-    number = 1
-    while number in legs:
-        yield legs[number]
-        number += 1
-
-
-def next_launch(run: StudyRun, history: StudyHistory) -> Leg | None:
-    """The next leg of a run: the first that is not done, None when all are or the run was stopped."""
-    finished = len(history.done.get(run.name, ()))
-    if run.name in history.stopped or finished == len(run.legs):
-        return None
-    return run.legs[finished]
-
-
-def list_ready(plan: StudyPlan, history: StudyHistory, running: Collection[str] = ()) -> Iterator[NextLaunch]:
-    """Launches that may start now, most urgent first; an arm waits for its common checkpoint."""
+def list_ready(plan: StudyPlan, history: StudyHistory, taken: Collection[str] = ()) -> Iterator[tuple[StudyRun, Leg]]:
+    """Launches that may start now, most urgent first; an arm waits for its common checkpoint, and `taken` runs are left out."""
     for run in plan.runs:
-        if run.name in running or (run.arm != START and not history.is_complete(plan.start_of(run))):
+        if run.name in taken or history.is_complete(run):
             continue
-        leg = next_launch(run, history)
-        if leg is not None:
-            yield NextLaunch(run, leg)
+        if run.arm == START or history.is_complete(plan.start_of(run)):
+            yield run, run.legs[len(history.done.get(run.name, ()))]
 
 
 def count_updates(plan: StudyPlan, history: StudyHistory) -> int:

@@ -1,29 +1,23 @@
-"""One launch of a study's trainer: its command line, the checkpoint it is handed, the result it leaves.
+"""One launch of a study's trainer: its command line, and the result it leaves.
 
     settings ── words ── chronicle run -- COMMAND ── checkpoint after {last}, metrics ── LegResult
-
-A treatment is either a setting of the command or a state. A state is lost in a copy of the checkpoint, never in the run's own:
-moments become zeros with a count of 0, as they are in a new optimizer; weights are rounded to bfloat16 and stay float32. Files
-are read by torch as tensors and plain values only (`weights_only`), so nothing in a checkpoint is executed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
-import shutil
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
 
 from chronicle.errors import UsageProblem
 from chronicle.metrics.log import MetricsWriter, Point, read_metrics
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.readers import read_log
-from experiments.definition import Loss, Order, Setting
+from experiments.definition import Setting
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
@@ -41,146 +35,47 @@ def settings_of_leg(plan: StudyPlan, run: StudyRun, leg: Leg) -> dict[str, Setti
 
 def usual_settings(plan: StudyPlan) -> dict[str, Setting]:
     """The settings of a launch that nothing was done to, in this profile."""
-    return {**plan.study.program.settings, **plan.profile.set}
+    return {**plan.study.trainer.settings, **plan.profile.set}
 
 
 def is_treated(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
     """Whether this launch differs on purpose from the one that saved its checkpoint: the guard then only warns."""
-    lost = leg.restart is not None and bool(leg.restart.loses or leg.restart.order is not Order.PLAN or leg.data_offset)
-    return lost or settings_of_leg(plan, run, leg) != usual_settings(plan) or _reads_again(plan, run, leg)
-
-
-def _reads_again(plan: StudyPlan, run: StudyRun, leg: Leg) -> bool:
     first = plan.profile.start_updates + leg.first
-    return plan.positions(run, leg) != [range(first, first + leg.num_updates)]
+    reads_on = plan.positions(run, leg) == [range(first, first + leg.num_updates)]
+    reshuffled = leg.restart is not None and leg.restart.reshuffle
+    return reshuffled or not reads_on or settings_of_leg(plan, run, leg) != usual_settings(plan)
 
 
-def placeholders(
-    plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str
-) -> dict[str, Setting]:
+def placeholders(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, python: str) -> dict[str, Setting]:
     """The value of every placeholder for one launch; steps count from the beginning of the common start."""
     begin, size = plan.profile.start_updates, plan.profile.slice_updates
-    reshuffled = leg.restart is not None and leg.restart.order is not Order.PLAN
-    restarts = sum(one.restart is not None for one in run.legs[: leg.number])
+    reshuffled = [one for one in run.legs[: leg.number] if one.restart is not None and one.restart.reshuffle]
+    resume = resume_path(plan, run, leg, paths)
     return {
-        **settings_of_leg(plan, run, leg), "arm": run.arm, "run": run.name, "leg": leg.number, "seed": plan.order_seed(run),
-        "start": plan.start_of(run).seed, "first": begin + leg.first, "last": begin + leg.last, "updates": leg.num_updates,
-        "total": begin + size * len(plan.study.arms[0].slices), "every": math.gcd(*(begin + at for at in leg.saves)),
-        "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)),
-        "order": restarts if reshuffled else 0, "python": python, "resume": str(resume or ""), "skipped": leg.data_offset,
-        "checkpoints": str(paths.checkpoints_dir(run.name).resolve()), "plan": str(paths.plan_path.resolve()),
-    }
+        **settings_of_leg(plan, run, leg), "seed": plan.order_seed(run), "begin": begin, "first": begin + leg.first,
+        "last": begin + leg.last, "updates": leg.num_updates, "total": begin + size * len(plan.study.arms[0].slices),
+        "data": ",".join(f"{part.start}:{part.stop}" for part in plan.positions(run, leg)), "order": len(reshuffled),
+        "python": python, "resume": str(resume.resolve()) if resume is not None else "",
+        "checkpoints": str(paths.checkpoints_dir(run.name).resolve())}
 
 
-def command_words(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, resume: Path | None, python: str) -> list[str]:
+def command_words(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, python: str) -> list[str]:
     """The command of one launch with its placeholders filled in; those of `resume` only where it resumes."""
-    trainer, values = plan.study.program, placeholders(plan, run, leg, paths, resume, python)
-    return [word.format_map(values) for word in (*trainer.command, *(trainer.resume if resume is not None else ()))]
+    trainer, values = plan.study.trainer, placeholders(plan, run, leg, paths, python)
+    return [word.format_map(values) for word in (*trainer.command, *(trainer.resume if values["resume"] else ()))]
 
 
 def checkpoint_after(plan: StudyPlan, owner: StudyRun, update: int, paths: StudyPaths) -> Path:
     """Where the trainer of `owner` saves after an update of the arms (0: the end of the common start)."""
-    name = plan.study.program.checkpoint.format(step=plan.profile.start_updates + update)
+    name = plan.study.trainer.checkpoint.format(step=plan.profile.start_updates + update)
     return paths.checkpoints_dir(owner.name) / name
 
 
 def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> Path | None:
-    """Return the checkpoint that a leg loads: the common one for a first leg, else the run's own, or a treated copy of it."""
+    """Return the checkpoint that a leg loads: the common one for a first leg, else the run's own."""
     if run.arm == START:
         return None
-    checkpoint = checkpoint_after(plan, plan.start_of(run) if leg.number == 1 else run, leg.first, paths)
-    return treated_copy(paths, run, leg, checkpoint) if lost_in_copy(leg) else checkpoint
-
-
-# --- State lost on purpose
-
-
-def lost_in_copy(leg: Leg) -> frozenset[Loss]:
-    """What a leg loses in a copy of its checkpoint. The schedule is the trainer's to start again."""
-    return frozenset(leg.restart.loses if leg.restart is not None else ()) - {Loss.SCHEDULE}
-
-
-def treated_copy(paths: StudyPaths, run: StudyRun, leg: Leg, checkpoint: Path) -> Path:
-    """Where the edited copy of a checkpoint lies that a leg loads."""
-    return paths.study_dir / "treated" / f"{run.name}-leg{leg.number}" / checkpoint.name
-
-
-def lose_in_copy(checkpoint: Path, copy: Path, loses: Collection[Loss]) -> None:
-    """Copy a checkpoint (a directory or a file) and lose state in the copy; `StudyError` where there was none to lose."""
-    if not checkpoint.exists():
-        raise StudyError(f"checkpoint `{checkpoint}` does not exist: the launch before did not save it")
-    shutil.rmtree(copy.parent, ignore_errors=True)
-    copy.parent.mkdir(parents=True)
-    if checkpoint.is_dir():
-        shutil.copytree(checkpoint, copy, symlinks=False)
-    else:
-        shutil.copy2(checkpoint, copy)
-    found = dict.fromkeys(loses, 0)
-    for path in sorted(copy.rglob("*")) if copy.is_dir() else [copy]:
-        if path.is_file():
-            for loss, number in _lose_in_file(path, loses).items():
-                found[loss] += number
-    for loss, what in ((Loss.MOMENTS, "optimizer state"), (Loss.PRECISION, "float32 weights")):
-        if loss in loses and not found[loss]:
-            raise StudyError(f"checkpoint `{checkpoint}` has no {what} in safetensors or torch files of tensors and plain "
-                             f"values: `{loss}` cannot be lost in it")
-
-
-def _lose_in_file(path: Path, loses: Collection[Loss]) -> dict[Loss, int]:
-    """Edit one file; return how many tensors changed, by loss. Files that hold none are left as they are."""
-    import torch
-
-    found = dict.fromkeys(loses, 0)
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
-        from safetensors.torch import save_file
-
-        with safe_open(path, framework="pt") as file:
-            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        _lose(tensors, found)
-        if any(found.values()):
-            save_file(tensors, path, metadata=metadata)
-    elif zipfile.is_zipfile(path):
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except (UnpicklingError, RuntimeError, EOFError):  # other classes: left as it is; the caller says what was not found
-            return found
-        _lose(state, found)
-        if any(found.values()):
-            torch.save(state, path)
-    return found
-
-
-def _lose(value: Any, found: dict[Loss, int]) -> None:
-    """Edit the tensors of a tree in place and count them in `found`, which has the losses that are asked for.
-
-    What lies in the state of an optimizer is a moment, every other float32 tensor a weight.
-    """
-    import torch
-
-    if isinstance(value, Mapping) and "state" in value and "param_groups" in value:
-        if Loss.MOMENTS in found:
-            found[Loss.MOMENTS] += sum(map(_forget, value["state"].values()))
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            _lose(part, found)
-    elif isinstance(value, torch.Tensor) and value.dtype == torch.float32 and Loss.PRECISION in found:
-        value.copy_(value.to(torch.bfloat16))
-        found[Loss.PRECISION] += 1
-
-
-def _forget(entry: Any) -> int:
-    """Zero the state of one parameter, its count too; return how many moments it had."""
-    import torch
-
-    number = 0
-    for name, value in list(entry.items()) if isinstance(entry, dict) else ():
-        if isinstance(value, torch.Tensor):
-            value.zero_()
-            number += name != "step"
-        elif name == "step":
-            entry[name] = 0
-    return number
+    return checkpoint_after(plan, plan.start_of(run) if leg.number == 1 else run, leg.first, paths)
 
 
 # --- What a launch left
@@ -191,7 +86,7 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
 
     Raises `StudyError` where the checkpoint, the loss or (after the last leg) the outcome is not there.
     """
-    trainer, begin = plan.study.program, plan.profile.start_updates
+    trainer, begin = plan.study.trainer, plan.profile.start_updates
     checkpoint = checkpoint_after(plan, run, leg.last, paths)
     if not checkpoint.exists():
         raise StudyError(
@@ -213,30 +108,27 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
                 f"launch {launch} of `{run.name}` has no `{channel}` in steps {begin + leg.first + 1} to {begin + leg.last}; "
                 f"there is {had or 'no channel at all'}", "keys `loss`, `outcome` and `metrics` of the trainer")
     final = {channel: last[channel] for channel in wanted if channel in last}
+    renamed = {trainer.loss: "loss", trainer.outcome: "eval/mixture"}
     with MetricsWriter(paths.curves_path(run.name, launch), aloud=False) as metrics:
         for step, row in sorted(rows.items()):
-            metrics.write(step, {_renamed(plan, name): value for name, value in row.items()})
+            hidden = set(renamed.values()) - renamed.keys()  # the trainer's own channels of these names
+            metrics.write(step, {renamed.get(name, name): value for name, value in row.items() if name not in hidden})
     weights, moments = digest_checkpoint(checkpoint)
     return LegResult(run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights, moments=moments,
                      final=final)
 
 
-def _renamed(plan: StudyPlan, name: str) -> str:
-    """The study's name of a channel; the bit transformer logs its own curve beside its outcome."""
-    trainer = plan.study.trainer
-    return name if trainer is None else {trainer.loss: "loss", trainer.outcome: "eval/mixture"}.get(name, name)
-
-
 def _points(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch: int) -> Iterator[Point]:
-    trainer, own = plan.study.program, paths.run(run.name)
+    trainer, own = plan.study.trainer, paths.run(run.name)
     told = False
     try:
         if trainer.metrics == GUARD:
             yield from read_metrics(own.metrics_path(launch))
+            yield from _digests(own.launch_dir(launch) / "samples.jsonl")
             return
         path = own.supervisor_log(launch)
         if trainer.metrics != OUTPUT:
-            path = Path(trainer.metrics.format_map(placeholders(plan, run, leg, paths, None, "")))
+            path = Path(trainer.metrics.format_map(placeholders(plan, run, leg, paths, "")))
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if trainer.lines else ():
             for channel, pattern in trainer.lines.items():
                 if (found := re.search(pattern, line)) is not None and (value := number_in(found[2])) is not None:
@@ -246,6 +138,14 @@ def _points(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch:
     except (OSError, UsageProblem, ValueError) as problem:
         if not (told and isinstance(problem, UsageProblem)):  # all its lines may be of a form of their own
             raise StudyError(f"launch {launch} of `{run.name}` left no metrics that can be read: {problem}") from problem
+
+
+def _digests(path: Path) -> Iterator[Point]:
+    """The digest of every batch, where a trainer writes them as the bit transformer does."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        row = json.loads(line)
+        digest = int(row["digest"][:13], 16)  # 52 bits: a float holds it exactly
+        yield Point(row=0, step=row["step"], time=None, values={"data_digest": digest})
 
 
 def digest_checkpoint(checkpoint: Path) -> tuple[str, str]:

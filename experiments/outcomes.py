@@ -1,7 +1,6 @@
 """The measurements of a study, read from journals and per-step logs: one `RunData` per arm and seed.
 
-A run's series follows its lineage: updates of a leg that was rolled back are not in it, and a leg counts once. The excess
-loss after a restart is relative to the reference: on identical batches at each update, else to its local mean.
+The excess loss after a restart is relative to the reference: on identical batches at each update, else to its local mean.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
     total = run.legs[-1].last
     rows: dict[int, Mapping[str, float]] = {}
     for leg, done in zip(run.legs, finished, strict=True):
-        rows = {update: values for update, values in rows.items() if update <= leg.first}
         for point in read_metrics(paths.curves_path(run.name, done.launch)):
             update = point.step - plan.profile.start_updates
             if leg.first < update <= leg.last:
@@ -124,7 +122,6 @@ class Transient:
 
     run: str
     after: int
-    channel: str
     identical_batches: bool
     num_updates: int
     area: float
@@ -132,16 +129,16 @@ class Transient:
     recovered_after: int | None
 
 
-def excess_over(run: RunData, reference: RunData, channel: str) -> tuple[Curve, Curve]:
-    """Excess of a run over the reference in the study's unit, and per update whether both are known to have seen one batch."""
-    own, base = run.channel(channel), reference.channel(channel)
+def excess_over(run: RunData, reference: RunData) -> tuple[Curve, Curve]:
+    """Excess loss over the reference in the study's unit, and per update whether both are known to have seen one batch."""
+    own, base = run.channel("loss"), reference.channel("loss")
     same = run.channel("data_digest") == reference.channel("data_digest")
     return own - np.where(same, base, _local_mean(base)), same
 
 
-def find_transients(run: RunData, reference: RunData, channel: str = "loss") -> tuple[Transient, ...]:
+def find_transients(run: RunData, reference: RunData) -> tuple[Transient, ...]:
     """One per restart of the run and horizon; a horizon ends at the next restart, and equal ones count once."""
-    excess, same = excess_over(run, reference, channel)
+    excess, same = excess_over(run, reference)
     found = []
     for after in run.restarts:
         limit = min([run.num_updates, *(point for point in run.restarts if point > after)])
@@ -156,8 +153,8 @@ def find_transients(run: RunData, reference: RunData, channel: str = "loss") -> 
                 smooth = np.convolve(np.nan_to_num(window), np.ones(SMOOTHED) / SMOOTHED, mode="valid")
             inside = np.flatnonzero(smooth <= 2 * noise / math.sqrt(SMOOTHED) + 1e-12)  # two sd of its own noise
             found.append(Transient(
-                run=run.run.name, after=after, channel=channel, identical_batches=bool(same[after:end].all()),
-                num_updates=end - after, area=float(np.nansum(window)), peak=float(np.max(smooth)),
+                run=run.run.name, after=after, identical_batches=bool(same[after:end].all()), num_updates=end - after,
+                area=float(np.nansum(window)), peak=float(np.max(smooth)),
                 recovered_after=int(inside[0]) if len(inside) else None))
     return tuple(found)
 

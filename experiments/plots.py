@@ -1,4 +1,4 @@
-"""The four plots of a study, drawn from the tables of its report. Colours are fixed per arm."""
+"""The two plots of a study, drawn from the tables of its report. Colours are fixed per arm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.design import StudyPlan
-from experiments.tables import ReportTable, slice_ends
+from experiments.tables import ReportTable
 from experiments.verdicts import EffectVerdict, Judged, count_units
 
 PLOTS = {
-    "losses": "Training loss, mean of seeds and of 25 updates; dashed: ends of slices, where the restarted arms restart.",
-    "differences": "The held-out outcome during the run, minus the reference at the same seed, mean of seeds.",
     "transients": "Excess loss around the restarts, mean over restarts and seeds. Left: on identical batches. Right: another "
     "order, over the reference's local mean.",
     "contrasts": "Contrasts on the primary outcome: 95 % intervals (thin) and 90 % intervals (thick) over independent units, "
@@ -22,47 +20,36 @@ PLOTS = {
 COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e",
            "#7b3294", "#b2182b", "#2166ac", "#a6761d")
 VERDICT_COLOURS = {EffectVerdict.DIFFERENCE: "#d55e00", EffectVerdict.EQUIVALENT: "#009e73"}
-UPDATES = "updates after the common checkpoint"
 
 
-def draw_plots(plan: StudyPlan, tables: Mapping[str, ReportTable], judged: Sequence[Judged], directory: Path) -> None:
+def draw_plots(plan: StudyPlan, transients: ReportTable, judged: Sequence[Judged], directory: Path) -> None:
     """Write a PNG of every plot; the same tables give the same bytes with the same matplotlib."""
     colours = {arm.name: COLOURS[number % len(COLOURS)] for number, arm in enumerate(plan.study.arms)}
-    unit = plan.study.unit
-    _draw_lines(directory, "losses", tables["losses"], colours, panels=1, marks=slice_ends(plan), labels=(UPDATES, unit))
-    _draw_lines(directory, "differences", tables["differences"], colours, marks=slice_ends(plan),
-                labels=(UPDATES, f"held-out {unit}, minus {plan.study.reference}"), level=0.0)
-    _draw_lines(directory, "transients", tables["transients"], colours, panels=1, marks=[0], level=0.0,
-                labels=("updates after a restart", f"excess loss, {unit}"))
-    _draw_contrasts(directory, judged, plan.study.margin_bpb, unit)
+    _draw_transients(directory, transients, colours, plan.study.unit)
+    _draw_contrasts(directory, judged, plan.study.margin_bpb, plan.study.unit)
 
 
-def _draw_lines(
-    directory: Path, name: str, table: ReportTable, colours: Mapping[str, str], *, marks: Sequence[int],
-    labels: tuple[str, str], panels: int | None = None, level: float | None = None,
-) -> None:
-    """A line an arm from the last two columns; `panels` is the column whose values have a panel each."""
+def _draw_transients(directory: Path, table: ReportTable, colours: Mapping[str, str], unit: str) -> None:
+    """A line an arm; a panel for identical batches, and one for another order."""
     figure = _figure()
-    titles = sorted({row[panels] for row in table.rows}, reverse=True) if panels is not None else [""]
-    axes_of = dict(zip(titles, figure.subplots(1, max(1, len(titles)), squeeze=False)[0], strict=False))
+    kinds = sorted({row[1] for row in table.rows}, reverse=True)
     lines: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    for row in table.rows:
-        xs, ys = lines.setdefault((row[panels] if panels is not None else "", row[0]), ([], []))
-        xs.append(float(row[-2]))
-        ys.append(float(row[-1]))
-    for (title, arm), (xs, ys) in lines.items():
-        axes_of[title].plot(xs, ys, color=colours.get(arm, "black"), lw=1.3, label=arm)
+    for arm, kind, offset, excess in table.rows:
+        xs, ys = lines.setdefault((kind, arm), ([], []))
+        xs.append(float(offset))
+        ys.append(float(excess))
     words = {"yes": "identical batches", "no": "another order"}
-    for title, axes in axes_of.items():
-        for mark in marks:
-            axes.axvline(mark, color="black", ls="--", lw=0.5, alpha=0.5)
-        if level is not None:
-            axes.axhline(level, color="black", lw=0.8)
-        axes.set_title(words.get(title, title), fontsize=9)
-        axes.set_xlabel(labels[0], fontsize=8)
-        axes.set_ylabel(labels[1], fontsize=8)
+    for kind, axes in zip(kinds, figure.subplots(1, max(1, len(kinds)), squeeze=False)[0], strict=False):
+        for (panel, arm), (xs, ys) in lines.items():
+            if panel == kind:
+                axes.plot(xs, ys, color=colours.get(arm, "black"), lw=1.3, label=arm)
+        axes.axvline(0, color="black", ls="--", lw=0.5, alpha=0.5)
+        axes.axhline(0.0, color="black", lw=0.8)
+        axes.set_title(words[kind], fontsize=9)
+        axes.set_xlabel("updates after a restart", fontsize=8)
+        axes.set_ylabel(f"excess loss, {unit}", fontsize=8)
         axes.legend(fontsize=7, frameon=False, ncols=2)
-    _save(figure, directory / f"{name}.png")
+    _save(figure, directory / "transients.png")
 
 
 def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:

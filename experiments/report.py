@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -52,6 +52,10 @@ from experiments.verdicts import (
 
 VERSION = 1
 MEASURED = "measured.json"
+RAW = ("outcomes", "controls", "transients", "transient-table")
+FOLLOWS = ("contrast-table", "transient-means", "secondary")
+DOCUMENTS = ("plan.json", MEASURED, "summary.json", "report.md")
+Transients: TypeAlias = dict[tuple[str, str, str], list[tuple[str, ...]]]  # rows by arm, channel and horizon
 SHOWN = {"controls": 12, "outcomes": 16, "transient-table": 0}  # rows of a table on the page
 
 
@@ -70,23 +74,25 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
     if not data.seeds(plan.study.reference):
         raise StudyError(f"arm {plan.study.reference} has no complete run yet", "continue with `chronicle experiment run`")
     _measure(data, directory)
-    built = judge_folder(directory)
     folder = _Folder(directory)
+    built = _judge(folder)
     return Built(text=built.text, data={**built.data, "entry": _record(paths, data, folder)})
 
 
 def judge_folder(directory: Path) -> Built:
     """Judge the study whose raw files are in `directory` and write its report there."""
-    folder = _Folder(directory)
-    (directory / "report.md").write_text(format_markdown(list(_blocks(folder))), encoding="utf-8")
+    return _judge(_Folder(directory))
+
+
+def _judge(folder: _Folder) -> Built:
+    directory, summary = folder.directory, _summary(folder)
     for table in (_contrast_table(folder.judged), _transient_means(folder), _secondary(folder)):
-        (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
-    verdicts = {one.name: str(one.verdict) for one in folder.judged}
-    summary = _summary(folder)
+        _write_csv(directory, table)
+    (directory / "report.md").write_text(format_markdown(list(_blocks(folder))), encoding="utf-8")
     _write_json(directory / "summary.json", summary)
-    draw_plots(folder.plan, folder.tables, folder.judged, directory)
+    draw_plots(folder.plan, folder.tables["transients"], folder.judged, directory)
     lines = [str(directory / "report.md"), *(f"{question} {said}" for question, said in folder.told)]
-    return Built(text="\n".join(lines), data={"directory": str(directory), "verdicts": verdicts, **summary})
+    return Built(text="\n".join(lines), data={"directory": str(directory), "verdicts": _verdicts(folder), **summary})
 
 
 class _Folder:
@@ -94,23 +100,18 @@ class _Folder:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-
-        def read(name: str) -> dict[str, Any]:
-            found: dict[str, Any] = json.loads((directory / name).read_text(encoding="utf-8"))
-            return found
-
         try:
-            self.plan = StudyPlan.from_json(read("plan.json"))
-            self.measured = read(MEASURED)
-            names = ("outcomes", "controls", "losses", "differences", "transients", "transient-table")
-            found = {name: directory / f"{name}.csv" for name in names}
-            self.tables = {name: parse_csv(name, path.read_text(encoding="utf-8"), SHOWN.get(name))
-                           for name, path in found.items() if path.is_file()}
+            self.plan = StudyPlan.from_json(_read_json(directory / "plan.json"))
+            self.measured = _read_json(directory / MEASURED)
+            self.tables = {}
+            for name in RAW:
+                self.tables[name] = parse_csv(name, (directory / f"{name}.csv").read_text(encoding="utf-8"), SHOWN.get(name))
         except (OSError, ValueError, KeyError) as problem:
             raise StudyError(f"`{directory}` does not hold the raw files of a report: {problem}") from problem
         outcomes = self.tables["outcomes"]
         self.outcomes = column(outcomes, outcomes.header[2])
-        bounces = judge_bounce(self.plan, _excess(self.tables["transient-table"]))
+        self.transients = _by_arm(self.tables["transient-table"])
+        bounces = judge_bounce(self.plan, _excess(self.transients), column(outcomes, "bounce"))
         self.judged = (*judge_study(self.plan, self.outcomes), *bounces)
         self.told = answer_questions(self.plan.study, self.judged)
         if bounces:
@@ -139,10 +140,10 @@ def _measure(data: StudyData, directory: Path) -> None:
                          "find the cause first: an exact restart that differs is a bug")
     directory.mkdir(parents=True, exist_ok=True)
     for table in measured_tables(data, checks):
-        (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
+        _write_csv(directory, table)
     _write_json(directory / "plan.json", data.plan.to_json())
     _write_json(directory / MEASURED, {
-        "v": VERSION, "read": f"trainer: `{shlex.join(data.plan.study.program.command)}`",
+        "v": VERSION, "read": f"trainer: `{shlex.join(data.plan.study.trainer.command)}`",
         "checkpoint": data.starts[0].result.weights if data.starts else None,
         "restarts": {arm: len(data.of_arm(arm)[0].restarts) for arm in data.arms},
         "stopped": dict(data.stopped), "open": list(data.open)})
@@ -193,9 +194,6 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     yield _figure("transients")
     yield _transient_means(folder)
     yield folder.tables["transient-table"]
-    yield "## Along the run"
-    yield _figure("losses")
-    yield _figure("differences")
     yield "## Outcomes"
     yield folder.tables["outcomes"]
     yield _secondary(folder)
@@ -236,7 +234,7 @@ def _span(low: float, high: float) -> str:
 def _transient_means(folder: _Folder) -> ReportTable:
     """Means by arm, channel and horizon; the interval is over independent units, of the mean of a run's restarts."""
     rows = []
-    for (arm, channel, horizon), items in _by_arm(folder.tables["transient-table"]).items():
+    for (arm, channel, horizon), items in folder.transients.items():
         over_units = folder.mean(_by_seed(items))
         interval = f"{over_units.interval(0.95)[0]:+.3f} … {over_units.interval(0.95)[1]:+.3f}" if over_units else ""
         is_same = all(row[3] == "yes" for row in items)
@@ -249,9 +247,8 @@ def _transient_means(folder: _Folder) -> ReportTable:
     return ReportTable(name="transient-means", header=header, rows=tuple(rows))
 
 
-def _by_arm(table: ReportTable) -> dict[tuple[str, str, str], list[tuple[str, ...]]]:
-    """The rows of the table of transients by arm, channel and horizon."""
-    found: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
+def _by_arm(table: ReportTable) -> Transients:
+    found: Transients = {}
     for row in table.rows:
         found.setdefault((row[0].rpartition("-s")[0], row[2], row[4]), []).append(row)
     return found
@@ -265,10 +262,10 @@ def _by_seed(items: Sequence[tuple[str, ...]]) -> dict[int, float]:
     return {seed: float(np.mean(values)) for seed, values in areas.items()}
 
 
-def _excess(table: ReportTable) -> dict[tuple[str, int], dict[int, float]]:
+def _excess(transients: Transients) -> dict[tuple[str, int], dict[int, float]]:
     """The mean excess of the training loss after restarts, by arm and horizon, then by seed."""
     found = {}
-    for (arm, channel, horizon), items in _by_arm(table).items():
+    for (arm, channel, horizon), items in transients.items():
         if channel == "loss":
             found[arm, int(horizon)] = {seed: area / int(horizon) for seed, area in _by_seed(items).items()}
     return found
@@ -294,11 +291,11 @@ def _figure(name: str, numbers: str = "") -> str:
 def _summary(folder: _Folder) -> dict[str, Any]:
     contrasts = {}
     for one in folder.judged:
-        if one.result is not None:
-            contrasts[one.name] = {"mean": one.result.mean, "low": one.result.low, "high": one.result.high,
-                                   "inner_low": one.result.inner_low, "inner_high": one.result.inner_high,
-                                   "pairs": one.result.num_pairs, "units": one.result.num_units, "n": count_units(one),
-                                   "verdict": str(one.verdict)}
+        r = one.result
+        if r is not None:
+            contrasts[one.name] = {"mean": r.mean, "low": r.low, "high": r.high, "inner_low": r.inner_low,
+                                   "inner_high": r.inner_high, "pairs": r.num_pairs, "units": r.num_units,
+                                   "n": count_units(one), "verdict": str(one.verdict)}
     plan = folder.plan
     return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "contrasts": contrasts,
             "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
@@ -309,23 +306,20 @@ def _summary(folder: _Folder) -> dict[str, Any]:
 
 def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
-    names = [MEASURED, "plan.json", "summary.json", "report.md", "contrast-table.csv",
-             "transient-means.csv", "secondary.csv"]
-    names += [f"{name}.csv" for name in folder.tables] + [f"{name}.png" for name in PLOTS]
-    written = [folder.directory / name for name in sorted(names)]
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in written}
+    files = {}
+    for name in (*(f"{table}.csv" for table in (*RAW, *FOLLOWS)), *(f"{plot}.png" for plot in PLOTS), *DOCUMENTS):
+        files[name] = hashlib.sha256((folder.directory / name).read_bytes()).hexdigest()
     for entry, report in events_of(read_journal(paths.journal).entries, StudyReport):
         if dict(report.files) == files:
             return entry.id
-    study, verdicts = data.plan.study, {one.name: str(one.verdict) for one in folder.judged}
-    kinds = {f"{name}.png": ("plot", caption) for name, caption in PLOTS.items()}
-    evidence = []
-    for path in written:
-        if path.name in kinds:
-            kind, what = kinds[path.name]
-            evidence.append({**store_file(paths.journal, path), "kind": kind, "what": what})
-    arms = [{"id": arm, "name": study.arm(arm).says, "restarts": folder.measured["restarts"][arm],
-             "data": " ".join(map(str, study.arm(arm).slices))} for arm in folder.arms]
+    study, verdicts = data.plan.study, _verdicts(folder)
+    evidence, arms = [], []
+    for name, caption in PLOTS.items():
+        stored = store_file(paths.journal, folder.directory / f"{name}.png")
+        evidence.append({**stored, "kind": "plot", "what": caption})
+    for arm in folder.arms:
+        arms.append({"id": arm, "name": study.arm(arm).says, "restarts": folder.measured["restarts"][arm],
+                     "data": " ".join(map(str, study.arm(arm).slices))})
     report = StudyReport(
         plan_hash=data.plan.plan_hash, study=study.name, profile=data.plan.profile.name,
         checkpoint=folder.measured["checkpoint"], seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts,
@@ -334,6 +328,19 @@ def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     with JournalWriter(paths.journal) as writer:
         return writer.write(report, title=f"{study.title} {settled}"[:200]).id
+
+
+def _verdicts(folder: _Folder) -> dict[str, str]:
+    return {one.name: str(one.verdict) for one in folder.judged}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _write_csv(directory: Path, table: ReportTable) -> None:
+    (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chronicle.cli.options import ExitCode
@@ -26,7 +25,6 @@ from chronicle.journal.events import (
     StudyLaunch,
     StudyLeg,
     StudyRegistered,
-    StudyRetry,
     StudyStop,
     events_of,
 )
@@ -35,19 +33,9 @@ from chronicle.launch.containment import die_with_parent
 from experiments.design import Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import StudyPaths
-from experiments.history import Finished, NextLaunch, StudyHistory, count_updates, list_ready, read_history
-from experiments.launches import (
-    checkpoint_after,
-    command_words,
-    is_treated,
-    lose_in_copy,
-    lost_in_copy,
-    placeholders,
-    read_leg,
-    resume_path,
-)
+from experiments.history import Finished, StudyHistory, count_updates, list_ready, read_history
+from experiments.launches import checkpoint_after, command_words, is_treated, read_leg
 from rollback.checkpoint.manifest import MANIFEST_NAME
-from rollback.disk.durable import write_atomic
 
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 60.0  # the launches of a killed runner get its signal and end within their grace period
@@ -72,9 +60,6 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
     if registered is not None and StudyPlan.from_json(dict(registered)) != plan:
         raise NotRegistered(f"`{paths.study_dir}` has another registered plan than {plan.plan_hash[:12]}",
                             "give the changed study another --name: a registered plan cannot change")
-    if registered is None or not paths.plan_path.is_file():
-        paths.study_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(paths.plan_path, json.dumps(registered or plan.to_json(), indent=1, sort_keys=True))
     if registered is None:
         study, profile = plan.study, plan.profile
         entry = StudyRegistered(
@@ -99,16 +84,15 @@ def _history(paths: StudyPaths) -> StudyHistory:
 
 def run_study(
     plan: StudyPlan, paths: StudyPaths, launcher: ChronicleLauncher, *, jobs: int = 2, only: Collection[str] = (),
-    retry_stopped: bool = False, say: Callable[[str], None] = lambda line: None,
-    sleep: Callable[[float], None] = time.sleep,
+    say: Callable[[str], None] = lambda line: None, sleep: Callable[[float], None] = time.sleep,
 ) -> StudyOutcome:
-    """Register the plan and run launches until none is left. On an exception the running launches are ended first."""
+    """Register the plan and run launches until none is left; what an earlier runner gave up is tried again.
+
+    On an exception the running launches are ended first.
+    """
     with JournalWriter(paths.journal) as writer:
         register_study(paths, plan, writer)
-        if retry_stopped:
-            for name in _history(paths).stopped:
-                writer.write(StudyRetry(run=name), title=f"{name} is tried again")
-        keeper = _Keeper(plan, paths, launcher, writer, frozenset(only), say)
+        keeper = _Keeper(plan=plan, paths=paths, launcher=launcher, writer=writer, only=only, say=say)
         try:
             keeper.work(jobs, sleep)
         finally:
@@ -119,92 +103,87 @@ def run_study(
     return StudyOutcome(complete=complete, stopped=dict(history.stopped), open=rest)
 
 
+@dataclass(kw_only=True)
 class _Keeper:
     """Keeps up to `jobs` launches running and journals their results."""
 
-    def __init__(
-        self, plan: StudyPlan, paths: StudyPaths, launcher: ChronicleLauncher, writer: JournalWriter, only: frozenset[str],
-        say: Callable[[str], None],
-    ) -> None:
-        self._plan, self._paths, self._launcher, self._writer = plan, paths, launcher, writer
-        self._only, self._say = only, say
-        self._running: dict[str, tuple[NextLaunch, Running]] = {}
+    plan: StudyPlan
+    paths: StudyPaths
+    launcher: ChronicleLauncher
+    writer: JournalWriter
+    only: Collection[str]
+    say: Callable[[str], None]
+    running: dict[str, Running] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)  # by this runner; the next one tries them again
 
     def work(self, jobs: int, sleep: Callable[[float], None]) -> None:
         waited = 0.0
         while True:
-            busy = self._fill(jobs) if len(self._running) < jobs else set()
-            num_ended = self._collect()
-            if num_ended:
+            busy = self._fill(jobs)
+            if self._collect():
                 continue
-            if not self._running:
+            if not self.running:
                 if not busy or waited >= BUSY_SECONDS:
                     for name in sorted(busy):
-                        self._say(f"{name}: skipped, another runner has a live launch of it on this host")
+                        self.say(f"{name}: skipped, another runner has a live launch of it on this host")
                     return
                 waited += POLL_SECONDS
             sleep(POLL_SECONDS)
 
     def stop_all(self) -> None:
-        for _, running in self._running.values():
+        for running in self.running.values():
             running.stop()
-        self._running.clear()
 
     def _fill(self, jobs: int) -> set[str]:
         """Start the launches that may start; return the runs whose launch by another runner is still alive."""
-        history, busy = _history(self._paths), set[str]()
-        for launch in list_ready(self._plan, history, set(self._running)):
-            if len(self._running) == jobs:
+        busy = set[str]()
+        for run, leg in list_ready(self.plan, _history(self.paths), {*self.running, *self.stopped}):
+            if len(self.running) == jobs:
                 break
-            if self._only and launch.run.name not in self._only:
+            if self.only and run.name not in self.only:
                 continue
-            if self._launcher.is_free(launch.run):
-                self._start(launch)
-            else:
-                busy.add(launch.run.name)
+            if not self.launcher.is_free(run):
+                busy.add(run.name)
+                continue
+            started = StudyLaunch(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number)
+            self.writer.write(started, title=f"{run.name}, launch {leg.number} of {len(run.legs)}")
+            try:
+                self.running[run.name] = self.launcher.start(self.plan, run, leg)
+            except OSError as problem:
+                self._stop(run, leg, f"could not be started: {problem.strerror}: `{problem.filename}`")
         return busy
 
-    def _start(self, launch: NextLaunch) -> None:
-        run, leg = launch
-        started = StudyLaunch(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number)
-        self._writer.write(started, title=f"{run.name}, launch {leg.number} of {len(run.legs)}")
-        try:
-            self._running[run.name] = (launch, self._launcher.start(self._plan, run, leg))
-        except StudyError as problem:
-            self._stop(launch, f"could not be started: {problem.message}")
-        except OSError as problem:
-            self._stop(launch, f"could not be started: {problem.strerror}: `{problem.filename}`")
-
-    def _collect(self) -> int:
-        """Journal the launches that have ended; return how many."""
-        codes = {name: running.poll() for name, (_, running) in self._running.items()}
-        ended = {name: code for name, code in codes.items() if code is not None}
-        for name, code in ended.items():
-            launch, running = self._running.pop(name)
-            if code == ExitCode.CANNOT_START and not self._launcher.is_free(launch.run):
-                continue  # another runner launched this run first; the run is not stopped
-            if code != 0:
-                self._stop(launch, running.explain(code))
+    def _collect(self) -> bool:
+        """Journal the launches that have ended; return whether there were any."""
+        any_ended = False
+        for name, running in list(self.running.items()):
+            code = running.poll()
+            if code is None:
                 continue
+            any_ended = True
+            del self.running[name]
+            if code == ExitCode.CANNOT_START and not self.launcher.is_free(running.run):
+                continue  # another runner launched this run first; the run is not stopped
             try:
-                self._done(launch, running.finish())
+                if code:
+                    raise StudyError(running.explain(code))
+                self._done(running.run, running.leg, running.finish())
             except StudyError as problem:
-                self._stop(launch, problem.message)
-        return len(ended)
+                self._stop(running.run, running.leg, problem.message)
+        return any_ended
 
-    def _done(self, launch: NextLaunch, finished: Finished) -> None:
-        run, leg = launch
+    def _done(self, run: StudyRun, leg: Leg, finished: Finished) -> None:
         done = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
                         guard=finished.guard, result=finished.result.to_json())
-        self._writer.write(done, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
-        updates = count_updates(self._plan, _history(self._paths))
-        self._say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {updates:,} of {self._plan.num_updates:,} updates")
+        self.writer.write(done, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
+        updates = count_updates(self.plan, _history(self.paths))
+        self.say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {updates:,} of {self.plan.num_updates:,} updates")
 
-    def _stop(self, launch: NextLaunch, reason: str) -> None:
-        run, leg = launch
+    def _stop(self, run: StudyRun, leg: Leg, reason: str) -> None:
         stopped = StudyStop(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, reason=reason)
-        self._writer.write(stopped, title=f"{run.name} is stopped: {reason}")
-        self._say(f"{run.name}: stopped at launch {leg.number} of {len(run.legs)}: {reason}")
+        self.stopped.add(run.name)
+        self.writer.write(stopped, title=f"{run.name} is stopped: {reason}")
+        self.say(f"{run.name}: stopped at launch {leg.number} of {len(run.legs)}: {reason}")
 
 
 # --- Starting one launch
@@ -228,21 +207,14 @@ class ChronicleLauncher:
         return not find_alive(paths, list_launches(read_journal(paths).entries))
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
-        """Start one launch, after a rollback where the leg goes back. Its output goes to a file of the study."""
+        """Start one launch. Its output goes to a file of the study."""
         output = self.paths.output_path(run.name, leg.number)
         output.parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
         environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches, and the study has its own report
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        if lost_in_copy(leg):
-            owner = plan.start_of(run) if leg.number == 1 else run
-            copy = resume_path(plan, run, leg, self.paths)
-            assert copy is not None
-            lose_in_copy(checkpoint_after(plan, owner, leg.first, self.paths), copy, lost_in_copy(leg))
         if is_treated(plan, run, leg):
             environ["CHRONICLE_GUARD"] = "warn"  # it differs on purpose: the guard's word is recorded
-        if leg.restart is not None and leg.restart.rollback:
-            self._roll_back(plan, run, leg, environ, output)
         with output.open("ab") as sink:
             process = subprocess.Popen(
                 self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
@@ -251,25 +223,10 @@ class ChronicleLauncher:
 
     def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
         """Return the command line of a launch."""
-        resume = resume_path(plan, run, leg, self.paths)
-        resume = resume.resolve() if resume is not None else None
-        words = command_words(plan, run, leg, self.paths, resume, sys.executable)
-        return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *words]
-
-    def _where(self, run: StudyRun) -> list[str]:
-        checkpoints = self.paths.checkpoints_dir(run.name)
-        return ["--run", run.name, "--logs", str(self.paths.runs_dir), "--checkpoints", str(checkpoints)]
-
-    def _roll_back(self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path) -> None:
-        assert leg.restart is not None
-        step, values = plan.profile.start_updates + leg.first, placeholders(plan, run, leg, self.paths, None, "")
-        words = [word.format_map(values) for word in leg.restart.rollback]
-        command = [*CHRONICLE, "rollback", "--to", str(step), "--yes", *self._where(run), *words]
-        with output.open("ab") as sink:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, check=False)
-        if done.returncode:
-            said = _last_error(output) or "no message"
-            raise StudyError(f"`chronicle rollback --to {step}` ended with code {done.returncode}: {said}")
+        where = ["--run", run.name, "--logs", str(self.paths.runs_dir), "--checkpoints",
+                 str(self.paths.checkpoints_dir(run.name))]
+        words = command_words(plan, run, leg, self.paths, sys.executable)
+        return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *where, "--", *words]
 
 
 @dataclass(slots=True)
@@ -287,7 +244,7 @@ class Running:
     def poll(self) -> int | None:
         """Return the exit code, None while it runs; negative or 128 + n means a signal."""
         code = self.process.poll()
-        if self.plan.study.program.stop != "checkpoint":
+        if self.plan.study.trainer.stop != "checkpoint":
             return code
         if not self.told and (checkpoint_after(self.plan, self.run, self.leg.last, self.paths) / MANIFEST_NAME).exists():
             self.told = True
@@ -333,10 +290,10 @@ class Running:
 
 def _last_error(output: Path) -> str | None:
     try:
-        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = output.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    own = [line.split("error: ", 1)[1] for line in lines if line.startswith("error: ")]
-    raised = [line for line in lines if re.match(r"\w[\w.]*(Error|Exception): ", line)]
-    said = own or raised or [line.split("error: ", 1)[1] for line in lines if "error: " in line]
-    return said[-1].strip()[:300] if said else None
+    for pattern in (r"(?m)^error: (.*)", r"(?m)^(\w[\w.]*(?:Error|Exception): .*)", r"(?m)error: (.*)"):
+        if said := re.findall(pattern, text):
+            return str(said[-1]).strip()[:300]
+    return None

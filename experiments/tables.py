@@ -8,16 +8,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from experiments.gates import GateCheck
 from experiments.outcomes import Curve, StudyData, excess_over, find_transients
 
-LOSS_WIDTH, LOSS_EVERY = 25, 5  # updates averaged into a point of a training curve; points kept
 NEAR = 60  # updates shown around a restart
 DIGITS = 6
 
@@ -39,42 +38,15 @@ def measured_tables(data: StudyData, checks: Sequence[GateCheck]) -> list[Report
     """Return everything that was measured, a table each."""
     controls = tuple((check.name, check.what, check.found) for check in checks)
     return [_outcomes(data), ReportTable(name="controls", header=("control", "what", "found"), rows=controls),
-            _losses(data), _differences(data), _around_restarts(data), _transients(data)]
+            _around_restarts(data), _transients(data)]
 
 
 def _outcomes(data: StudyData) -> ReportTable:
     """The outcomes of every run, the primary one first."""
-    names = (data.plan.study.program.outcome, *data.plan.study.program.also, "bounce")
+    names = (data.plan.study.trainer.outcome, *data.plan.study.trainer.also, "bounce")
     runs = [(arm, seed, data.runs[arm, seed]) for arm in data.arms for seed in data.seeds(arm)]
     rows = [(arm, str(seed), *(f"{run.outcome(name):.7f}" for name in names)) for arm, seed, run in runs]
     return ReportTable(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows))
-
-
-def _losses(data: StudyData) -> ReportTable:
-    """The mean training loss of every arm by source, smoothed."""
-    channels = {source: f"bpb/{source}" for source in data.plan.sources} or {"loss": "loss"}
-    rows = []
-    for source, channel in channels.items():
-        for arm in data.arms:
-            curve = _smooth(_mean([run.channel(channel) for run in data.of_arm(arm)]), LOSS_WIDTH)
-            rows += [(arm, source, str(at), _text(curve[at - 1])) for at in range(LOSS_EVERY, len(curve) + 1, LOSS_EVERY)]
-    return ReportTable(name="losses", header=("arm", "source", "update", "bpb_mean_of_seeds"), rows=tuple(rows))
-
-
-def _differences(data: StudyData) -> ReportTable:
-    """The mean held-out difference to the reference during the run."""
-    rows = []
-    for arm, curve in _apart(data):
-        rows += [(arm, str(at + 1), _text(curve[at])) for at in np.flatnonzero(np.isfinite(curve))]
-    return ReportTable(name="differences", header=("arm", "update", "mean"), rows=tuple(rows))
-
-
-def _apart(data: StudyData) -> Iterator[tuple[str, Curve]]:
-    reference, channel = data.plan.study.reference, "eval/mixture"
-    for arm in data.arms:
-        seeds = data.seeds(arm, reference)
-        if arm != reference and seeds:
-            yield arm, _mean([data.runs[arm, s].channel(channel) - data.runs[reference, s].channel(channel) for s in seeds])
 
 
 def _around_restarts(data: StudyData) -> ReportTable:
@@ -85,7 +57,7 @@ def _around_restarts(data: StudyData) -> ReportTable:
         cuts, is_same = [], True
         for seed in data.seeds(arm, reference):
             run = data.runs[arm, seed]
-            excess, identical = excess_over(run, data.runs[reference, seed], "loss")
+            excess, identical = excess_over(run, data.runs[reference, seed])
             ends = (0, *run.restarts, run.num_updates)
             for before, after, end in zip(ends, run.restarts, ends[2:], strict=False):
                 cuts.append(_cut(excess, after, before, end))
@@ -107,24 +79,17 @@ def _cut(curve: Curve, after: int, begin: int, end: int) -> Curve:
 
 
 def _transients(data: StudyData) -> ReportTable:
-    """Every restart of every run, by channel."""
+    """Every restart of every run."""
     reference, rows = data.plan.study.reference, []
-    channels = ("loss", *(f"bpb/{source}" for source in data.plan.sources))
     for arm in data.arms:
         for seed in data.seeds(arm, reference):
-            for channel in channels:
-                for one in find_transients(data.runs[arm, seed], data.runs[reference, seed], channel):
-                    back = "" if one.recovered_after is None else str(one.recovered_after)
-                    same = "yes" if one.identical_batches else "no"
-                    rows.append((one.run, str(one.after), one.channel, same, str(one.num_updates),
-                                 f"{one.area:+.4f}", f"{one.peak:+.4f}", back))
+            for one in find_transients(data.runs[arm, seed], data.runs[reference, seed]):
+                back = "" if one.recovered_after is None else str(one.recovered_after)
+                same = "yes" if one.identical_batches else "no"
+                rows.append((one.run, str(one.after), "loss", same, str(one.num_updates), f"{one.area:+.4f}",
+                             f"{one.peak:+.4f}", back))
     header = ("run", "after update", "channel", "identical batches", "updates", "area", "peak", "recovered after")
     return ReportTable(name="transient-table", header=header, rows=tuple(rows))
-
-
-def slice_ends(plan: Any) -> list[int]:
-    """Updates after which a slice ends, but for the last."""
-    return [number * plan.profile.slice_updates for number in range(1, len(plan.study.arms[0].slices))]
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
@@ -133,17 +98,6 @@ def _mean(curves: Sequence[Curve]) -> Curve:
     counts = np.isfinite(stacked).sum(axis=0)
     mean: Curve = np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan)
     return mean
-
-
-def _smooth(curve: Curve, width: int) -> Curve:
-    """Trailing mean over `width` updates, over what is there at the beginning; NaN while that is less than a third."""
-    smooth = np.full(len(curve), np.nan)
-    for at in range(len(curve)):
-        part = curve[max(0, at + 1 - width) : at + 1]
-        known = part[np.isfinite(part)]
-        if len(known) * 3 >= width:
-            smooth[at] = known.mean()
-    return smooth
 
 
 def _text(value: float) -> str:

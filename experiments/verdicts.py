@@ -39,7 +39,6 @@ class Question(NamedTuple):
 
     name: str
     formula: str
-    question: str
     family: str
 
 
@@ -83,7 +82,7 @@ def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
     asked = []
     for c in study.contrasts:
         if {c.plus, c.minus} <= set(plan.arm_names):
-            question = Question(c.name, f"{c.plus} − {c.minus}", c.question, c.family)
+            question = Question(c.name, f"{c.plus} − {c.minus}", c.family)
             asked.append((question, paired_differences(outcomes, c.plus, c.minus)))
     if study.factorial and set(study.factorial.values()) <= set(plan.arm_names):
         asked += _factorial(study.factorial, outcomes)
@@ -93,19 +92,23 @@ def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
                  kinds=plan.unit_kinds)
 
 
-def judge_bounce(plan: StudyPlan, excess: Mapping[tuple[str, int], Mapping[int, float]]) -> tuple[Judged, ...]:
+def judge_bounce(
+    plan: StudyPlan, excess: Mapping[tuple[str, int], Mapping[int, float]], scatter: Outcomes
+) -> tuple[Judged, ...]:
     """Whether the loss lies above the reference's after a restart, by arm and horizon (updates); empty without a margin.
 
-    `excess` has the mean excess of a run over its restarts, by seed.
+    `excess` has the mean excess of a run over its restarts, by seed, `scatter` that of a run's evaluations around their trend.
     """
     study, asked = plan.study, []
     if not study.bounce_margin:
         return ()
     units = {seed: plan.unit_of(seed) for values in excess.values() for seed in values}
     for (arm, horizon), values in excess.items():
-        question = f"Does the loss bounce within {horizon} updates of a restart of {arm}?"
-        name = f"bounce of {arm}, {horizon}"
-        asked.append((Question(name, f"{arm} over {study.reference} after a restart", question, "bounce"), values))
+        formula = f"{arm} over {study.reference} after a restart"
+        asked.append((Question(f"bounce of {arm}, {horizon}", formula, "bounce"), values))
+    for arm in dict.fromkeys(arm for arm, _ in excess):
+        question = Question(f"scatter of {arm}", f"{arm} − {study.reference}, between evaluations", "bounce")
+        asked.append((question, paired_differences(scatter, arm, study.reference)))
     return judge(asked, margin=study.bounce_margin, alpha=study.alpha, unit=study.unit, units=units, kinds=plan.unit_kinds)
 
 
@@ -117,14 +120,11 @@ def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Quest
     of_restarted = paired_differences(outcomes, cells["repeated-restarted"], cells["fresh-restarted"])
     seeds = sorted(on_fresh.keys() & on_repeated.keys())
     return [
-        (Question("restart, main effect", "half of (fresh + repeated)",
-                  "Does restarting matter, over fresh and repeated data?", "factorial"),
+        (Question("restart, main effect", "half of (fresh + repeated)", "factorial"),
          {seed: (on_fresh[seed] + on_repeated[seed]) / 2 for seed in seeds}),
-        (Question("repetition, main effect", "half of (continuous + restarted)",
-                  "Does repeating data matter, restarted or not?", "factorial"),
+        (Question("repetition, main effect", "half of (continuous + restarted)", "factorial"),
          {seed: (of_continuous[seed] + of_restarted[seed]) / 2 for seed in seeds}),
-        (Question("interaction", "restart on repeated − restart on fresh",
-                  "Is a restart worse when the data repeat?", "factorial"),
+        (Question("interaction", "restart on repeated − restart on fresh", "factorial"),
          {seed: on_repeated[seed] - on_fresh[seed] for seed in seeds}),
     ]
 
@@ -147,9 +147,11 @@ def judge(
             one = replace(one, t_p=result.t_p, sign_flip_p=result.sign_flip_p, rank_p=result.rank_p)
         judged.append(one)
     main = [number for number, one in enumerate(judged) if one.asked.family == "main" and one.result is not None]
-    columns = ([judged[n].t_p for n in main], [judged[n].sign_flip_p for n in main], [judged[n].rank_p for n in main])
-    for number, t_p, flip_p, rank_p in zip(main, *map(adjust_holm, columns), strict=True):
-        judged[number] = replace(judged[number], t_p=t_p, sign_flip_p=flip_p, rank_p=rank_p)
+    for name in ("t_p", "sign_flip_p", "rank_p"):
+        adjusted = adjust_holm([getattr(judged[number], name) for number in main])
+        for number, p in zip(main, adjusted, strict=True):
+            changed: dict[str, Any] = {name: p}
+            judged[number] = replace(judged[number], **changed)
     return tuple(_with_verdict(one, robust) for one in judged)
 
 
@@ -175,7 +177,7 @@ def _say(is_inside: bool, is_apart: bool) -> EffectVerdict:
 
 def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: float) -> tuple[str, dict[str, Any]]:
     """What `chronicle compare` says of two arms of runs: the second minus the first at equal seeds, as words and as values."""
-    question = Question("second − first", f"{arms[1]} − {arms[0]}", "", "compare")
+    question = Question("second − first", f"{arms[1]} − {arms[0]}", "compare")
     (one,) = judge([(question, differences)], margin=margin)
     r = one.result
     if r is None:

@@ -32,7 +32,7 @@ from bit_transformer.training.distributed import (
 )
 from bit_transformer.training.resume import ResumePoint
 from bit_transformer.training.schedule import plan_schedule, with_plateaus, with_rewarms
-from bit_transformer.training.state import STATE_FILE, Ema, TrainingProgress, saved_growths
+from bit_transformer.training.state import STATE_FILE, TrainingProgress, saved_growths
 from chronicle.data import DataPlan
 
 
@@ -109,7 +109,6 @@ class TrainingRun:
     optimizers: tuple[Any, ...]
     schedulers: tuple[LambdaLR, ...]
     lr_factor: Callable[[int], float]
-    ema: Ema | None
 
     @property
     def learning_rate(self) -> float:
@@ -165,20 +164,17 @@ def build_run(recipe: Recipe, accelerator: Accelerator, progress: TrainingProgre
     factor = with_rewarms(factor, lambda: progress.rewarms)
     # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
     schedulers = tuple(LambdaLR(optimizer, factor) for optimizer in optimizers)
-    ema = Ema(bare_model, recipe.ema_decay) if recipe.ema_decay else None
-    averages = [ema] if ema is not None else []
-    accelerator.register_for_checkpointing(schedulers[0], progress, *averages, *schedulers[1:])
+    accelerator.register_for_checkpointing(schedulers[0], progress, *schedulers[1:])
     require_agreement(measure_sizes(accelerator), recipe.sharding, type(model).__name__)
     set_seed(recipe.seed, device_specific=True)
     return TrainingRun(recipe=recipe, accelerator=accelerator, progress=progress, model=model, bare_model=bare_model,
-                       not_compiled=not_compiled, optimizers=tuple(optimizers), schedulers=schedulers, lr_factor=factor,
-                       ema=ema)
+                       not_compiled=not_compiled, optimizers=tuple(optimizers), schedulers=schedulers, lr_factor=factor)
 
 
-def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str | None = None) -> None:
+def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str = "none") -> None:
     """Load the checkpoint of `point`, if it names one, and apply what a rollback asked of LR and data.
 
-    `accident` breaks the schedule on purpose after the load, for demonstrations of the guard.
+    `accident` loses state on purpose after the load, for demonstrations of the guard and for studies.
     """
     if point.path is None:
         return
@@ -190,6 +186,9 @@ def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str | Non
         for scheduler in run.schedulers:
             scheduler.last_epoch = 0
         run.apply_schedule()
+    elif accident == "moments-lost":
+        for optimizer in run.optimizers:
+            optimizer.optimizer.state.clear()
     progress = run.progress
     if point.warmup_steps:
         progress.rewarms += ((progress.step, point.warmup_steps),)

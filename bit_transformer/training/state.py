@@ -1,4 +1,4 @@
-"""State of the training loop besides model and optimizer: progress, averaged weights, and the sums of one step."""
+"""State of the training loop besides model and optimizer: progress, and the sums of one step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bit_transformer.errors import CannotResume
 from bit_transformer.evaluation.gate import GateConfig, HeldOutGate
-from bit_transformer.model.transformer import BitTransformer, copy_model
 from bit_transformer.training.schedule import ScheduleConfig
 from chronicle.data import DataPlan, Segments
 
@@ -78,35 +77,6 @@ def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
     if path is None or not path.is_file():
         return ()  # loading the checkpoint reports missing files
     return tuple(str(kind) for _, kind in torch.load(path, weights_only=True).get("growths", ()))
-
-
-class Ema:
-    """A running average of the weights in float32: average = decay · average + (1 − decay) · weight."""
-
-    def __init__(self, model: BitTransformer, decay: float) -> None:
-        self.decay = decay
-        self.averages = {name: value.detach().clone().float() for name, value in model.named_parameters()}
-
-    @torch.no_grad()
-    def update(self, model: BitTransformer) -> None:
-        """Add the weights after a step to the average."""
-        for name, value in model.named_parameters():
-            self.averages[name].lerp_(value.detach().float(), 1 - self.decay)
-
-    def averaged(self, model: BitTransformer) -> BitTransformer:
-        """Return a copy of the model with the averaged weights."""
-        result = copy_model(model)
-        result.load_state_dict({**model.state_dict(), **self.averages})
-        return result
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the averages on the CPU."""
-        return {name: value.cpu() for name, value in self.averages.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore saved averages."""
-        for name, value in state.items():
-            self.averages[name].copy_(value)
 
 
 # --- The sums of one optimizer step

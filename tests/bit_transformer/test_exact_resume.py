@@ -35,7 +35,7 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "ramp": ("compress_end=0.5", "compress_ramp_steps=6", "compress_longer=true"),
     "act": ("act=true", "num_layers=2"),
     "all": ("act=true", "num_layers=2", "compress_end=0.5", "compress_ramp_steps=6", "compress_longer=true",
-            "ema_decay=0.9", "eval_every=2"),
+            "eval_every=2"),
     "reversible": ("norm=pre", "reversible=true", "act=true", "num_layers=2", "chunk=32", "overlap=8"),
     "plateau": ("shape=plateau", "decay_steps=0", "eval_every=1", "plateau_patience=1", "plateau_min_gain=1.0"),
     "growth": ("shape=plateau", "decay_steps=0", "eval_every=1", "plateau_patience=2", "plateau_min_gain=1.0", "norm=pre",

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from chronicle.data import step_digest
 from chronicle.metrics.log import MetricsWriter
-from experiments.design import START, Leg, StudyPlan, StudyRun
+from experiments.design import Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
 from experiments.history import Finished
-from experiments.order import DataShape, leg_order
+from experiments.launches import placeholders
 
 Fate = Callable[[StudyRun, Leg], int | Exception]
 Values = Callable[[StudyRun, Leg, int], Mapping[str, float]]
@@ -19,7 +18,7 @@ Values = Callable[[StudyRun, Leg, int], Mapping[str, float]]
 class FakeLauncher:
     """`fate` says how a launch ends: an exit code, or what `start` raises. Every start is written down.
 
-    `values` are the metrics of an update, `final` the outcomes of a run; with a `shape` the digests are the real ones.
+    `values` are the metrics of an update, `final` the outcomes of a run; digests follow what a launch is told to read.
     """
 
     paths: StudyPaths
@@ -27,7 +26,6 @@ class FakeLauncher:
     values: Values = lambda run, leg, update: {"loss": 100.0 - update}
     final: Callable[[StudyRun], Mapping[str, float]] = lambda run: {}
     weights: Callable[[StudyRun], str] = lambda run: f"weights of seed {run.seed}"
-    shape: DataShape | None = None
     started: list[tuple[str, int]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     busy_polls: dict[str, Iterator[int]] = field(default_factory=dict)  # how often a run is found busy
@@ -44,9 +42,8 @@ class FakeLauncher:
 
     def digests(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[int]:
         """One per update of the leg."""
-        if self.shape is None or run.arm == START:
-            return list(range(leg.first + 1, leg.last + 1))
-        return [int(step_digest(batch)[:13], 16) for batch in leg_order(self.shape, plan.study.arm(run.arm), leg, run.seed)]
+        order = int(placeholders(plan, run, leg, self.paths, "")["order"])
+        return [at + 10_000 * order for part in plan.positions(run, leg) for at in part]
 
 
 @dataclass

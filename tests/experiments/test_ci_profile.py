@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ from experiments.runner import ChronicleLauncher, read_registered, run_study
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMAND = [sys.executable, "-m", "chronicle.cli.main", "experiment", "run", "restart-impact", "--profile", "ci"]
+
+
+def small_plan(*arms: str) -> StudyPlan:
+    study = find_study("restart-impact")
+    sizes = replace(study.profile("ci"), seeds=1, arms=arms, once=())
+    return plan_study(replace(study, profiles=(sizes,)), "ci")
 
 
 def start_runner(logs: Path) -> subprocess.Popen[str]:
@@ -47,14 +54,14 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
 
 @pytest.mark.sample
 def test_exact_restarts_in_fresh_processes_change_no_bit(paths: StudyPaths) -> None:
-    """A′ ≡ A0: three restarts through Accelerate's own save and load, weights, moments, averages and all losses."""
+    """A′ ≡ A: three restarts through Accelerate's own save and load, weights, moments, averages and all losses."""
     data = read_study(*read_registered(paths), paths)
-    one, other = data.runs["A0", 0], data.runs["A-prime", 0]
+    one, other = data.runs["A", 0], data.runs["A-prime", 0]
     assert len(other.finished) == 4
     assert one.finished[-1].result.weights == other.finished[-1].result.weights
     assert one.finished[-1].result.moments == other.finished[-1].result.moments
     assert one.channel("loss").tolist() == other.channel("loss").tolist()
-    assert len(set(one.channel("loss").tolist())) == 60
+    assert len(set(one.channel("loss").tolist())) == 40
 
 
 @pytest.mark.sample
@@ -62,7 +69,7 @@ def test_the_report_passes_its_own_gates_and_is_not_empty(paths: StudyPaths, tmp
     build_report(paths, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| exact restart, seed 0 |" in text and "identical" in text
-    assert "data equal until 15, loss until 15, of 60" in text
+    assert "data equal until 10, loss until 10, of 40" in text
     assert len(text) > 5000
 
 
@@ -89,7 +96,7 @@ def test_every_launch_went_through_chronicle_run_with_the_guard_on(paths: StudyP
 def test_training_learned_something(paths: StudyPaths) -> None:
     """The losses are a model's: below the coin flip, falling."""
     data = read_study(*read_registered(paths), paths)
-    assert 9.0 > data.starts[0].result.final["averaged/mixture"] > data.runs["A0", 0].final["averaged/mixture"] > 2.0
+    assert 8.0 > data.starts[0].result.final["eval_bpb"] > data.runs["A", 0].final["eval_bpb"] > 2.0
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +104,7 @@ def ablated(paths: StudyPaths, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """One seed of the ablations, from the same start checkpoint (copied, not trained again)."""
     import shutil
 
-    plan = plan_study(find_study("restart-impact"), "ci", seeds=1, arms=("B-opt", "B-lr", "B-skip"))
+    plan = small_plan("A", "B-opt", "B-lr")
     other = StudyPaths(tmp_path_factory.mktemp("ablated") / "study")
     for part in ("runs/start", "checkpoints/start"):
         shutil.copytree(paths.study_dir / part, other.study_dir / part)
@@ -134,19 +141,14 @@ def test_planted_losses_of_state_take_place_and_the_guard_notices_them(ablated: 
     outcome = run_study(plan, paths, StartedLauncher(paths, dict(os.environ)), jobs=2)
     assert not outcome.stopped
     data = read_study(*read_registered(paths), paths)
-    base = data.runs["A0", 0]
+    base = data.runs["A", 0]
     for arm in ("B-opt", "B-lr"):
         run = data.runs[arm, 0]
-        assert [finished.guard for finished in run.finished] == ["passed", "warned", "warned", "warned"]
+        assert [finished.guard for finished in run.finished] == ["passed", "warned"]
         assert run.channel("data_digest").tolist() == base.channel("data_digest").tolist()
-        assert run.channel("loss")[:16].tolist() == base.channel("loss")[:16].tolist()
-        assert run.channel("loss")[20] != base.channel("loss")[20]
+        assert run.channel("loss")[:21].tolist() == base.channel("loss")[:21].tolist()
+        assert run.channel("loss")[24] != base.channel("loss")[24]
         assert (run.channel("lr").tolist() == base.channel("lr").tolist()) == (arm == "B-opt")
-    skip = data.runs["B-skip", 0]
-    assert [finished.guard for finished in skip.finished] == ["passed", "passed"]
-    assert skip.channel("data_digest")[23] == base.channel("data_digest")[31]
-    kinds = [entry.kind for entry in read_journal(paths.run("B-skip-s0")).entries]
-    assert "rollback.receipt" in kinds
 
 
 def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
@@ -156,7 +158,7 @@ def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
     import shutil
 
     _, finished = ablated
-    plan = plan_study(find_study("restart-impact"), "ci", seeds=1, arms=())
+    plan = small_plan("A", "C0")
     paths = StudyPaths(tmp_path / "study")
     for part in ("runs/start", "checkpoints/start"):
         shutil.copytree(finished.study_dir / part, paths.study_dir / part)

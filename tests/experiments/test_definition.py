@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.definition import Order, Study, build, find_study, list_studies, parse_study
+from experiments.definition import Study, build, find_study, list_studies, parse_study
 from experiments.design import START, StudyPlan, legs_of, plan_study
 from experiments.errors import BadStudy
 
@@ -15,27 +15,26 @@ OWN = """
 v: 1
 name: mine
 title: mine
-sources: {code: 1}
+trainer: {command: [train, "{data}"]}
 reference: X
 arms:
   X: {slices: [1, 2]}
-  Y: {slices: [1, 2], restart: {loses: [moments]}}
+  Y: {slices: [1, 2], restart: {reshuffle: true}}
 contrasts:
   harm: {plus: Y, minus: X, family: main, question: "does it hurt?"}
 profiles:
-  tiny: {d_model: 16, num_heads: 2, num_layers: 1, d_ff: 16, window_bytes: 8, batch_size: 4,
-         start_updates: 2, slice_updates: 4, seeds: 2, arms: [X, Y]}
+  tiny: {start_updates: 2, slice_updates: 4, seeds: 2, arms: [X, Y]}
 """
 
 
 def test_the_seeds_arms_and_all_ablations_are_in_the_study() -> None:
     study = find_study("restart-impact")
-    assert {arm.name for arm in study.arms} == {"A", "A0", "A-prime", "B", "C", "C0", "B-opt", "B-lr", "B-ratio", "B-skip"}
-    assert {profile.name for profile in study.profiles} == {"ci", "cpu", "cpu-1m", "gpu"}
-    assert [c.name for c in study.contrasts if c.family == "main"] == ["order", "restart", "repetition"]
+    assert {arm.name for arm in study.arms} == {"A", "A-prime", "B", "C", "C0", "B-opt", "B-lr"}
+    assert {profile.name for profile in study.profiles} == {"ci", "cpu", "gpu"}
+    assert [c.name for c in study.contrasts if c.family == "main"] == ["restart", "repetition"]
 
 
-@pytest.mark.parametrize("profile", ["ci", "cpu", "cpu-1m", "gpu"])
+@pytest.mark.parametrize("profile", ["ci", "cpu", "gpu"])
 def test_every_arm_makes_the_same_number_of_updates(profile: str) -> None:
     study = find_study("restart-impact")
     sizes = study.profile(profile)
@@ -43,7 +42,7 @@ def test_every_arm_makes_the_same_number_of_updates(profile: str) -> None:
         legs = legs_of(arm, sizes)
         assert (legs[0].first, legs[-1].last) == (0, 4 * sizes.slice_updates)
         for before, after in itertools.pairwise(legs):
-            assert after.first in before.saves
+            assert after.first == before.last
 
 
 def test_a_study_of_ones_own_works_like_ours() -> None:
@@ -72,16 +71,17 @@ def test_orders_crossed_with_checkpoints_are_the_units_of_a_study_with_several_s
     plan = StudyPlan.from_json(json.loads((place / "plan.json").read_text()))
     assert plan.unit_kinds == ("checkpoint", "order")
     assert [plan.unit_of(seed) for seed in (0, 12, 38)] == [(0, 0), (0, 12), (2, 12)]
-    ours = plan_study(find_study("restart-impact"), "cpu")
+    place = Path(__file__).parents[2] / "docs" / "results" / "restart-impact-cpu"
+    ours = StudyPlan.from_json(json.loads((place / "plan.json").read_text()))
     assert ours.unit_kinds == ("slice",) and [ours.unit_of(seed) for seed in (0, 3, 4)] == [(0,), (3,), (0,)]
 
 
 def test_seeds_that_share_what_was_drawn_once_are_refused_as_units() -> None:
-    """Pseudo-replication that is declared is no design: four seeds over two slices, or two starts."""
-    for sizes in ("seeds: 4", "seeds: 2, starts: 2"):
-        text = OWN.replace("reference: X", "reference: X\nunits: [seed]").replace("seeds: 2", sizes)
-        with pytest.raises(BadStudy, match="seeds share what was drawn once"):
-            plan_study(parse_study(text), "tiny")
+    """Pseudo-replication that is declared is no design: four seeds over two starts. Undeclared, they are crossed."""
+    text = OWN.replace("seeds: 2", "seeds: 2, starts: 2")
+    with pytest.raises(BadStudy, match="seeds share what was drawn once"):
+        plan_study(parse_study(text.replace("reference: X", "reference: X\nunits: [seed]")), "tiny")
+    assert plan_study(parse_study(text), "tiny").unit_kinds == ("checkpoint", "order")
     assert plan_study(parse_study(OWN.replace("reference: X", "reference: X\nunits: [seed]")), "tiny").unit_kinds == ("seed",)
 
 
@@ -104,51 +104,35 @@ def test_a_registered_plan_keeps_its_hash_and_what_another_version_wrote() -> No
 
 def test_everything_that_decides_the_numbers_changes_the_plan_hash() -> None:
     study = find_study("restart-impact")
-    hashes = {plan_study(study, "ci").plan_hash, plan_study(study, "cpu").plan_hash,
-              plan_study(study, "ci", seeds=3).plan_hash, plan_study(study, "ci", arms=("B",)).plan_hash,
-              plan_study(parse_study(OWN), "tiny").plan_hash,
-              plan_study(parse_study(OWN.replace("family: main", "family: other")), "tiny").plan_hash}  # fmt: skip
+    hashes = {plan_study(study, "ci").plan_hash, plan_study(study, "cpu").plan_hash}
+    for old, new in (("", ""), ("seeds: 2", "seeds: 3"), ("arms: [X, Y]", "arms: [X]"), ("family: main", "family: other")):
+        hashes.add(plan_study(parse_study(OWN.replace(old, new)), "tiny").plan_hash)
     assert len(hashes) == 6
-
-
-def test_chosen_arms_keep_the_reference_and_its_gate() -> None:
-    plan = plan_study(find_study("restart-impact"), "ci", seeds=1, arms=("C0",))
-    assert [run.name for run in plan.runs] == [START, "A0-s0", "A-prime-s0", "C0-s0"]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("loses: [moments]", "looses: [moments]", "unknown key `looses`"),
-        ("loses: [moments]", "loses: [momentum]", "loses is ('momentum',), expected a list of moments or"),
+        ("reshuffle: true", "reshufle: true", "unknown key `reshufle`"),
+        ("reshuffle: true", "reshuffle: stock", "reshuffle is 'stock', expected true or false"),
         ("minus: X", "minus: Z", "unknown arm `Z`"),
         ("Y: {slices: [1, 2],", "Y: {slices: [1, 2, 1],", "same number of updates"),
         ("Y: {slices: [1, 2],", "Y: {slices: [0, 2],", "slices is (0, 2), expected a list of a whole number, 1 or more"),
-        ("restart: {loses: [moments]}", "merged: true, restart: {}", "merged and restarted"),
-        ("restart: {loses: [moments]}", "restart: {back: 1.0}", "one position in `at`"),
-        ("restart: {loses: [moments]}", "restart: {ratio: {code: 1}}", "belong together"),
         ("v: 1", "v: 2", "version 1"),
         ("title: mine", "title: [", "not YAML"),
         ("arms: [X, Y]", "arms: [X, Q]", "unknown arm `Q`"),
-        ("sources: {code: 1}", "sources: {code: 1}\nmargin_bpb: 0", "margin_bpb"),
+        ("reference: X", "reference: X\nmargin_bpb: 0", "margin_bpb"),
         ("title: mine\n", "", "key `title` is missing in study mine"),
-        ("batch_size: 4,", "", "profile `tiny`: batch_size is missing, which the bit transformer needs"),
         ("seeds: 2", "seeds: two", "profile tiny: seeds is 'two', expected a whole number, 1 or more"),
         ("seeds: 2", "seeds: true", "profile tiny: seeds is True, expected a whole number, 1 or more"),
-        ("seeds: 2", "lr: fast, seeds: 2", "profile tiny: lr is 'fast', expected a number above 0"),
         ("Y: {slices: [1, 2],", "Y: {slices: 2,", "arm Y: slices is 2, expected a list of a whole number, 1 or more"),
         ("Y: {slices: [1, 2],", "Y: {slices: [one],", "arm Y: slices is ('one',), expected a list of a whole number"),
         ("X: {slices: [1, 2]}", "X: 3", "key `arms` in study mine: the value of `X` is 3, expected a mapping"),
-        ("restart: {loses: [moments]}", "restart: exact", "key `restart` in arm Y is 'exact'"),
-        ("restart: {loses: [moments]}", "restart: {at: 0.5}", "restart: at is 0.5, expected a list of a number, 0 or more"),
-        ("restart: {loses: [moments]}", "restart: {order: random}", "order is 'random', expected plan or reshuffled or stock"),
-        ("restart: {loses: [moments]}", "restart: {loses: 7}", "loses is 7, expected a list of moments or schedule"),
-        ("restart: {loses: [moments]}", "restart: {ratio: {prose: 1}, ratio_for: 0.5}", "unknown source `prose`"),
-        ("sources: {code: 1}", "sources: {code: 0}", "sources is {'code': 0}, expected names, each with a whole number, 1"),
-        ("sources: {code: 1}", "sources: {}", "the study needs `sources`"),
-        ("sources: {code: 1}", "sources: [code]", "sources is ['code'], expected names, each with"),
+        ("restart: {reshuffle: true}", "restart: exact", "key `restart` in arm Y is 'exact'"),
+        ("restart: {reshuffle: true}", "restart: {at: 0.5}", "restart: at is 0.5, expected a list of a number, 0 or more"),
+        ('trainer: {command: [train, "{data}"]}', "sources: {code: 1}", "unknown key `sources`"),
+        ('trainer: {command: [train, "{data}"]}\n', "", "key `trainer` is missing in study mine"),
         ("arms: [X, Y]", "arms: [Y]", "reference `X` is not among the arms of profile `tiny`"),
-        ("d_model: 16", "d_model: 15", "d_model 15 does not divide into 2 heads"),
         ("slice_updates: 4", "slice_updates: 0", "slice_updates is 0"),
         ("start_updates: 2", "start_updates: -2", "start_updates is -2"),
         ("reference: X", "reference: X\nanswers: {why: [hram]}", "unknown contrast `hram` in answers"),
@@ -171,23 +155,11 @@ def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
         find_study(str(path))
 
 
-def test_slices_that_are_no_whole_shards_are_refused() -> None:
-    with pytest.raises(BadStudy, match="whole number of shards"):
-        plan_study(parse_study(OWN.replace("slice_updates: 4", "slice_updates: 5")), "tiny")
-
-
 def test_an_unknown_profile_or_study_names_the_known_ones() -> None:
     with pytest.raises(BadStudy, match="tiny"):
         plan_study(parse_study(OWN), "huge")
     with pytest.raises(BadStudy, match="restart-impact"):
         find_study("restart-inpact")
-
-
-def test_stock_order_is_what_the_seeds_arms_use() -> None:
-    study = find_study("restart-impact")
-    for name in ("B", "C"):
-        restart = study.arm(name).restart
-        assert restart is not None and restart.order is Order.STOCK
 
 
 def test_the_example_in_the_documentation_is_a_study() -> None:

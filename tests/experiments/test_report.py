@@ -8,18 +8,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
-from experiments.definition import Study, find_study
+from experiments.definition import find_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import check_gates, find_treatment
-from experiments.order import read_shape
 from experiments.outcomes import bounce, find_transients, read_study
 from experiments.plots import contrast_reach
 from experiments.report import build_report, judge_folder
@@ -37,15 +37,15 @@ from experiments.verdicts import (
 from tests.experiments.fakes import FakeLauncher
 
 SEEDS = 8
-PLANTED = {"A": 0.0, "A0": 0.0, "A-prime": 0.0, "B": 0.001, "C": 0.101, "C0": 0.1}  # bits per byte at the end
+PLANTED = {"A": 0.0, "A-prime": 0.0, "B": 0.001, "C": 0.101, "C0": 0.1}  # bits per byte at the end
 Spoiled = tuple[StudyPaths, FakeLauncher]
-ABLATED = ("B-opt", "B-lr", "B-ratio", "B-skip")
+ABLATED = ("B-opt", "B-lr")
 
 
-def small_study() -> Study:
+def small_plan(seeds: int = SEEDS, arms: tuple[str, ...] = ("A", "B", "C0", "C", *ABLATED), **changes: Any) -> StudyPlan:
     study = find_study("restart-impact")
-    sizes = replace(study.profile("ci"), seeds=SEEDS, arms=("A0", "B", "C0", "A", "C"), once=("A-prime", *ABLATED))
-    return replace(study, profiles=(sizes,))
+    sizes = replace(study.profile("ci"), seeds=seeds, slice_updates=15, arms=arms, once=())
+    return plan_study(replace(study, profiles=(sizes,), **changes), "ci")
 
 
 @dataclass
@@ -58,8 +58,8 @@ class Planted:
         return float(np.random.default_rng([run.seed, update + 1000]).normal(0, 0.01))
 
     def values(self, run: StudyRun, leg: Leg, update: int) -> dict[str, float]:
-        treatment = None if run.arm == START else find_treatment(self.plan, self.plan.study.arm(run.arm), run.legs).first
-        treated = treatment is not None and update > treatment
+        known = () if run.arm == START else find_treatment(self.plan, run)
+        treated = any(after is not None and update > after for after in known)
         own = PLANTED.get(run.arm, 0.0) * update / 60 if treated else 0.0
         jump = 0.5 * 0.8 ** (update - leg.first) if run.arm == "B-opt" and leg.number > 1 else 0.0
         loss = 1.0 - update / 200 + self.noise(run, update) + own + jump
@@ -72,16 +72,16 @@ class Planted:
 
     def final(self, run: StudyRun) -> dict[str, float]:
         if run.arm == START:
-            return {"averaged/mixture": 4.0}
-        spread = 0.05 if run.arm == "A" else 0.004
+            return {"eval_bpb": 4.0}
+        spread = 0.05 if run.arm == "B-opt" else 0.004
         own = np.random.default_rng([run.seed, len(run.arm), ord(run.arm[0])]).normal(0, spread)
-        noise = 0.0 if run.arm in ("A0", "A-prime") else float(own)
-        return {"averaged/mixture": 4.0 + 0.1 * run.seed + PLANTED.get(run.arm, 0.0) + noise}
+        noise = 0.0 if run.arm in ("A", "A-prime") else float(own)
+        return {"eval_bpb": 4.0 + 0.1 * run.seed + PLANTED.get(run.arm, 0.0) + noise}
 
 
 @pytest.fixture(scope="module")
 def plan() -> StudyPlan:
-    return plan_study(small_study(), "ci")
+    return small_plan()
 
 
 @pytest.fixture(scope="module")
@@ -100,37 +100,42 @@ def built(finished: StudyPaths, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def launcher_for(plan: StudyPlan, paths: StudyPaths) -> FakeLauncher:
     planted = Planted(plan)
-    return FakeLauncher(paths, values=planted.values, final=planted.final, shape=read_shape(plan)[0])
+    return FakeLauncher(paths, values=planted.values, final=planted.final)
 
 
 @pytest.fixture
 def spoiled(plan: StudyPlan, tmp_path: Path) -> Iterator[Spoiled]:
     paths = StudyPaths(tmp_path / "spoiled")
-    small = plan_study(small_study(), "ci", seeds=1, arms=("B",))
-    yield paths, launcher_for(small, paths)
+    yield paths, launcher_for(small_plan(1, ("A", "B")), paths)
 
 
 def run_small(spoiled: Spoiled) -> StudyPaths:
     paths, launcher = spoiled
-    run_study(plan_study(small_study(), "ci", seeds=1, arms=("B",)), paths, launcher)
+    run_study(small_plan(1, ("A", "B")), paths, launcher)
     return paths
 
 
 def test_verdicts_find_what_was_planted(built: Path, plan: StudyPlan) -> None:
-    """+0.1 by repetition is seen, +0.001 by restarts is equivalent, noise of 0.05 between orders settles nothing.
-
-    Eight seeds repeat four slices: four independent units, with which the exact test cannot claim a difference.
-    """
-    outcomes = column(parse_csv("outcomes", (built / "outcomes.csv").read_text()), "averaged/mixture")
+    """+0.1 by repetition is seen, +0.001 by restarts is equivalent, noise of 0.05 settles nothing."""
+    outcomes = column(parse_csv("outcomes", (built / "outcomes.csv").read_text()), "eval_bpb")
     verdicts = {one.name: one for one in judge_study(plan, outcomes)}
-    expected = {"repetition": "inconclusive", "restart": "equivalent", "order": "inconclusive", "b-vs-c": "inconclusive",
-                "restart-on-repeated": "equivalent", "lost-moments": "not tested", "restart, main effect": "equivalent",
-                "interaction": "equivalent"}  # fmt: skip
+    expected = {"repetition": "difference", "restart": "equivalent", "lost-moments": "inconclusive", "b-vs-c": "difference",
+                "restart-on-repeated": "equivalent", "restart, main effect": "equivalent", "interaction": "equivalent"}
     assert {name: verdicts[name].verdict for name in expected} == expected
     found = verdicts["repetition"].result
-    assert found is not None and (found.num_pairs, found.num_units) == (8, 4)
+    assert found is not None and (found.num_pairs, found.num_units) == (8, 8)
     assert found.mean == pytest.approx(0.1, abs=0.01) and found.low > 0
     assert verdicts["restart"].t_p >= verdicts["restart"].result.t_p  # type: ignore[union-attr]  # Holm
+
+
+def test_seeds_that_share_their_slice_are_one_observation(built: Path) -> None:
+    """A planted design with pseudo-replication, analysed by its units: eight seeds over four slices are four."""
+    outcomes = column(parse_csv("outcomes", (built / "outcomes.csv").read_text()), "eval_bpb")
+    verdicts = {one.name: one for one in judge_study(small_plan(units=("slice",)), outcomes)}
+    found = verdicts["repetition"].result
+    assert found is not None and (found.num_pairs, found.num_units) == (8, 4)
+    assert verdicts["repetition"].verdict is EffectVerdict.INCONCLUSIVE  # four units: the exact test cannot agree
+    assert "below 6 units the sign-flip test cannot agree" in what_would_settle(verdicts["repetition"])
 
 
 def test_a_folder_is_judged_again_from_its_raw_files_alone(built: Path, tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def test_a_folder_is_judged_again_from_its_raw_files_alone(built: Path, tmp_path
     (again / "plan.json").write_text(json.dumps(registered))
     judge_folder(again)
     assert json.loads((again / "summary.json").read_text())["contrasts"]["restart"]["verdict"] == "inconclusive"
-    assert "Not settled: B − A0" in (again / "report.md").read_text()
+    assert "Not settled: B − A" in (again / "report.md").read_text()
     with pytest.raises(StudyError, match="does not hold the raw files"):
         judge_folder(tmp_path)
 
@@ -156,17 +161,17 @@ def test_every_question_is_answered_in_words_with_what_would_settle_it(built: Pa
     for question in ("A vs B: is it the simple fact of restarting?", "B vs C: is it the repetition of data?", "Or neither"):
         assert question in text
     repeated = next(line for line in text.splitlines() if line.startswith("**B vs C"))
-    assert "** Not settled: C0 − A0" in repeated and "below 6 units the sign-flip test cannot agree" in repeated
-    assert "95 % interval" in repeated and "90 % interval" in repeated and "n = 4 slices (8 pairs)" in repeated
+    assert "** An effect: C0 ends 0." in repeated and "What this cannot say: A slice is read four times" in repeated
+    assert "95 % interval" in repeated and "90 % interval" in repeated and "n = 8 seeds" in repeated
     assert "with one seed allows no inference" in text
 
 
-def test_four_plots_are_written_beside_their_numbers(built: Path) -> None:
+def test_two_plots_are_written_beside_their_numbers(built: Path) -> None:
     plots = {path.stem for path in built.glob("*.png")}
-    assert plots == {"losses", "differences", "transients", "contrasts"}
+    assert plots == {"transients", "contrasts"}
     for name in plots:
         assert (built / f"{name}.png").stat().st_size > 2000
-    for name in ("losses", "differences", "transients", "contrast-table", "outcomes", "controls"):
+    for name in ("transients", "contrast-table", "outcomes", "controls"):
         assert len((built / f"{name}.csv").read_text().splitlines()) > 2
 
 
@@ -187,7 +192,7 @@ def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPath
     assert {row["q"] for row in entry.data["questions"]} >= {"B vs C: is it the repetition of data?"}
     assert all(row["answer"] for row in entry.data["questions"])
     stored = {row["path"]: finished.journal.object_path(row["sha256"]) for row in entry.data["evidence"]}
-    assert len([row for row in entry.data["evidence"] if row["kind"] == "plot"]) == 4
+    assert len([row for row in entry.data["evidence"] if row["kind"] == "plot"]) == 2
     assert all(path.is_file() for path in stored.values())
 
 
@@ -214,7 +219,7 @@ def test_an_exact_restart_that_is_not_exact_refuses_the_report(spoiled: Spoiled,
         return {**honest, "loss": honest["loss"] + one_bit * (run.arm == "A-prime" and update == 41)}
 
     launcher.values = values
-    with pytest.raises(GateFailed, match=r"exact restart, seed 0: `loss` differs from update 41 on"):
+    with pytest.raises(GateFailed, match=r"A/A A-prime-s0: loss differs from update 41 on"):
         build_report(run_small(spoiled), tmp_path)
     assert not (tmp_path / "report.md").exists()
 
@@ -239,7 +244,7 @@ def test_a_treatment_that_did_not_take_place_refuses_the_report(spoiled: Spoiled
     _, launcher = spoiled
     original = launcher.digests
     launcher.digests = lambda plan, run, leg: original(  # type: ignore[method-assign]
-        plan, replace(run, arm="A-prime") if run.arm == "B" else run, replace(leg, restart=None))
+        plan, replace(run, arm="A-prime", legs=plan.run("A-prime-s0").legs) if run.arm == "B" else run, leg)
     with pytest.raises(GateFailed, match="the treatment did not take place"):
         build_report(run_small(spoiled), tmp_path)
 
@@ -277,32 +282,33 @@ def test_a_stopped_run_is_named_and_not_in_the_numbers(spoiled: Spoiled, tmp_pat
 
 
 def test_lost_moments_leave_a_transient_of_the_planted_size(finished: StudyPaths) -> None:
-    """0.5 bits per byte, falling by a fifth each update: area 0.5·Σ0.8^k for k = 1 … 15."""
+    """0.5 bits per byte, falling by a fifth each update: area 0.5·Σ0.8^k."""
     data = read_study(*read_registered(finished), finished)
-    found = find_transients(data.runs["B-opt", 0], data.runs["A0", 0])
-    assert [one.after for one in found] == [15, 30, 45]
-    planted = 0.5 * sum(0.8**k for k in range(1, 16))
+    found = find_transients(data.runs["B-opt", 0], data.runs["A", 0])
+    assert [(one.after, one.num_updates) for one in found] == [(30, 20), (30, 30)]
     for one in found:
         assert one.identical_batches
-        assert one.area == pytest.approx(planted, rel=1e-3)
+        assert one.area == pytest.approx(0.5 * sum(0.8**k for k in range(1, one.num_updates + 1)), rel=1e-3)
 
 
 def test_a_bounce_is_judged_by_its_registered_margin_and_never_without_one(built: Path, plan: StudyPlan) -> None:
-    """Mean excess after a restart by arm and horizon, over the slices; the report answers the seed's question."""
+    """Mean excess after a restart by arm and horizon, over the units; the report answers the seed's question."""
     seeds = range(8)
     excess = {("B", 20): {seed: 0.01 * (seed % 4) for seed in seeds}, ("C", 20): {seed: 0.5 + 0.001 * seed for seed in seeds}}
-    quiet, loud = judge_bounce(plan, excess)
-    assert (quiet.verdict, loud.verdict) == ("equivalent", "inconclusive")  # four slices: the exact test cannot agree
-    assert loud.result is not None and loud.result.low > plan.study.bounce_margin and loud.result.num_units == 4
-    assert judge_bounce(replace(plan, study=replace(plan.study, bounce_margin=0.0)), excess) == ()
+    scatter = {"A": dict.fromkeys(seeds, 0.1), "B": {seed: 0.1 + 0.001 * seed for seed in seeds}}
+    quiet, loud, scattered, none = judge_bounce(plan, excess, scatter)
+    assert (quiet.verdict, loud.verdict, scattered.verdict) == ("equivalent", "difference", "equivalent")
+    assert (scattered.name, none.verdict) == ("scatter of B", "not tested")
+    assert loud.result is not None and loud.result.low > plan.study.bounce_margin and loud.result.num_units == 8
+    assert judge_bounce(replace(plan, study=replace(plan.study, bounce_margin=0.0)), excess, scatter) == ()
     text = (built / "report.md").read_text()
     assert "**Does the curve bounce after a restart?** Mean excess of the training loss" in text
-    assert "bounce of B, 15 (B over A0 after a restart)" in text
+    assert "bounce of B, 15 (B over A after a restart)" in text
 
 
 def test_an_exact_restart_has_no_transient(finished: StudyPaths) -> None:
     data = read_study(*read_registered(finished), finished)
-    for one in find_transients(data.runs["A-prime", 0], data.runs["A0", 0]):
+    for one in find_transients(data.runs["A-prime", 0], data.runs["A", 0]):
         assert (one.area, one.peak, one.recovered_after) == (0.0, 0.0, 0)
 
 
@@ -318,7 +324,7 @@ def test_bounce_is_the_scatter_around_the_trend_only() -> None:
 def test_a_control_that_is_small_but_real_was_seen() -> None:
     study = find_study("restart-impact")
     contrast = next(one for one in study.contrasts if one.family == "control")
-    asked = Question(contrast.name, "B-lr − A0", "", "control")
+    asked = Question(contrast.name, "B-lr − A", "control")
 
     def answer(differences: tuple[float, ...]) -> str:
         judged = judge([(asked, dict(enumerate(differences)))], margin=study.margin_bpb)
@@ -330,7 +336,7 @@ def test_a_control_that_is_small_but_real_was_seen() -> None:
 
 
 def test_two_arms_that_are_equal_to_the_last_digit_are_said_to_be() -> None:
-    (one,) = judge([(Question("interval", "dense − base", "", "main"), {0: 0.0, 1: 0.0})], margin=0.02)
+    (one,) = judge([(Question("interval", "dense − base", "main"), {0: 0.0, 1: 0.0})], margin=0.02)
     assert one.verdict is EffectVerdict.INCONCLUSIVE
     assert "equal to the last digit in every pair" in what_would_settle(one)
 

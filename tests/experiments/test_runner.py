@@ -13,7 +13,7 @@ from experiments.definition import parse_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import NotRegistered
 from experiments.files import StudyPaths
-from experiments.history import list_ready, next_launch, read_history
+from experiments.history import list_ready, read_history
 from experiments.outcomes import read_study
 from experiments.runner import read_registered, run_study
 from tests.experiments.fakes import FakeLauncher
@@ -22,16 +22,15 @@ STUDY = """
 v: 1
 name: small
 title: small
-sources: {code: 1}
+trainer: {command: [train]}
 reference: X
 arms:
   X: {slices: [1, 2]}
   Y: {slices: [1, 2], restart: {}}
-  Z: {slices: [1, 2], restart: {at: [1.5], back: 1.0, skip: 0.5}}
+  Z: {slices: [1, 2], restart: {at: [1.5]}}
 contrasts: {}
 profiles:
-  tiny: {d_model: 16, num_heads: 2, num_layers: 1, d_ff: 16, window_bytes: 8, batch_size: 4,
-         start_updates: 2, slice_updates: 4, seeds: 2, arms: [X, Y, Z]}
+  tiny: {start_updates: 2, slice_updates: 4, seeds: 2, arms: [X, Y, Z]}
 """
 EVERY_LEG = [(START, 1), ("X-s0", 1), ("Y-s0", 1), ("Z-s0", 1), ("X-s1", 1), ("Y-s1", 1), ("Z-s1", 1),
              ("Y-s0", 2), ("Z-s0", 2), ("Y-s1", 2), ("Z-s1", 2)]  # fmt: skip
@@ -120,27 +119,6 @@ def test_a_leg_reported_twice_counts_once(plan: StudyPlan, paths: StudyPaths) ->
     assert [len(run.channel("loss")) for run in data.runs.values()] == [8] * 6
 
 
-def test_updates_of_a_leg_that_was_rolled_back_are_not_counted(plan: StudyPlan, paths: StudyPaths) -> None:
-    """Z: launch 1 makes updates 1–6, launch 2 goes back to 2: the curve has 8 updates, 3–6 from launch 2."""
-    launcher = FakeLauncher(paths)
-    launcher.values = lambda run, leg, update: {"loss": 100.0 * leg.number + update}
-    run_study(plan, paths, launcher, sleep=no_sleep)
-    history = read_history(read_journal(paths.journal).entries)
-    loss = read_study(plan, history, paths).runs["Z", 0].channel("loss")
-    assert loss.tolist() == [101, 102, 203, 204, 205, 206, 207, 208]
-
-
-def test_a_lost_line_is_not_filled_from_the_launch_that_was_rolled_back(plan: StudyPlan, paths: StudyPaths) -> None:
-    """Update 4 of Z is missing in launch 2: it is unknown, not what the abandoned launch once logged for it."""
-    run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
-    history = read_history(read_journal(paths.journal).entries)
-    log = paths.curves_path("Z-s0", history.done["Z-s0"][1].launch)
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(line for line in lines if not line.startswith('{"step":6,')))
-    loss = read_study(plan, history, paths).runs["Z", 0].channel("loss")
-    assert [update for update, value in enumerate(loss, 1) if value != value] == [4]
-
-
 @pytest.mark.parametrize(
     "fate",
     [137, 78, 1, OSError(errno.ENOSPC, "No space left on device", "/full"), OSError(errno.EACCES, "Permission denied", "/x")],
@@ -181,14 +159,12 @@ def test_a_start_that_fails_leaves_everything_open(plan: StudyPlan, paths: Study
     assert len(outcome.open) == 6
 
 
-def test_stopped_runs_are_tried_again_only_when_asked(plan: StudyPlan, paths: StudyPaths) -> None:
-    run_study(plan, paths, FakeLauncher(paths, lambda run, leg: int(run.name == "X-s1")), sleep=no_sleep)
-    quiet = FakeLauncher(paths)
-    assert run_study(plan, paths, quiet, sleep=no_sleep).stopped
-    assert quiet.started == []
-    asked = FakeLauncher(paths)
-    assert not run_study(plan, paths, asked, retry_stopped=True, sleep=no_sleep).stopped
-    assert asked.started == [("X-s1", 1)]
+def test_stopped_runs_are_tried_again_by_the_next_runner(plan: StudyPlan, paths: StudyPaths) -> None:
+    broken = FakeLauncher(paths, lambda run, leg: int(run.name == "X-s1"))
+    assert run_study(plan, paths, broken, sleep=no_sleep).stopped and broken.started.count(("X-s1", 1)) == 1
+    again = FakeLauncher(paths)
+    assert not run_study(plan, paths, again, sleep=no_sleep).stopped
+    assert again.started == [("X-s1", 1)]
 
 
 def test_launches_under_way_are_ended_when_the_runner_is_interrupted(plan: StudyPlan, paths: StudyPaths) -> None:
@@ -273,11 +249,9 @@ def test_next_launch_is_a_function_of_the_journal_alone(plan: StudyPlan, paths: 
     run_study(plan, paths, FakeLauncher(paths, lambda run, leg: int(run.name == "X-s1")), only=[START, "Y-s0", "X-s1"],
               sleep=no_sleep)  # fmt: skip
     history = read_history(read_journal(paths.journal).entries)
-    assert next_launch(plan.run("Y-s0"), history) is None
-    assert next_launch(plan.run("X-s1"), history) is None
-    assert next_launch(plan.run("Z-s1"), history) == plan.run("Z-s1").legs[0]
-    assert [one.run.name for one in list_ready(plan, history)] == ["X-s0", "Z-s0", "Y-s1", "Z-s1"]
-    assert [one.run.name for one in list_ready(plan, history, {"X-s0"})] == ["Z-s0", "Y-s1", "Z-s1"]
+    assert {run.name: leg for run, leg in list_ready(plan, history)}["Z-s1"] == plan.run("Z-s1").legs[0]
+    assert [run.name for run, _ in list_ready(plan, history)] == ["X-s0", "Z-s0", "X-s1", "Y-s1", "Z-s1"]
+    assert [run.name for run, _ in list_ready(plan, history, {"X-s0"})] == ["Z-s0", "X-s1", "Y-s1", "Z-s1"]
 
 
 def test_nothing_registered_is_said_with_the_way_out(paths: StudyPaths) -> None:

@@ -34,7 +34,7 @@ def alone(values: object, margin: float = 1.0) -> st.Estimate:
 def verdict_of(values: object, *, units: Design | None = None, margin: float = 1.0, robust: bool = False) -> Judged:
     pairs = dict(enumerate(np.asarray(values, dtype=float).tolist()))
     own = {pair: units(pair) for pair in pairs} if units else None
-    (one,) = judge([(Question("q", "B − A", "Does it?", "other"), pairs)], margin=margin, units=own, robust=robust,
+    (one,) = judge([(Question("q", "B − A", "other"), pairs)], margin=margin, units=own, robust=robust,
                    kinds=("seed",) if units is None else tuple("ab"[: len(units(0))]))  # fmt: skip
     return one
 
@@ -166,7 +166,7 @@ def judged_studies(num_studies: int, means: tuple[float, float, float]) -> list[
     for _ in range(num_studies):
         reference = rng.normal(0, 1, 8)
         arms = [mean + rng.normal(0, 1, 8) for mean in means]
-        asked = [(Question(name, "", "", "main"), dict(enumerate((arm - reference).tolist())))
+        asked = [(Question(name, "", "main"), dict(enumerate((arm - reference).tolist())))
                  for name, arm in zip(("order", "restart", "repetition"), arms, strict=True)]  # fmt: skip
         found.append([one.verdict for one in judge(asked, margin=MARGIN, alpha=0.05)])
     return found
@@ -203,7 +203,7 @@ def test_below_four_units_there_is_no_verdict_and_below_six_no_difference(num_pa
 def test_all_p_values_of_the_main_contrasts_are_adjusted_and_no_others() -> None:
     rng = np.random.default_rng(6)
     differences = {name: rng.normal(0.7, 1, 8).tolist() for name in ("a", "b", "c", "d")}
-    asked = [(Question(name, "", "", "other" if name == "d" else "main"), dict(enumerate(found)))
+    asked = [(Question(name, "", "other" if name == "d" else "main"), dict(enumerate(found)))
              for name, found in differences.items()]  # fmt: skip
     own = {name: alone(found) for name, found in differences.items()}
     judged = judge(asked, margin=1.0)

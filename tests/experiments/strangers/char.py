@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 out_dir, init_from, seed, max_iters, lr_iters, save_interval, batch_size, learning_rate, warm_again, positions = (
     "out", "scratch", 1337, 40, 60, 20, 8, 1e-2, 0, "")  # fmt: skip
+fresh_moments = 0
 for word in sys.argv[1:]:
     key, _, value = word.removeprefix("--").partition("=")
     assert key in globals(), key
@@ -33,7 +34,8 @@ iter_num = first_iter = 0
 if init_from != "scratch":
     checkpoint = torch.load(os.path.join(init_from, "ckpt.pt"))
     model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
+    if not fresh_moments:
+        optimizer.load_state_dict(checkpoint["optimizer"])
     iter_num = first_iter = checkpoint["iter_num"]
 order = [at for part in positions.split(",") if part for at in range(*map(int, part.split(":")))]
 
