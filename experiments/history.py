@@ -66,11 +66,3 @@ def list_ready(plan: StudyPlan, history: StudyHistory, taken: Collection[str] = 
             continue
         if run.arm == START or history.is_complete(plan.start_of(run)):
             yield run, run.legs[len(history.done.get(run.name, ()))]
-
-
-def count_updates(plan: StudyPlan, history: StudyHistory) -> int:
-    """Return the updates of all finished legs."""
-    total = 0
-    for run in plan.runs:
-        total += sum(leg.num_updates for leg in run.legs[: len(history.done.get(run.name, ()))])
-    return total

@@ -33,7 +33,7 @@ from chronicle.launch.containment import die_with_parent
 from experiments.design import Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import StudyPaths
-from experiments.history import Finished, StudyHistory, count_updates, list_ready, read_history
+from experiments.history import Finished, StudyHistory, list_ready, read_history
 from experiments.launches import checkpoint_after, command_words, is_treated, read_leg
 from rollback.checkpoint.manifest import MANIFEST_NAME
 
@@ -173,11 +173,11 @@ class _Keeper:
         return any_ended
 
     def _done(self, run: StudyRun, leg: Leg, finished: Finished) -> None:
-        done = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
-                        guard=finished.guard, result=finished.result.to_json())
-        self.writer.write(done, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
-        updates = count_updates(self.plan, _history(self.paths))
-        self.say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {updates:,} of {self.plan.num_updates:,} updates")
+        entry = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
+                         guard=finished.guard, result=finished.result.to_json())
+        self.writer.write(entry, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
+        done = sum(map(len, _history(self.paths).done.values()))
+        self.say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {done} of {self.plan.num_launches} launches")
 
     def _stop(self, run: StudyRun, leg: Leg, reason: str) -> None:
         stopped = StudyStop(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, reason=reason)
@@ -256,10 +256,10 @@ class Running:
         """Return the result of a launch that ended with 0. Raises `StudyError` where it left none."""
         run_paths = self.paths.run(self.run.name)
         entries = read_journal(run_paths).entries
-        own = (entry.launch for entry, start in events_of(entries, LaunchStart) if start.pid == self.process.pid)
-        launch = max((number for number in own if number is not None), default=None)
-        if launch is None:
+        own = [entry.launch for entry, start in events_of(entries, LaunchStart) if start.pid == self.process.pid]
+        if not own or own[-1] is None:
             raise StudyError(f"run `{self.run.name}` has no launch in its journal")
+        launch = own[-1]
         result = read_leg(self.plan, self.run, self.leg, self.paths, launch)
         words = {said.verdict for entry, said in events_of(entries, GuardVerdict) if entry.launch == launch}
         guard = next((word for word in ("refused", "warned", "unverified", "passed") if word in words), None)

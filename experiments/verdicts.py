@@ -57,7 +57,6 @@ class Judged:
     sign_flip_p: float = 1.0
     rank_p: float = 1.0
     verdict: EffectVerdict = EffectVerdict.NOT_TESTED
-    disagrees: str = ""  # what the mean alone says, where the signed ranks do not
 
     @property
     def name(self) -> str:
@@ -163,10 +162,8 @@ def _with_verdict(one: Judged, robust: bool) -> Judged:
     if result.num_units >= LEAST_UNITS:
         by_mean = _say(result.tost_p <= one.alpha, one.is_real)
         by_ranks = _say(result.rank_tost_p <= one.alpha, one.rank_p <= one.alpha)
-    if not robust or by_mean is by_ranks:
-        return replace(one, verdict=by_mean)
-    told = f"the mean alone says {by_mean}, the signed ranks {by_ranks}: no claim is made"
-    return replace(one, verdict=EffectVerdict.INCONCLUSIVE, disagrees=told)
+    agreed = by_mean if not robust or by_mean is by_ranks else EffectVerdict.INCONCLUSIVE
+    return replace(one, verdict=agreed)
 
 
 def _say(is_inside: bool, is_apart: bool) -> EffectVerdict:
@@ -304,10 +301,7 @@ def _plainly(one: Judged) -> str:
     numbers = f"{one.asked.formula} = {format_bpb(r.mean)} ({where})"
     if one.verdict is EffectVerdict.EQUIVALENT:
         return f"No effect as large as {one.margin:g} {one.unit}: {numbers}.{missed}"
-    disagrees = ""
-    if one.disagrees:
-        disagrees = f" By signed ranks {format_p(one.rank_p)} and {format_p(r.rank_tost_p)}; {one.disagrees}."
-    return f"Not settled: {numbers}.{disagrees} {what_would_settle(one)}".rstrip() + missed
+    return f"Not settled: {numbers}. {what_would_settle(one)}".rstrip() + missed
 
 
 def _short(one: Judged) -> str:

@@ -122,14 +122,14 @@ class StartedLauncher(ChronicleLauncher):
 
 class Taken:
     def __init__(self, launcher: ChronicleLauncher, plan: StudyPlan) -> None:
-        self.launcher, self.plan = launcher, plan
+        self.launcher, self.plan, self.run = launcher, plan, plan.run("start")
+        self.leg = self.run.legs[0]
 
     def poll(self) -> int:
         return 0
 
     def finish(self) -> Finished:
-        run = self.plan.run("start")
-        return Finished(result=read_leg(self.plan, run, run.legs[0], self.launcher.paths, 1), launch=1, guard="passed")
+        return Finished(result=read_leg(self.plan, self.run, self.leg, self.launcher.paths, 1), launch=1, guard="passed")
 
     def stop(self) -> None:
         """Nothing runs."""

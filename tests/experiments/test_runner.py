@@ -263,5 +263,5 @@ def test_progress_is_told_per_launch(plan: StudyPlan, paths: StudyPaths) -> None
     said: list[str] = []
     run_study(plan, paths, FakeLauncher(paths), jobs=1, say=said.append, sleep=no_sleep)
     assert len(said) == len(EVERY_LEG)
-    assert said[0].startswith("start: launch 1 of 1 done; 2 of ")
-    assert said[-1].endswith(f"{plan.num_updates} of {plan.num_updates} updates")
+    assert said[0] == f"start: launch 1 of 1 done; 1 of {plan.num_launches} launches"
+    assert said[-1].endswith(f"{plan.num_launches} of {plan.num_launches} launches")

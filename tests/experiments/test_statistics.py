@@ -218,6 +218,6 @@ def test_one_outlier_decides_no_verdict_where_the_robust_opinion_was_registered(
     assert verdict_of([*values, 40.0]).verdict is EffectVerdict.INCONCLUSIVE
     one = verdict_of([*values, 40.0], robust=True)
     assert one.verdict is EffectVerdict.INCONCLUSIVE
-    assert "the mean alone says inconclusive, the signed ranks equivalent: no claim is made" in said(one)
+    assert one.rank_p > 0.05 and one.result is not None and one.result.rank_tost_p < 0.05  # the ranks alone say equivalent
     for shift, verdict in ((3.0, EffectVerdict.DIFFERENCE), (0.0, EffectVerdict.EQUIVALENT)):
         assert verdict_of(values + shift, robust=True).verdict is verdict
