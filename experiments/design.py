@@ -129,6 +129,14 @@ class StudyPlan:
         present = {run.arm for run in self.runs}
         return tuple(arm.name for arm in self.study.arms if arm.name in present)
 
+    def twin_of(self, arm: str) -> str:
+        """The arm that is the same but for its restarts; the reference where there is none."""
+        own = self.study.arm(arm)
+        for other in map(self.study.arm, self.arm_names):
+            if other.restart is None and (other.slices, other.set) == (own.slices, own.set):
+                return other.name
+        return self.study.reference
+
     def run(self, name: str) -> StudyRun:
         """The run of that name; raises `BadStudy`."""
         for one in self.runs:

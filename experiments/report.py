@@ -187,7 +187,8 @@ def _blocks(folder: _Folder) -> Iterator[ReportBlock]:
     yield "All of them held; had one failed there would be no report."
     yield folder.tables["controls"]
     yield "## Right after a restart"
-    yield (f"Excess loss over the reference, in {study.unit}. On identical batches one seed is enough to see it; where "
+    twin = "the twin without restarts" if study.bounce_margin else "the reference"
+    yield (f"Excess loss over {twin}, in {study.unit}. On identical batches one seed is enough to see it; where "
            "the order changed, the difference to the reference's local mean contains the noise of the batches.")
     if not study.bounce_margin:
         yield "No margin was registered for a bounce of the curve, so these numbers have no verdict."

@@ -52,12 +52,11 @@ def _outcomes(data: StudyData) -> ReportTable:
 def _around_restarts(data: StudyData) -> ReportTable:
     """The mean excess loss at every update around a restart."""
     rows = []
-    reference = data.plan.study.reference
     for arm in data.arms:
-        cuts, is_same = [], True
-        for seed in data.seeds(arm, reference):
+        cuts, is_same, twin = [], True, data.plan.twin_of(arm)
+        for seed in data.seeds(arm, twin):
             run = data.runs[arm, seed]
-            excess, identical = excess_over(run, data.runs[reference, seed])
+            excess, identical = excess_over(run, data.runs[twin, seed])
             ends = (0, *run.restarts, run.num_updates)
             for before, after, end in zip(ends, run.restarts, ends[2:], strict=False):
                 cuts.append(_cut(excess, after, before, end))
@@ -80,10 +79,11 @@ def _cut(curve: Curve, after: int, begin: int, end: int) -> Curve:
 
 def _transients(data: StudyData) -> ReportTable:
     """Every restart of every run."""
-    reference, rows = data.plan.study.reference, []
+    rows = []
     for arm in data.arms:
-        for seed in data.seeds(arm, reference):
-            for one in find_transients(data.runs[arm, seed], data.runs[reference, seed]):
+        twin = data.plan.twin_of(arm)
+        for seed in data.seeds(arm, twin):
+            for one in find_transients(data.runs[arm, seed], data.runs[twin, seed]):
                 back = "" if one.recovered_after is None else str(one.recovered_after)
                 same = "yes" if one.identical_batches else "no"
                 rows.append((one.run, str(one.after), "loss", same, str(one.num_updates), f"{one.area:+.4f}",

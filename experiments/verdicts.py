@@ -94,7 +94,7 @@ def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
 def judge_bounce(
     plan: StudyPlan, excess: Mapping[tuple[str, int], Mapping[int, float]], scatter: Outcomes
 ) -> tuple[Judged, ...]:
-    """Whether the loss lies above the reference's after a restart, by arm and horizon (updates); empty without a margin.
+    """Whether the loss lies above the twin's after a restart, by arm and horizon (updates); empty without a margin.
 
     `excess` has the mean excess of a run over its restarts, by seed, `scatter` that of a run's evaluations around their trend.
     """
@@ -103,11 +103,12 @@ def judge_bounce(
         return ()
     units = {seed: plan.unit_of(seed) for values in excess.values() for seed in values}
     for (arm, horizon), values in excess.items():
-        formula = f"{arm} over {study.reference} after a restart"
+        formula = f"{arm} over {plan.twin_of(arm)} after a restart"
         asked.append((Question(f"bounce of {arm}, {horizon}", formula, "bounce"), values))
     for arm in dict.fromkeys(arm for arm, _ in excess):
-        question = Question(f"scatter of {arm}", f"{arm} − {study.reference}, between evaluations", "bounce")
-        asked.append((question, paired_differences(scatter, arm, study.reference)))
+        twin = plan.twin_of(arm)
+        question = Question(f"scatter of {arm}", f"{arm} − {twin}, between evaluations", "bounce")
+        asked.append((question, paired_differences(scatter, arm, twin)))
     return judge(asked, margin=study.bounce_margin, alpha=study.alpha, unit=study.unit, units=units, kinds=plan.unit_kinds)
 
 
@@ -247,6 +248,8 @@ def what_would_settle(one: Judged) -> str:
     parts = []
     if r.num_units < LEAST_FOR_SIGNS and one.t_p <= one.alpha:
         parts.append(f"the t test sees a difference, but below {LEAST_FOR_SIGNS} units the sign-flip test cannot agree")
+    elif one.t_p <= one.alpha < one.sign_flip_p:
+        parts.append("the t test sees a difference, the sign-flip test does not")
     for half, room, what in ((r.inner_high - r.mean, one.margin - abs(r.mean), f"equivalence within ±{one.margin:g}"),
                              (r.high - r.mean, abs(r.mean), "a difference of the observed size")):
         needed = r.num_units * (half / room) ** 2 if room > 0 else MOST_UNITS
@@ -277,8 +280,9 @@ def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, 
 
 def answer_bounce(bounces: Sequence[Judged]) -> str:
     """Return the answer to the question of the bounce: the mean excess loss after a restart, by arm and horizon."""
-    return (f"Mean excess of the training loss over the reference after a restart, against ±{bounces[0].margin:g} "
-            f"{bounces[0].unit}, {count_units(bounces[0])}: {'; '.join(map(_short, bounces))}.")
+    tested = [one for one in bounces if one.result is not None] or bounces
+    return (f"Mean excess of the training loss over the twin without restarts, and scatter of evaluations, against "
+            f"±{tested[0].margin:g} {tested[0].unit}, {count_units(tested[0])}: {'; '.join(map(_short, tested))}.")
 
 
 def _plainly(one: Judged) -> str:

@@ -58,7 +58,8 @@ def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no
     assert list_studies() == ("restart-impact",)
 
 
-@pytest.mark.parametrize("folder", ["modern-restarts-cpu", "modern-restarts-pilot", "restart-impact-cpu", "restart-impact-ci"])
+@pytest.mark.parametrize("folder", ["modern-restarts-cpu", "modern-restarts-pilot", "restart-impact-cpu", "restart-impact-ci",
+                                    "restart-impact-bounce"])
 def test_registered_plans_of_committed_studies_are_read_with_their_hash(folder: str) -> None:
     """A field that came later changes no hash, and a study whose trainer is gone can be judged."""
     place = Path(__file__).parents[2] / "docs" / "results" / folder
