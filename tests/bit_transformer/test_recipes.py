@@ -62,7 +62,7 @@ def test_indivisible_batch_is_refused_before_training() -> None:
     ("overlap=-1", "overlap is -1, expected a whole number, 0 or more"),
     ("warmup_steps=-3", "warmup_steps is -3, expected a whole number, 0 or more"),
     ("qat_from_step=-1", "qat_from_step is -1, expected a whole number, 0 or more or none"),
-    ("ema_decay=1.0", "ema_decay is 1.0, expected a number from 0 to below 1"),
+    ("beta1=1.0", "beta1 is 1.0, expected a number from 0 to below 1"),
     ("log_every=0", "log_every is 0, expected a whole number, 1 or more"),
     ("ponder_weight=-1.0", "ponder_weight is -1.0, expected a number, 0 or more"),
     ("data.sources={}", "sources is empty, expected one source or more"),
