@@ -31,6 +31,7 @@ from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.replay.fork import NO_TRACKERS
 from chronicle.resume.rehearsal import REHEARSAL_VARIABLE, Asked
 from chronicle.resume.ring import Print, rings_of
+from rollback.checkpoint.account import may_be_state
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.errors import RollbackError
@@ -40,6 +41,7 @@ from rollback.files.torch_tree import walk_leaves
 
 LOOK_SECONDS = 0.2
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
+UNKNOWN = "unknown"  # the format of a save that is known by its name alone
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 MOST_COPIED_BYTES = 256 << 20
@@ -72,7 +74,10 @@ class Place:
         elif not self.out.exists():
             _copy(Path.cwd(), self.out, self.scratch)
             for one in checkpoints_below(self.out):
-                shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
+                if one.path.is_dir() and one.format != UNKNOWN:
+                    shutil.rmtree(one.path)
+                elif one.path.is_file() and may_be_state(one.path):  # a source file may have one number in its name, too
+                    one.path.unlink()
 
     @property
     def paths(self) -> RunPaths:
@@ -295,7 +300,7 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
         return found
     alone = {step: paths[0] for step, paths in named.items() if len(paths) == 1}
     return [
-        Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
+        Checkpoint(path=path, step=step, step_source="name", format=UNKNOWN, files=(), single_file=path.is_file())
         for step, path in alone.items()
     ]
 

@@ -1,11 +1,13 @@
 """A and A′ are used again where nothing that decides them has changed; what a rehearsal costs is said before."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.rehearse import kept
+from chronicle.rehearse.launches import Place
 from chronicle.rehearse.script import lines_with, refuse_outside
 
 COMMAND = ("python", "train.py", "--data", "rows", "{out}")
@@ -82,3 +84,16 @@ def test_the_lines_that_save_and_load_a_key_are_named_and_nothing_is_said_where_
     (place / "train.py").write_text(script)
     assert lines_with(COMMAND, place, "queue") == "train.py:2, 4: `queue`"
     assert lines_with(COMMAND, place, "ema") == lines_with(("python", "-m", "trl"), place, "queue") == ""
+
+
+def test_a_copy_has_no_checkpoint_and_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source file with one number in its name is no save of that step."""
+    here = tmp_path / "here"
+    (here / "T6_examples").mkdir(parents=True)
+    (here / "T5_training.py").write_text("print(1)\n")
+    with zipfile.ZipFile(here / "rl_model_400_steps.zip", "w") as packed:
+        packed.writestr("policy.pth", b"weights")
+    monkeypatch.chdir(here)
+    place = Place(name="a", scratch=tmp_path / "scratch", is_copy=True)
+    place.prepare()
+    assert sorted(path.name for path in place.out.iterdir()) == ["T5_training.py", "T6_examples"]
