@@ -129,12 +129,14 @@ def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDig
     weights, each = parts.take("weights", lambda: weights_and_each(live), ("", ""))
     if not whole:
         return RankDigest(rank=live.rank, weights=weights)
+    moments, each_moment = parts.take("moments", lambda: _moments_and_each(live.optimizers), ("", ""))
     return RankDigest(
         rank=live.rank,
         rng=parts.take("rng", rng_digests, {}),
         weights=weights,
         each=each if live.rank == 0 and len(each) <= MOST_EACH else "",
-        moments=parts.take("moments", lambda: _moments_digest(live.optimizers), ""),
+        moments=moments,
+        each_moment=each_moment if live.rank == 0 and len(each_moment) <= MOST_EACH else "",
         buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
     )
@@ -363,10 +365,11 @@ def _moment_norm(optimizer: Any, group: Mapping[str, Any]) -> float | None:
     return norm(list(first.values()))
 
 
-def _moments_digest(optimizers: Sequence[Any]) -> str:
+def _moments_and_each(optimizers: Sequence[Any]) -> tuple[str, str]:
+    """Digest of all that the optimizers keep of their parameters, and 16 bits of each tensor."""
     held = [(param, thing) for optimizer, group in groups_of(optimizers) for param, _, thing in _held(optimizer, group)]
     types = (_type_as_loaded(thing, param) for param, thing in held)
-    return tensor_digest((own_shard(thing) for _, thing in held), types)
+    return digest_and_each((own_shard(thing) for _, thing in held), types)
 
 
 def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:
@@ -475,6 +478,17 @@ def weights_apart(each: str, live: LiveState) -> list[tuple[str, Any]]:
     if len(own) != len(each):
         return []
     return [one for at, one in enumerate(named) if own[4 * at : 4 * at + 4] != each[4 * at : 4 * at + 4]]
+
+
+def moments_apart(each: str, live: LiveState) -> list[str]:
+    """The moments whose 16 bits are others now, with the names of their parameters; [] where there are other tensors."""
+    names = {id(one): name for model in live.models for name, one in model.named_parameters()}
+    held = [(param, key) for optimizer, group in groups_of(live.optimizers) for param, key, _ in _held(optimizer, group)]
+    own = _moments_and_each(live.optimizers)[1] if each else ""
+    if len(own) != len(each):
+        return []
+    apart = [one for at, one in enumerate(held) if own[4 * at : 4 * at + 4] != each[4 * at : 4 * at + 4]]
+    return [f"{key} of {names.get(id(param), 'a parameter of no model')}" for param, key in apart]
 
 
 def plain_bytes(thing: Any) -> bytes:

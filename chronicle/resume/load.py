@@ -45,6 +45,7 @@ from chronicle.resume.fingerprint import (
     fingerprint_memory,
     frozen_parameters,
     groups_of,
+    moments_apart,
     object_digests,
     rng_digests,
     rounded_weights,
@@ -76,7 +77,7 @@ WEIGHTS_ALONE = (
 SAVED_NOTHING = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
 STILL_FURTHER = {**FURTHER, "why": SAVED_NOTHING}
 ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
-NUM_NAMED = 3  # weights that differ
+NUM_NAMED = 3  # tensors that differ
 
 
 class Loads:
@@ -163,7 +164,7 @@ class Loads:
         known = {(check.name, check.where) for check in every}
         more = [check for check in more if check.name not in (ROWS, LENGTH)]  # of a single step these prove nothing
         every += [check for check in more if (check.name, check.where) not in known]
-        return self._name_weights(allow(every, facts), live)
+        return self._name_tensors(allow(every, facts), live)
 
     def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory, live: LiveState) -> Facts:
         """What is known of a schedule that may have been made longer."""
@@ -261,27 +262,27 @@ class Loads:
             about = self._about_schedule(expected, expected.memory, found, live)
             ahead = [check for check in checks if check.name in ABOUT_THE_FUTURE]
             checks = [*(check for check in checks if check not in ahead), *allow(ahead, about)]
-        return self._name_weights(checks, live)
+        return self._name_tensors(checks, live)
 
-    def _name_weights(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
-        """The checks; weights that differ are named, and where files and model know them by other names, that is said."""
-        wrong = next((check for check in checks if not check.ok and check.name == "weights"), None)
-        if wrong is None:
-            return list(checks)
+    def _name_tensors(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
+        """The checks; weights and moments that differ are named, and where files and model have other names, that is said."""
         memory = self.start.memory
         saved = memory.of_rank(live.rank) if memory else None
-        apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
-        named = wrong
-        if apart:
-            more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
-            total = sum(1 for model in live.models for _ in model.parameters())
-            named = replace(wrong, found=f"{len(apart)} of {total} weights differ: {', '.join(apart[:NUM_NAMED])}{more}")
+        named = []
+        for check in checks:
+            if not check.ok and check.name == "weights":
+                apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
+                check = self._with_other_names(_with_names(check, apart, len(saved.each) if saved else 0), live)
+            elif not check.ok and check.name == "optimizer moments" and saved is not None:
+                check = _with_names(check, moments_apart(saved.each_moment, live), len(saved.each_moment))
+            named.append(check)
+        return named
+
+    def _with_other_names(self, check: Check, live: LiveState) -> Check:
         names = ""
         with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):  # such files have a check of their own
             names = keys_apart(self.start.loaded_from, live.models) if self.start.loaded_from else ""
-        if names:
-            named = replace(named, cause=f"{names}: {named.cause}")
-        return [named if check is wrong else check for check in checks]
+        return replace(check, cause=f"{names}: {check.cause}") if names else check
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""
@@ -474,6 +475,15 @@ class Loads:
     def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
         bound = contract if contract is not None and same_checkpoint(contract, root, memory) else None
         return self.expectation(memory, bound)
+
+
+def _with_names(check: Check, apart: Sequence[str], num_digits: int) -> Check:
+    """The check with the names of the tensors that differ; `num_digits`: four a tensor were recorded."""
+    if not apart:
+        return check
+    more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
+    what = check.name.removeprefix("optimizer ")
+    return replace(check, found=f"{len(apart)} of {num_digits // 4} {what} differ: {', '.join(apart[:NUM_NAMED])}{more}")
 
 
 def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:

@@ -71,6 +71,7 @@ class RankDigest:
     weights: str = ""
     each: str = field(default="", metadata=SPARSE)  # 16 bits of every weight, in hex; of rank 0
     moments: str = ""
+    each_moment: str = field(default="", metadata=SPARSE)  # 16 bits of every moment; of rank 0
     buffers: str = ""  # running statistics and other saved buffers
     each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # the same by name (`moving.py`)
     moving: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what this training moves without a step

@@ -550,3 +550,13 @@ def test_a_refusal_names_the_weights_that_differ_and_tells_no_consequence(tmp_pa
     (check,) = refusal.value.checks
     assert check.name == "weights" and check.found == "1 of 4 weights differ: 3.weight"
     assert "saved at step 6" in str(refusal.value)
+
+
+def test_a_refusal_names_the_moments_that_differ(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt")
+    loop = Loop(run_dir).load(tmp_path / "step.pt")
+    loop.optimizer.state[loop.model[3].weight]["exp_avg"].zero_()
+    with pytest.raises(ResumeRefused) as refusal:
+        loop.train(1)
+    found = {check.name: check.found for check in refusal.value.checks}
+    assert found["optimizer moments"] == "1 of 8 moments differ: exp_avg of 3.weight"
