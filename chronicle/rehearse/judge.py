@@ -173,6 +173,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     state |= {pattern for pattern in groups if AT_STEP in pattern and role_of(_called(pattern)) is Role.LOSS}
     is_shared = not any(spreads[pattern][1] for pattern in state)
     is_rounded = is_resharded or not is_shared
+    is_exact = bool(state) and not any(spreads[pattern][0] for pattern in state)  # then what varies is measured
     tensors: dict[str, dict[str, float]] = defaultdict(dict)
     counts: Counter[bool] = Counter()  # logged or not
     for pattern, names in groups.items():
@@ -187,8 +188,8 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
         if LeafForm.UNREAD in (form, resumed[known[0]].form):
             rows.append(Row(Rank.UNSURE, pattern, str(one.value)))
             continue
-        if is_wide or (spread > 0 and not is_shared):  # a lost state would not show
-            rows.append(_varies(pattern, is_state=pattern in state))
+        if is_wide or (spread > 0 and (is_exact or not is_shared)):  # a lost state would not show
+            rows.append(_varies(pattern, pattern in state))
             continue
         if spread > 0:
             rows.append(Row(Rank.NATURE, pattern))
@@ -207,7 +208,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     return Compared(rows=tuple(rows), num_leaves=counts[False], num_values=counts[True])
 
 
-def _varies(pattern: str, *, is_state: bool) -> Row:
+def _varies(pattern: str, is_state: bool) -> Row:
     if is_state:
         return Row(Rank.UNSURE, _called(pattern))
     if AT_STEP in pattern:

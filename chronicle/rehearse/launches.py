@@ -74,9 +74,10 @@ class Place:
         elif not self.out.exists():
             _copy(Path.cwd(), self.out, self.scratch)
             for one in checkpoints_below(self.out):
-                if one.path.is_dir() and one.format != UNKNOWN:
-                    shutil.rmtree(one.path)
-                elif one.path.is_file() and may_be_state(one.path):  # a source file may have one number in its name, too
+                if one.path.is_dir():
+                    if one.format != UNKNOWN:
+                        shutil.rmtree(one.path)
+                elif may_be_state(one.path):  # a source file may have one number in its name, too
                     one.path.unlink()
 
     @property

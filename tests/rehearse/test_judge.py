@@ -106,6 +106,15 @@ def test_a_logged_value_is_compared_with_the_spread_of_two_launches() -> None:
     assert (found.of(Rank.NOT_COMPARED), found.num_values) == (("seconds: measured anew in each launch",), 20)
 
 
+def test_what_varies_at_all_beside_equal_losses_is_measured() -> None:
+    """Two undisturbed launches were as fast as each other by chance, and the resumed one was slower: no state was lost."""
+    first = {step: {"loss": 1 / step, "runtime": 0.2632} for step in range(1, 21)}
+    again = {step: {"loss": 1 / step, "runtime": 0.2633} for step in range(1, 21)}
+    late = {step: {"loss": 1 / step, "runtime": 0.2261} for step in range(11, 21)}
+    found = logs(first, again, late)
+    assert (list(found.findings), found.of(Rank.NOT_COMPARED)) == ([], ("runtime: measured anew in each launch",))
+
+
 def prints(batches: dict[int, int], weights: dict[int, int] | None = None) -> dict[int, dict[int, Print]]:
     known = weights or {}
     seen = SeenParts.BATCH | SeenParts.WEIGHTS
