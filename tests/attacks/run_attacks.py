@@ -178,18 +178,18 @@ def all_commands_on(path: Path) -> list[list[str]]:
     step = path.name.rpartition("-")[2]
     back = ["rollback", "--to", step, "--lr-scale", "0.5"]
     huge = path.is_dir() and any(p.lstat().st_size > 2**32 for p in path.iterdir())
-    digests = ["--no-digests"] if huge else []
+    quick = ["--quick"] if huge else []
     return [
         *(
             ["verify", str(path), *places],
             [*back, "--verify", "quick", "--yes", *places],
-            ["manifest", str(path), *digests],
+            ["verify", "--write", str(path), *quick],
         ),
         *(
             ["note", "begun", *run],
             ["verify", "--all", *places],
             ["inspect", str(path)],
-            ["diff", str(path), str(path)],
+            ["inspect", str(path), str(path)],
         ),
         *(
             [*back, "--dry-run", *places],

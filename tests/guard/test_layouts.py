@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chronicle import ResumeRefused
-from chronicle.cli.inspect import manifest
+from chronicle.cli.verify import verify_checkpoints
 from rollback.api import verify
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import MANIFEST_NAME
@@ -132,7 +132,7 @@ def test_manifest_made_by_hand_is_no_witness_of_a_save(run_dir: Path, checkpoint
     launch.train(3)
     launch.save(checkpoint)
     (checkpoint / "model.safetensors").unlink()
-    manifest(str(checkpoint))
+    verify_checkpoints(str(checkpoint), write=True)
     assert "F2" in [finding.check for finding in errors(checkpoint)]
 
 
