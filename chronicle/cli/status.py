@@ -339,8 +339,7 @@ def _guard(story: Story) -> Iterator[_Row]:
     if last is not None and last.verdict is not None and last.verdict_entry is not None:
         event = GuardVerdict.of(last.verdict_entry)
         count = f", {len(event.checks)} checks" if event.checks else ""
-        word = "not verified" if last.verdict == "unverified" else last.verdict
-        word = "passed" if last.verdict_entry.title.startswith("guard: passed") else word  # but for what is named below
+        word = event.words.partition(",")[0]  # what was not compared is named below
         tone = PLAIN if word == "passed" else LOUD if last.verdict == "refused" else WARN
         yield _Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
         for one in event.not_compared[:SHOWN]:

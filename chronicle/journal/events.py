@@ -512,6 +512,16 @@ class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
     start_step: int | None = None
     attempt: int | None = None  # how often torchrun had started the ranks again; None for the first time
 
+    @property
+    def words(self) -> str:
+        """The verdict for a person: one that lacks some comparisons has passed in the others, unless other data came."""
+        if self.verdict != "unverified":
+            return self.verdict
+        differs = self.basis == "none" or any(one in self.noted for one in self.not_compared)
+        if differs or not any(one.get("outcome") == "equal" for one in self.checks):
+            return "not verified"
+        return "passed, not compared"
+
 
 class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     """The guard of a plain loop saw the optimizer's state being taken; where it was saved is not known."""

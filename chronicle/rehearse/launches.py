@@ -41,7 +41,6 @@ from rollback.files.torch_tree import walk_leaves
 
 LOOK_SECONDS = 0.2
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
-UNKNOWN = "unknown"  # the format of a save that is known by its name alone
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 MOST_COPIED_BYTES = 256 << 20
@@ -75,7 +74,7 @@ class Place:
             _copy(Path.cwd(), self.out, self.scratch)
             for one in checkpoints_below(self.out):
                 if one.path.is_dir():
-                    if one.format != UNKNOWN:
+                    if one.files:  # else it is known by its name alone
                         shutil.rmtree(one.path)
                 elif may_be_state(one.path):  # a source file may have one number in its name, too
                     one.path.unlink()
@@ -301,7 +300,7 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
         return found
     alone = {step: paths[0] for step, paths in named.items() if len(paths) == 1}
     return [
-        Checkpoint(path=path, step=step, step_source="name", format=UNKNOWN, files=(), single_file=path.is_file())
+        Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
         for step, path in alone.items()
     ]
 
@@ -340,7 +339,10 @@ def _copy(source: Path, target: Path, scratch: Path) -> None:
             f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
             "put {out} where the command names its output directory, as in `--output_dir {out}`",
         )
-    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT, scratch.name))
+    shutil.copytree(
+        source, target, symlinks=True,
+        ignore=lambda folder, names: [name for name in names if name in LEFT_OUT or Path(folder, name) == scratch],
+    )  # fmt: skip
 
 
 def files_below(root: Path) -> list[Path]:

@@ -30,7 +30,6 @@ from rollback.errors import RollbackError
 MAX_REPORT_BYTES = 1024
 LET_GO_SECONDS = 1.0
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
-IN_PART = "passed, not compared"  # nothing differs, and the rest was compared
 NO_BASIS = "it carries no description of its memory: saved without the guard, copied without its manifest, or never sealed"
 
 
@@ -140,19 +139,15 @@ class Verdicts:
         """Nothing differs: say what was compared and what was not, on stderr and in the journal."""
         self._remember(checks, moment)
         unknown, noted = self._not_compared(), self._noted()
-        differs = self._basis() == "none" or any(one in noted for one in unknown)  # nothing was compared, or other data
-        word = "not verified" if differs or not any(check.outcome is Outcome.EQUAL for check in checks) else IN_PART
+        event = self._event("unverified" if unknown else "passed", checks, moment)
         if self._ranks.rank == 0:
             if unknown:
                 listed = ", ".join(f"{one['name']} ({one['why']})" for one in unknown)
-                self._journal.say(f"unverified {listed}", f"{word}: {listed}")
+                self._journal.say(f"unverified {listed}", f"{event.words}: {listed}")
             for one in (one for one in noted if one not in unknown):
                 self._journal.say(f"noted {one}", f"noted: {one['name']}: {one['why']}")
-        if unknown:
-            names = ", ".join(one["name"] for one in unknown)
-            self._record("unverified", checks, moment, f"guard: {word}: {names}")
-        else:
-            self._record("passed", checks, moment, f"guard: passed {moment}")
+        names = ", ".join(one["name"] for one in unknown)
+        self._write(event, f"guard: {event.words}: {names}" if unknown else f"guard: passed {moment}")
 
     def switched_off(self, moment: str) -> None:
         """Record that the guard is off in this launch."""
@@ -199,11 +194,13 @@ class Verdicts:
         return expectation.basis if expectation else ("none" if self._start.resumed else "fresh")
 
     def _record(self, verdict: str, checks: Sequence[Check], moment: str, title: str) -> None:
-        """Write one `guard.verdict` entry (main process only)."""
+        self._write(self._event(verdict, checks, moment), title)
+
+    def _event(self, verdict: str, checks: Sequence[Check], moment: str) -> GuardVerdict:
         expectation = self._start.expectation
         contract = expectation.contract if expectation else None
         unknown = self._not_compared()
-        event = GuardVerdict(
+        return GuardVerdict(
             verdict=verdict,
             moment=moment,
             mode=str(self._options.mode),
@@ -221,10 +218,11 @@ class Verdicts:
             carried=tuple(asdict(one) for one in self._start.carried),
             attempt=attempt_of(os.environ) or None,
         )
-        step = self._start.start_step
-        if step is None and expectation and expectation.memory:
-            step = expectation.memory.step
-        self._journal.write(event, step=step, title=title)
+
+    def _write(self, event: GuardVerdict, title: str) -> None:
+        """Write one `guard.verdict` entry (main process only)."""
+        step, memory = self._start.start_step, self._start.memory
+        self._journal.write(event, step=memory.step if step is None and memory else step, title=title)
 
 
 def run_checks(name: str, work: Callable[[], Iterable[Check]], *, at_stake: bool = True) -> list[Check]:

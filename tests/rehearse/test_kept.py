@@ -90,10 +90,11 @@ def test_a_copy_has_no_checkpoint_and_every_source(tmp_path: Path, monkeypatch: 
     """A source file with one number in its name is no save of that step."""
     here = tmp_path / "here"
     (here / "T6_examples").mkdir(parents=True)
+    (here / "data").mkdir()  # as the place is called that was named with --keep
     (here / "T5_training.py").write_text("print(1)\n")
     with zipfile.ZipFile(here / "rl_model_400_steps.zip", "w") as packed:
         packed.writestr("policy.pth", b"weights")
     monkeypatch.chdir(here)
-    place = Place(name="a", scratch=tmp_path / "scratch", is_copy=True)
+    place = Place(name="a", scratch=tmp_path / "data", is_copy=True)
     place.prepare()
-    assert sorted(path.name for path in place.out.iterdir()) == ["T5_training.py", "T6_examples"]
+    assert sorted(path.name for path in place.out.iterdir()) == ["T5_training.py", "T6_examples", "data"]
