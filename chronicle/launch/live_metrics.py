@@ -337,6 +337,14 @@ def parse_sample(text: str) -> list[DeviceSample]:
     return rows
 
 
+def read_devices() -> list[DeviceSample]:
+    """The devices of this host now; none without `nvidia-smi`."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    return parse_sample(subprocess.run([program, *QUERY], capture_output=True, text=True, check=False).stdout)
+
+
 def read_counters(now: float, proc: Path = Path("/proc")) -> dict[str, float]:
     """What the kernel of this host counts since its boot; what a file does not say is left out.
 

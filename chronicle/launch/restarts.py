@@ -286,7 +286,7 @@ def _wait_for_room(settings: Settings, entries: Sequence[Entry], say: Callable[[
     """Whether the disks of the run have room for another save, now or within ten minutes."""
     needed = {settings.paths.run_dir: NEARLY_FULL_BYTES}
     for root in find_present_roots(settings, entries):
-        sizes = [_bytes_below(path) for path in root.iterdir()] if root.is_dir() else []
+        sizes = [bytes_below(path) for path in root.iterdir()] if root.is_dir() else []
         needed[root] = max(NEARLY_FULL_BYTES, int(1.25 * max(sizes, default=NEARLY_FULL_BYTES)))
     deadline, told = time.monotonic() + ROOM_SECONDS, False
     while True:
@@ -301,7 +301,8 @@ def _wait_for_room(settings: Settings, entries: Sequence[Entry], say: Callable[[
         time.sleep(1.0)
 
 
-def _bytes_below(path: Path) -> int:
+def bytes_below(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size
     return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(path) for name in names)

@@ -7,7 +7,6 @@ it nothing is started.
 """
 
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chronicle.journal.events import Rehearsed, filled_with
-from chronicle.launch.live_metrics import QUERY, last_point, parse_sample, read_host_memory
+from chronicle.launch.live_metrics import last_point, read_devices, read_host_memory
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.prints.compared import RESULT
@@ -97,11 +96,7 @@ def room_for(saved: Checkpoint, scratch: Path) -> tuple[str, dict[str, str]]:
         return f"no room for a copy of the checkpoint at `{scratch}`", environ
     if read_host_memory().get("memory_fraction", 1.0) > MOST_MEMORY:
         return "no room for a second process: less than half of the memory is free", environ
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "", environ
-    told = subprocess.run([program, *QUERY], capture_output=True, text=True, check=False).stdout
-    devices = parse_sample(told)
+    devices = read_devices()
     free = [one.uuid for one in devices if one.memory < IDLE_BYTES]
     num_busy = len(devices) - len(free)
     if num_busy > len(free):

@@ -35,6 +35,7 @@ class Verdict(StrEnum):
     PARTLY = "differs in nothing that was compared, and not everything could be"
     DIFFERS = "does not resume exactly"
     NOT_DONE = "could not be told"
+    RANKS = "resumes, and differs in what must differ with another number of ranks"
     HELD = "resumes from its first save"
     SAVES = "saves when the signal comes"
     LOST = "does not save when the signal comes"
@@ -113,6 +114,8 @@ def judge(compared: Compared) -> Verdict:
         return compared.basis
     if compared.of(Rank.UNSURE):
         return Verdict.PARTLY
+    if compared.of(Rank.MUST_DIFFER):
+        return Verdict.RANKS
     return Verdict.WITHIN if compared.of(Rank.NATURE) else Verdict.EXACT
 
 
@@ -176,6 +179,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     is_exact = bool(state) and not any(spreads[pattern][0] for pattern in state)  # then what varies is measured
     tensors: dict[str, dict[str, float]] = defaultdict(dict)
     counts: Counter[bool] = Counter()  # logged or not
+    num_rounded = 0
     for pattern, names in groups.items():
         spread, is_wide = spreads[pattern]
         known = [name for name in names if name in first and name in resumed]
@@ -199,10 +203,14 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
             gap, size = measure(first[name], resumed[name])
             if gap > max(spread * SPREAD, VARIES * size * is_rounded):
                 apart[name] = gap
+            elif gap > 0 and is_resharded:
+                num_rounded += 1
         if form is LeafForm.TENSOR and math.isfinite(apart.get(pattern, math.inf)):
             tensors[re.split("[.:]", pattern)[0]][pattern] = apart[pattern]  # by file, or first key of a single file
         elif apart:
             rows.append(_changed(pattern, list(apart), len(known), sides))
+    if num_rounded:
+        rows.append(Row(Rank.MUST_DIFFER, f"{num_rounded} values by less than 1 %: sums are rounded otherwise"))
     for group, moved in tensors.items():
         rows.append(_tensors(group, moved))
     return Compared(rows=tuple(rows), num_leaves=counts[False], num_values=counts[True])
@@ -249,8 +257,8 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     if AT_STEP in name:
         rank = Rank.LR if role_of(_called(pattern)) is Role.LR else Rank.LOGGED
     text = f"{_word(one)} → {_word(other)}"
-    if one.place is not None:
-        text = f"other values ({one.place.dtype}, {list(one.place.shape)})"
+    if one.shape is not None:
+        text = f"other values ({one.shape[0]}, {list(one.shape[1])})"
     if len(apart) > 1:
         text = f"{len(apart)} of {num_known} values differ, first `{name}`: {text}"
     if at_save is not None and all(_is_anew(sides.first[key], sides.resumed[key], sides.at_save(key)) for key in apart):

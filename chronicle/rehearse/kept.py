@@ -14,6 +14,7 @@ from pathlib import Path
 from chronicle.errors import ChronicleError
 from chronicle.launch.code import read_code
 from chronicle.launch.provenance import read_packages
+from chronicle.launch.restarts import bytes_below
 from chronicle.rehearse.launches import MOST_ENTRIES, files_below
 from chronicle.resume.launch_facts import NOT_COMPARED
 from chronicle.story.plain import format_size
@@ -25,11 +26,11 @@ MOST_KEPT_BYTES = 1 << 30
 
 def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, environ: Mapping[str, str]) -> str | None:
     """The digest; None where there are too many files."""
-    digest = hashlib.sha256(repr((command, steps, str(cwd), platform.python_version())).encode())
+    facts: list[object] = [command, steps, str(cwd), platform.python_version()]
     named = [cwd / value for word in command if (value := word.rpartition("=")[2]) and (cwd / value).exists()]
     for root in sorted({cwd, *(path.parent for path in named if path.suffix == ".py")}):
         code = read_code(root, with_patch=False)
-        digest.update(repr((code.commit, code.digest)).encode())
+        facts += [code.commit, code.digest]
         if code.commit is None:
             named.append(root)
     for one in named:
@@ -38,10 +39,10 @@ def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, envir
             return None
         for path in files:
             found = path.lstat()
-            digest.update(f"{path}{found.st_size}{found.st_mtime_ns}".encode())
-    digest.update(read_packages(command, environ) or b"")
-    digest.update(repr(sorted(one for one in environ.items() if NOT_COMPARED.fullmatch(one[0]) is None)).encode())
-    return digest.hexdigest()
+            facts += [str(path), found.st_size, found.st_mtime_ns]
+    facts.append(read_packages(command, environ))
+    facts += sorted(one for one in environ.items() if NOT_COMPARED.fullmatch(one[0]) is None)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def said_before(scratch: Path, to: int, seconds: float | None) -> str:
@@ -53,17 +54,12 @@ def said_before(scratch: Path, to: int, seconds: float | None) -> str:
 
 def ensure_room(scratch: Path) -> None:
     """After A: refuse where A′ and B do not find the room that A took. Raises `ChronicleError`."""
-    taken, free = size_of(scratch), shutil.disk_usage(scratch).free
+    taken, free = bytes_below(scratch), shutil.disk_usage(scratch).free
     if free < 2 * taken:
         raise ChronicleError(
             f"A took {format_size(taken)}, and `{scratch}` has {format_size(free)} left for A′ and B",
             "name a place with more room: --keep DIR",
         )
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of all files below."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def mark_played(scratch: Path, ranks: int) -> None:
@@ -75,6 +71,6 @@ def tidy(scratch: Path, *, is_known: bool) -> None:
     """Remove B, what other rehearsals left, and A where it is too large, not whole, or its identity is not known."""
     shutil.rmtree(scratch / "b", ignore_errors=True)
     for other in scratch.parent.iterdir():
-        is_kept = other == scratch and is_known and (scratch / PLAYED).exists() and size_of(scratch) <= MOST_KEPT_BYTES
+        is_kept = other == scratch and is_known and (scratch / PLAYED).exists() and bytes_below(scratch) <= MOST_KEPT_BYTES
         if other.is_dir() and not is_kept:
             shutil.rmtree(other, ignore_errors=True)

@@ -41,6 +41,8 @@ from rollback.files.torch_tree import walk_leaves
 
 LOOK_SECONDS = 0.2
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
+LINES_A_SAVE = 100  # of a launch that prints no steps; so many times the steps, and it is ended without a save
+NEVER = sys.maxsize
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 MOST_COPIED_BYTES = 256 << 20
@@ -144,7 +146,7 @@ class Until:
     """When a launch is ended, and by what: after a step, or once a checkpoint of step `saved` or a later one is whole."""
 
     step: int
-    saved: int | None = None
+    saved: int = NEVER
     signal: signal.Signals = signal.SIGKILL  # to every rank, as when a node is gone; another one as a scheduler sends it
     is_over: Callable[[], bool] = bool
 
@@ -152,12 +154,12 @@ class Until:
 def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, str], until: Until) -> Played:
     """Launch a command in its place, end it in time, and read what it left. Nothing of it outlives this call."""
     place.prepare()
-    seen = _Seen(place)
+    seen = _Seen(place, asked.end)
     ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
     began, told = time.monotonic(), None
     ranks, told_at = 1, 0
     saved_before: frozenset[int] = frozenset()
-    with seen.output.open("ab") as log:
+    with seen.output.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "chronicle_ml", *ours, "--", *words], cwd=place.cwd, stdin=subprocess.DEVNULL,
             stdout=log, stderr=subprocess.STDOUT, env=_environment(place, asked, handed), start_new_session=True,
@@ -166,8 +168,9 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
         while told is None and process.poll() is None:
             time.sleep(LOOK_SECONDS)
             ranks = max(ranks, *_world_sizes(place)) if ranks == 1 else ranks
+            is_saved = seen.newest_save() >= until.saved
             told_at = seen.step()
-            if until.is_over() or told_at >= until.step or seen.has_saved(until.saved):
+            if until.is_over() or is_saved or told_at >= until.step:
                 saved_before, told = frozenset(saved_in(place.out)), time.monotonic()
                 _end(place, process, until.signal)
         process.wait(timeout=MOST_SECONDS)
@@ -181,6 +184,8 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
     if seen.launch not in list_launch_numbers(place.paths):
         raise ChronicleError(f"launch `{place.name}` did not start: {seen.last_lines()}")
     played = read_played(place.paths, place.out, seen.launch, ranks)
+    if not seen.is_counting_steps:
+        played = replace(played, points=())
     now = time.monotonic()
     return replace(
         played, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
@@ -207,42 +212,47 @@ def _world_sizes(place: Place) -> list[int]:
 
 
 class _Seen:
-    """What is seen of a launch while it lives."""
+    """What is seen of a launch while it lives. Numbers that begin beyond the last step count samples or tokens."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, last_step: int) -> None:
+        self._place, self._last_step = place, last_step
         self._files: list[object] = []
         self.launch = max(list_launch_numbers(place.paths), default=0) + 1
-        self.output = place.scratch / place.name / "output.log"
-        self._read_to = self.output.stat().st_size if self.output.exists() else 0
-        self._lines, self._printed = PrintedLines(), 0
-        self._newest = -1  # step of the newest checkpoint
+        self.output = place.scratch / place.name / f"output-{self.launch}.log"
+        self._read_to = 0
+        self._lines = PrintedLines()
+        self._numbers: set[int] = set()  # that were logged or printed
+        self._newest = 0  # step of the newest checkpoint
+
+    @property
+    def is_counting_steps(self) -> bool:
+        """Whether the numbers are steps; where they are not, the saves alone tell how far it is."""
+        return min(self._numbers, default=0) <= self._last_step
 
     def step(self) -> int:
-        """The newest step that was logged, or printed: the log of the launch keeps lines back for some seconds. 0: none."""
+        """The newest step that was logged or printed, as a log keeps lines back; without steps the newest save. 0: none."""
         with self.output.open("rb") as log:
             log.seek(self._read_to)
-            lines = log.read().split(b"\n")[:-1]
-        for line in lines:
-            self._read_to += len(line) + 1
-            point = self._lines.parse(line.decode(errors="replace") + "\n")
-            self._printed = self._printed if point is None else point.step
-        newest = last_point(self._place.paths.metrics_path(self.launch))
-        return max(self._printed, 0 if newest is None else newest.step)
+            *lines, rest = log.read().split(b"\n")
+            self._read_to = log.tell() - len(rest)
+        points = [self._lines.parse(line.decode(errors="replace") + "\n") for line in lines]
+        points.append(last_point(self._place.paths.metrics_path(self.launch)))
+        self._numbers |= {point.step for point in points if point is not None}
+        if self.is_counting_steps:
+            return max(self._numbers, default=0)
+        return max(self._newest, len(self._numbers) // LINES_A_SAVE)
 
-    def has_saved(self, step: int | None) -> bool:
-        """Whether a checkpoint of this step or a later one is there, and nothing has changed for some looks."""
+    def newest_save(self) -> int:
+        """The step of the newest checkpoint, read where nothing has changed for some looks. 0: none."""
         try:
             files = [path for path in self._place.out.rglob("*") if path.is_file()]
             now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         except OSError:
-            return False  # it was moved meanwhile
+            return self._newest  # it was moved meanwhile
         self._files = [*self._files, now][-STILL_LOOKS - 1 :]
-        if step is None or self._files[-STILL_LOOKS:].count(now) < STILL_LOOKS:
-            return False
         if self._files.count(now) == STILL_LOOKS:  # as long as nothing changes it is not read again
-            self._newest = max(saved_in(self._place.out), default=-1)
-        return self._newest >= step
+            self._newest = max(saved_in(self._place.out), default=0)
+        return self._newest
 
     def last_lines(self) -> str:
         """What it printed last."""
@@ -280,7 +290,7 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     that step: `rl_model_400_steps.zip`.
     """
     found: list[Checkpoint] = []
-    named: dict[int, list[Path]] = defaultdict(list)
+    named: dict[int | None, list[Path]] = defaultdict(list)
     for place, names, files in os.walk(out):
         folder = Path(place)
         listed = {one.path: one for one in listed_in(folder)}
@@ -293,12 +303,10 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
         is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in listed
         names[:] = [] if is_deep else [name for name in names if name in others and not name.startswith(".")]
         for name in others:
-            numbers = re.findall(r"\d+", name)
-            if len(numbers) == 1:
-                named[int(numbers[0])].append(folder / name)
+            named[_number_in(name)].append(folder / name)
     if any(one.step is not None for one in found):
         return found
-    alone = {step: paths[0] for step, paths in named.items() if len(paths) == 1}
+    alone = {step: paths[0] for step, paths in named.items() if step is not None and len(paths) == 1}
     return [
         Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
         for step, path in alone.items()
@@ -310,18 +318,22 @@ def _counted(one: Checkpoint) -> Checkpoint:
 
     What counts may be lost, or go slower: an optimizer counts its own steps, which begin anew, or come once in four batches.
     """
-    numbers = re.findall(r"\d+", one.path.name)
-    named = int(numbers[0]) if len(numbers) == 1 else -1
+    named = _number_in(one.path.name)
     counts: dict[Keys, object] = {(): named}
     if one.single_file:
         try:
             counts = {leaf.keys: leaf.value for leaf in walk_leaves(read_state_file(one.path).tree)}
         except RollbackError:
             return one
-    if named > (one.step or 0) and named in counts.values():
+    if named is not None and named > (one.step or 0) and named in counts.values():
         return replace(one, step=named, step_source="name")
     epoch = counts.get(("epoch",))
     return replace(one, step=epoch, step_source="epoch") if one.step is None and isinstance(epoch, int) else one
+
+
+def _number_in(name: str) -> int | None:
+    numbers = re.findall(r"\d+", name)
+    return int(numbers[0]) if len(numbers) == 1 else None
 
 
 def listed_in(folder: Path) -> list[Checkpoint]:

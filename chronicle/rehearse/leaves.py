@@ -12,24 +12,23 @@ import math
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from chronicle.metrics.log import Point
 from rollback.checkpoint.manifest import is_manifest_name
-from rollback.checks.values import NOT_FINITE, TensorPlace, decode_floats, places_in
-from rollback.disk import pread
+from rollback.checks.values import NOT_FINITE, Pieces, decode_floats, pieces_in, read_pieces
 from rollback.errors import RollbackError
+from rollback.files.config_text import NotPlainConfig, config_kind, numbers, replace_config_numbers
+from rollback.files.dcp_file import METADATA_NAME, read_dcp_directory
 from rollback.files.edits import dotted
-from rollback.files.json_file import Keys
-from rollback.files.pickle_values import ArrayRef, Opaque
+from rollback.files.pickle_values import ArrayRef, Opaque, TensorRef
 from rollback.files.state_file import read_state_file
-from rollback.files.torch_file import open_state_file
-from rollback.files.torch_tree import walk_leaves
+from rollback.files.torch_tree import Container, walk_leaves
 
 OURS = {"ChronicleCallback"}  # what the guard keeps in a checkpoint of Lightning
-MOST_JSON_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 20
 DIGITS = 20  # of the digest of what is no text
 AT_STEP = " at step "  # between a channel and the step
@@ -46,12 +45,16 @@ class LeafForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value: a number, a text, or a digest; of a tensor also its file and its place there."""
+    """One value: a number, a text, or a digest; of a tensor also where its elements lie."""
 
     form: LeafForm
     value: float | str
-    file: Path | None = None
-    place: TensorPlace | None = None
+    pieces: Pieces = ()
+
+    @property
+    def shape(self) -> tuple[str, tuple[int, ...]] | None:
+        """Type of the elements and shape of a tensor; None: it is none."""
+        return (self.pieces[0][1].dtype, self.pieces[0][1].shape) if self.pieces else None
 
 
 Leaves = Mapping[str, Value]
@@ -76,14 +79,14 @@ def read_leaves(checkpoint: Path, step: int, out: Path) -> dict[str, Value]:
     places = {str(out): "{out}", str(out.parent): "{scratch}"}
     number = re.compile(rf"(?<!\d){step}(?!\d)")
     for file, path in _files_of(checkpoint):
-        name = "" if path == checkpoint else number.sub("N", file)
+        name = number.sub("N", file)
         try:
             for keys, value in _leaves_of(path, places):
                 if OURS & set(keys.split(".")):
                     continue
                 found[f"{name}: {keys}" if name and keys else name or keys] = value
         except (RollbackError, OSError, ValueError) as problem:
-            found[name or file] = Value(LeafForm.UNREAD, str(problem))
+            found[name or path.name] = Value(LeafForm.UNREAD, str(problem))
     return found
 
 
@@ -94,15 +97,12 @@ def measure(one: Value, other: Value) -> tuple[float, float]:
         return _gap(a, b), abs(a)
     if one.value == other.value:
         return 0.0, 0.0
-    mine, theirs = one.place, other.place
-    if one.file is None or other.file is None or mine is None or theirs is None:
+    if one.shape is None or one.shape != other.shape or one.shape[0] not in NOT_FINITE:
         return math.inf, 0.0
-    if mine.dtype not in NOT_FINITE or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-        return math.inf, 0.0
-    largest, size = 0.0, 0.0
-    for left, right in zip(_chunks(one.file, mine), _chunks(other.file, theirs), strict=True):
+    largest, size, dtype = 0.0, 0.0, one.shape[0]
+    for left, right in zip(*(read_pieces(side.pieces, CHUNK_BYTES) for side in (one, other)), strict=True):
         if left != right:
-            for a, b in zip(decode_floats(left, mine.dtype), decode_floats(right, mine.dtype), strict=True):
+            for a, b in zip(decode_floats(left, dtype), decode_floats(right, dtype), strict=True):
                 largest, size = max(largest, _gap(a, b)), max(size, abs(a))
     return largest, size
 
@@ -114,33 +114,52 @@ def _gap(a: float, b: float) -> float:
 
 
 def _files_of(checkpoint: Path) -> Iterator[tuple[str, Path]]:
-    """(name in the checkpoint, path) of every file, but for our own manifest."""
+    """(name in the checkpoint, path) of every file, but for our own manifest; files of DCP are one by their index."""
     if checkpoint.is_file():
-        yield checkpoint.name, checkpoint
+        yield "", checkpoint
         return
     for path in sorted(checkpoint.rglob("*")):
-        if path.is_file() and not is_manifest_name(path.name):
-            yield str(path.relative_to(checkpoint)), path
+        named = path.relative_to(checkpoint)
+        if path.name == METADATA_NAME:
+            yield "/".join(named.parent.parts), path
+        elif path.suffix == ".distcp" and path.with_name(METADATA_NAME).exists():
+            continue
+        elif path.is_file() and not is_manifest_name(path.name):
+            yield str(named), path
 
 
 def _leaves_of(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
-    if path.suffix in (".safetensors", ".distcp"):
-        for keys, place in places_in(path):
-            yield dotted(keys), _tensor(path, place)
-        return
     if path.suffix == ".zip":
         yield from _of_archive(path, places)
         return
-    is_small = path.stat().st_size < MOST_JSON_BYTES
-    if is_small and path.read_bytes()[:1] in (b"{", b"["):
-        yield from _of_tree(json.loads(path.read_bytes()), {}, path, places)
-        return
-    try:
-        file = read_state_file(path)
-    except RollbackError:
-        yield "", Value(LeafForm.TEXT, _digest(_placed(path.read_bytes().decode("latin-1"), places)))
-        return
-    yield from _of_tree(file.tree, dict(places_in(path)), path, places)
+    tree: object = {}
+    if path.name == METADATA_NAME:
+        tree = read_dcp_directory(path.parent)[0].tree
+    elif path.suffix != ".safetensors":
+        try:
+            file = read_state_file(path)
+        except RollbackError:
+            yield from _of_text(path, places)
+            return
+        tree = json.loads(path.read_bytes()) if file.container is Container.JSON else file.tree
+    tensors = dict(pieces_in(path))
+    for keys, pieces in tensors.items():
+        yield dotted(keys), _tensor(pieces)
+    for leaf in walk_leaves(tree):
+        if leaf.keys not in tensors:
+            yield dotted(leaf.keys), _plain(leaf.value, places)
+
+
+def _of_text(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
+    """The numbers of YAML and TOML by their keys, and the digest of everything else."""
+    text, kind = path.read_bytes().decode("latin-1"), config_kind(path.name)
+    if kind is not None:
+        with suppress(NotPlainConfig):
+            found = numbers(text, kind)
+            text = replace_config_numbers(text, kind, dict.fromkeys(found, 0))
+            for keys, number in found.items():
+                yield dotted(keys), Value(LeafForm.NUMBER, number.value)
+    yield "", Value(LeafForm.TEXT, _digest(_placed(text, places)))
 
 
 def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
@@ -153,17 +172,9 @@ def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Va
             yield f"{name}: {keys}" if keys else name, value
 
 
-def _of_tree(
-    tree: object, where: Mapping[Keys, TensorPlace | None], path: Path, places: Mapping[str, str]
-) -> Iterator[tuple[str, Value]]:
-    for leaf in walk_leaves(tree):
-        if leaf.keys in where:
-            yield dotted(leaf.keys), _tensor(path, where[leaf.keys])
-        else:
-            yield dotted(leaf.keys), _plain(leaf.value, places)
-
-
 def _plain(value: object, places: Mapping[str, str]) -> Value:
+    if isinstance(value, TensorRef):
+        return _tensor(())
     if isinstance(value, ArrayRef):
         if value.content is None:
             return Value(LeafForm.UNREAD, "an array whose bytes lie elsewhere")
@@ -182,19 +193,14 @@ def _digest(content: bytes | bytearray | str) -> str:
     return "bytes " + hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:DIGITS]
 
 
-def _tensor(path: Path, place: TensorPlace | None) -> Value:
-    if place is None:
+def _tensor(pieces: Pieces) -> Value:
+    if not pieces:
         return Value(LeafForm.UNREAD, "its elements are not in one piece of the file")
-    digest = hashlib.sha256(f"{place.dtype}{place.shape}".encode())
-    for chunk in _chunks(path, place):
+    first = pieces[0][1]
+    digest = hashlib.sha256(f"{first.dtype}{first.shape}".encode())
+    for chunk in read_pieces(pieces, CHUNK_BYTES):
         digest.update(chunk)
-    return Value(LeafForm.TENSOR, digest.hexdigest(), path, place)
-
-
-def _chunks(path: Path, place: TensorPlace) -> Iterator[bytes]:
-    with open_state_file(path) as (fd, _):
-        for at in range(0, place.num_bytes, CHUNK_BYTES):
-            yield pread(fd, min(CHUNK_BYTES, place.num_bytes - at), place.offset + at)
+    return Value(LeafForm.TENSOR, digest.hexdigest(), pieces)
 
 
 def _placed(text: str, places: Mapping[str, str]) -> str:

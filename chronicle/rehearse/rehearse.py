@@ -29,6 +29,7 @@ from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
 KILL = "SIGKILL"
+OUT = "{out}"
 DATA_STEPS = 2  # after k, with `--only data`
 BATCH = PARTS["batch"][1]
 PRINTS = "batches, generators, gradients and weights of each step"
@@ -49,9 +50,14 @@ class Rehearsal:
     def __post_init__(self) -> None:
         if not 0 < self.at < self.to:
             raise UsageProblem(f"--at {self.at} --to {self.to}: expected 0 < at < to")
-        if self.resume and _names_out(self.resume) is not _names_out(self.command):
+        if self.resume and (OUT in " ".join(self.resume)) is not self.names_out:
             remedy = "put it into both, or into none: then each runs in a copy of this directory"
             raise UsageProblem("{out} is in one of the two commands only", remedy)
+
+    @property
+    def names_out(self) -> bool:
+        """Whether the command says where it writes."""
+        return OUT in " ".join(self.command)
 
     @property
     def options_of_resume(self) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ class Answer:
 def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     """Play the launches in `scratch` and compare. Raises `ChronicleError` where a launch could not be played."""
     began = time.monotonic()
-    is_copy = not _names_out(asked.command)
+    is_copy = not asked.names_out
     first_place, again_place, broken = (Place(name=name, scratch=scratch, is_copy=is_copy) for name in ("a", "again", "b"))
     if is_copy:
         refuse_outside(asked.command, Path.cwd())
@@ -100,7 +106,8 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         rows += why
     if target is not None and target.step is not None:
         saved = read_leaves(target.path, target.step, broken.out)
-        resumed = _resumed(asked, broken, target)
+        handed = {RESUME_FROM: str(target.path), RESUME_STEP: str(target.step)}
+        resumed = _to_the_end(asked, broken, broken.fill(asked.resume, target.path), handed)
         compared, at = _compare(asked, (first, again, resumed), saved, (target.step, asked.to))
     told = (_with_line(row, asked.command) for row in (*rows, *compared.rows))
     return Answer(
@@ -139,11 +146,6 @@ def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
             "steps are known from a guard or from printed lines; --keep keeps its output, --at and --to name other steps",
         )
     return played
-
-
-def _resumed(asked: Rehearsal, place: Place, target: Checkpoint) -> Played:
-    handed = {RESUME_FROM: str(target.path), RESUME_STEP: str(target.step)}
-    return _to_the_end(asked, place, place.fill(asked.resume, target.path), handed)
 
 
 def _to_the_end(asked: Rehearsal, place: Place, words: Sequence[str], handed: Mapping[str, str]) -> Played:
@@ -191,7 +193,7 @@ SAVES_AT_SIGNAL = (
 
 def answer_to_signal(asked: Rehearsal, ended: Played) -> Row:
     """How B ended: a difference where a signal is to be answered by a save, and was not."""
-    saves, last, name = ended.saves, ended.last_step, asked.signal.removeprefix("SIG")
+    saves, last, name = ended.saves, max(ended.last_step, ended.told_at), asked.signal.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
     if ended.ended_in is None:
         return Row(Rank.NOT_COMPARED, name, f"it was not sent: the launch ended after step {last}: {ended.end}")
@@ -202,7 +204,7 @@ def answer_to_signal(asked: Rehearsal, ended: Played) -> Row:
         return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}")
     if new and new[0] - ended.told_at <= SOON:
         return Row(Rank.NOTE, name, f"it came after step {ended.told_at}: saved at step {new[0]}, and went on to step {last}")
-    text = f"nothing saved, {last - max(saves, default=0)} steps lost; it ended with code {ended.exit_code} in {took}"
+    text = f"nothing saved, {max(0, last - max(saves, default=0))} steps lost; it ended with code {ended.exit_code} in {took}"
     if last >= asked.to:
         text = f"it came after step {ended.told_at}, and was not heard: the launch went on to step {last}"
     return Row(Rank.SIGNAL, name, text, SAVES_AT_SIGNAL)
@@ -223,7 +225,8 @@ def _compare(
         return Compared(rows=tuple(rows), basis=Verdict.DATA if is_told else Verdict.NOT_DONE), None
     leaves = [logged_leaves(one.points, steps[0] - 1, asked.to) for one in (first, again)]
     leaves.append(logged_leaves(resumed.points, *steps))
-    at = _common_step(played, steps)
+    shared = set.intersection(*(set(one.saves) for one in played))
+    at = max((step for step in shared if steps[0] < step <= steps[1]), default=None)
     if at is None:
         rows.append(Row(Rank.NOT_COMPARED, "files", f"no checkpoint after step {steps[0]} that all launches saved"))
     else:
@@ -271,13 +274,3 @@ def _with_line(row: Row, command: Sequence[str]) -> Row:
     if row.rank not in (Rank.ANEW, Rank.STATE, Rank.TENSORS) or not key.isidentifier():
         return row
     return replace(row, advice=lines_with(command, Path.cwd(), key))
-
-
-def _common_step(played: Sequence[Played], steps: tuple[int, int]) -> int | None:
-    """The last step up to 2k of which all launches have a checkpoint."""
-    shared = set.intersection(*(set(one.saves) for one in played))
-    return max((step for step in shared if steps[0] < step <= steps[1]), default=None)
-
-
-def _names_out(words: Sequence[str]) -> bool:
-    return any("{out}" in word for word in words)

@@ -16,8 +16,10 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+from operator import itemgetter, mul
 from pathlib import Path
 
 from rollback.checkpoint.layout import Checkpoint
@@ -121,9 +123,9 @@ def _finding(severity: Severity, path: str, message: str, remedy: str | None = N
 def _tensors_of(path: Path, name: str, optimizers: Sequence[OptimizerState]) -> Iterator[_Tensor | str]:
     """The tensors of floats in a file; of one that does not lie in one piece the name alone."""
     if path.suffix == ".safetensors":
-        for _, place in places_in(path):
-            if place is not None and place.shape and place.dtype in NOT_FINITE:
-                yield _Tensor(file=name, name=str(place.keys[0]), place=place, of_optimizer=False, in_state_dict=True)
+        for keys, ((_, place),) in pieces_in(path):
+            if place.shape and place.dtype in NOT_FINITE:
+                yield _Tensor(file=name, name=str(keys[0]), place=place, of_optimizer=False, in_state_dict=True)
     elif path.suffix == ".distcp":
         yield from _tensors_in_entries(path, name)
     else:
@@ -153,7 +155,7 @@ def _tensors_in_tree(file: TorchFile, name: str, optimizers: Sequence[OptimizerS
 def _tensors_in_entries(path: Path, name: str) -> Iterator[_Tensor | str]:
     """Each entry of a `.distcp` file is a zip with one tensor."""
     with open_state_file(path) as (fd, size_bytes):
-        for entry, _, chunk in _entries_of(path):
+        for entry, chunk in _entries_of(path):
             if chunk.offset + chunk.length > size_bytes:
                 yield dotted(entry.keys)  # it lies behind the end: the file was cut, which has its own finding
                 continue
@@ -185,12 +187,12 @@ def _in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorRef, TensorPlace | N
                 yield leaf.keys, leaf.value, place
 
 
-def _entries_of(path: Path) -> Iterator[tuple[DcpEntry, int, DcpChunk]]:
-    """(entry, number of the chunk in it, chunk) of everything in a `.distcp` file."""
+def _entries_of(path: Path) -> Iterator[tuple[DcpEntry, DcpChunk]]:
+    """Everything in a `.distcp` file."""
     for entry in read_dcp_index(path.parent / METADATA_NAME):
-        for number, chunk in enumerate(entry.chunks):
+        for chunk in entry.chunks:
             if chunk.file == path.name:
-                yield entry, number, chunk
+                yield entry, chunk
 
 
 def _read_entry(fd: int, keys: Keys, chunk: DcpChunk) -> tuple[object, TensorPlace | None]:
@@ -224,21 +226,72 @@ def _place(
 
 # --- places, for who compares two files
 
+Pieces = Sequence[tuple[Path, TensorPlace]]  # of one tensor, in the order of its elements; none: not known
 
-def places_in(path: Path) -> Iterator[tuple[Keys, TensorPlace | None]]:
-    """The key path of each tensor of a file, with its place; None where its elements are not in one piece."""
+
+def pieces_in(path: Path) -> Iterator[tuple[Keys, Pieces]]:
+    """The key path of each tensor of a file with the pieces that it lies in; a `.metadata` stands for its directory.
+
+    A tensor of several ranks has as many pieces as its saved parts have rows in one piece; all have the shape of the whole.
+    """
     if path.suffix == ".safetensors":
         for name, dtype, shape, offset, num_bytes in list_tensors(path):
             known = SAFETENSORS.get(dtype, dtype)
-            yield (name,), TensorPlace(keys=(name,), dtype=known, shape=shape, offset=offset, num_bytes=num_bytes)
-    elif path.suffix == ".distcp":
-        with open_state_file(path) as (fd, _):
-            for entry, number, chunk in _entries_of(path):
-                keys = (*entry.keys, number)
-                yield keys, _read_entry(fd, keys, chunk)[1]
+            place = TensorPlace(keys=(name,), dtype=known, shape=shape, offset=offset, num_bytes=num_bytes)
+            yield (name,), ((path, place),)
+    elif path.name == METADATA_NAME:
+        for entry in read_dcp_index(path):
+            if entry.shape:
+                yield entry.keys, _pieces_of(path.parent, entry, entry.shape)
     else:
-        for keys, _, place in _in_tree(read_state_file(path)):
-            yield keys, place
+        for keys, _, found in _in_tree(read_state_file(path)):
+            yield keys, [(path, place) for place in (found,) if place is not None]
+
+
+def _pieces_of(directory: Path, entry: DcpEntry, shape: tuple[int, ...]) -> Pieces:
+    """The pieces of one entry; none where they are not the whole tensor once."""
+    pieces: list[tuple[Path, TensorPlace]] = []
+    num_read = 0
+    for first, num_elements, piece in sorted(_rows_of(directory, entry, shape), key=itemgetter(0)):
+        if first != num_read:
+            return ()
+        num_read += num_elements
+        pieces.append(piece)
+    return pieces if num_read == prod(shape) else ()
+
+
+def _rows_of(
+    directory: Path, entry: DcpEntry, shape: tuple[int, ...]
+) -> Iterator[tuple[int, int, tuple[Path, TensorPlace]]]:
+    """(first element in the whole, number of elements, piece) of each row that lies in one piece in the whole, too."""
+    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    for chunk in entry.chunks:
+        path = directory / chunk.file
+        with open_state_file(path) as (fd, _):
+            place = _read_entry(fd, entry.keys, chunk)[1]
+        if place is None or len(place.shape) != len(shape):
+            return
+        cut = max((axis for axis, size in enumerate(shape) if place.shape[axis] != size), default=0)
+        num_elements = place.shape[cut] * strides[cut]
+        num_bytes = num_elements * (item_size(place.dtype) or 1)
+        first = sum(map(mul, chunk.start, strides))
+        for number, outer in enumerate(product(*map(range, place.shape[:cut]))):
+            row = replace(place, shape=shape, offset=place.offset + number * num_bytes, num_bytes=num_bytes)
+            yield first + sum(map(mul, outer, strides)), num_elements, (path, row)
+
+
+def read_pieces(pieces: Pieces, size: int) -> Iterator[bytes]:
+    """The bytes of a tensor, `size` at a time and the rest, whatever its pieces are."""
+    kept = b""
+    for path, place in pieces:
+        with open_state_file(path) as (fd, _):
+            for at in range(0, place.num_bytes, size):
+                kept += pread(fd, min(size, place.num_bytes - at), place.offset + at)
+                if len(kept) >= size:
+                    yield kept[:size]
+                    kept = kept[size:]
+    if kept:
+        yield kept
 
 
 # --- the elements

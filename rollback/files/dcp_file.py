@@ -28,11 +28,15 @@ _MAX_ENTRY_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpChunk:
-    """The place of one piece of an entry: `[offset, offset + length)` of `file`."""
+    """The place of one piece of an entry: `[offset, offset + length)` of `file`.
+
+    `start` is where the piece of a tensor begins in the whole, in elements; empty: at its first element.
+    """
 
     file: str
     offset: int
     length: int
+    start: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,8 @@ def _entries(state: dict[object, object]) -> tuple[DcpEntry, ...]:
             raise UnreadableFile(f"DCP metadata names the file {file!r}: expected a name in its own directory")
         if not isinstance(offset, int) or not isinstance(length, int) or offset < 0 or length < 0:
             raise UnreadableFile(f"DCP metadata has no valid offset for `{name}`")
-        chunks.setdefault(name, []).append(DcpChunk(file=file, offset=int(offset), length=int(length)))
+        start = _sizes(_field(index, "offset")) or ()
+        chunks.setdefault(name, []).append(DcpChunk(file=file, offset=int(offset), length=int(length), start=start))
     paths = planned if isinstance(planned, dict) else {}
     return tuple(
         _entry(str(name), about, paths.get(name), chunks.get(str(name), [])) for name, about in described.items()
@@ -90,14 +95,17 @@ def _entries(state: dict[object, object]) -> tuple[DcpEntry, ...]:
 
 
 def _entry(name: str, about: object, path: object, chunks: list[DcpChunk]) -> DcpEntry:
-    size = _field(about, "size")
-    shape = tuple(int(s) for s in size if isinstance(s, int)) if isinstance(size, (tuple, list)) else None
+    shape = _sizes(_field(about, "size"))
     properties = _field(about, "properties")
     first = properties.state if isinstance(properties, Opaque) else None
     dtype = getattr(first[0], "name", None) if isinstance(first, tuple) and first else None
     keys: Keys = tuple(k if isinstance(k, str) else int(k) for k in path if isinstance(k, (str, int))) if isinstance(
         path, (tuple, list)) else (name,)  # fmt: skip
     return DcpEntry(name=name, keys=keys, dtype=dtype, shape=shape, chunks=tuple(chunks))
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    return tuple(int(size) for size in value if isinstance(size, int)) if isinstance(value, (tuple, list)) else None
 
 
 def _field(value: object, name: str) -> object:

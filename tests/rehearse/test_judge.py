@@ -1,7 +1,6 @@
 """What differs, and what it is called: files by the names of their leaves, logs by step, prints by their first difference."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -143,6 +142,7 @@ def test_the_first_part_that_differs_names_the_cause_and_what_varies_anyway_does
     ("ranks", "leaves", "verdict"),
     [
         ((), 9, Verdict.EXACT), ((Rank.NATURE,), 9, Verdict.WITHIN), ((), 0, Verdict.NOT_DONE),
+        ((Rank.MUST_DIFFER, Rank.NATURE), 9, Verdict.RANKS),
         ((Rank.LR,), 0, Verdict.DIFFERS), ((Rank.SIGNAL,), 9, Verdict.LOST), ((Rank.UNSURE, Rank.NATURE), 9, Verdict.PARTLY),
     ],
 )  # fmt: skip
@@ -152,7 +152,7 @@ def test_exact_needs_files_that_were_compared(ranks: tuple[Rank, ...], leaves: i
 
 
 def test_values_that_cannot_be_subtracted_are_infinitely_far_apart() -> None:
-    one, other = Value(LeafForm.TEXT, "a"), Value(LeafForm.TEXT, "b", Path("x"))
+    one, other = Value(LeafForm.TEXT, "a"), Value(LeafForm.TEXT, "b")
     assert math.isinf(measure(one, other)[0]) and measure(one, one)[0] == 0
 
 
@@ -160,7 +160,8 @@ def test_with_other_ranks_their_files_and_counts_must_differ_and_rounding_is_all
     first = numbers(**{"rng_0.pkl: a": 1, "rng_1.pkl: a": 1, "s.json: ranks": 2, "s.json: step": 20, "s.json: loss": 1.0})
     resumed = numbers(**{"rng_0.pkl: a": 5, "s.json: ranks": 1, "s.json: step": 15, "s.json: loss": 1.001})
     files = compare_values(Sides(first=first, again=first, resumed=resumed, saved={}, step=10), (), (2, 1))
-    assert files.of(Rank.MUST_DIFFER) == ("rng_0.pkl: a", "rng_1.pkl: a", "s.json: ranks")
+    rounded = "1 values by less than 1 %: sums are rounded otherwise"
+    assert files.of(Rank.MUST_DIFFER) == ("rng_0.pkl: a", "rng_1.pkl: a", "s.json: ranks", rounded)
     series = ({step: Point(step, step, 0.0, {"loss": loss}) for step in range(9, 21)} for loss in (1.0, 1.5))
     one, other = (logged_leaves(points.values(), after, 20) for points, after in zip(series, (9, 10), strict=True))
     logged = compare_values(Sides(first=one, again=one, resumed=other, saved={}, step=10), (), (2, 1))

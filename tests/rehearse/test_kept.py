@@ -42,7 +42,7 @@ def test_what_is_needed_is_said_before_and_a_full_disk_is_refused(place: Path, m
     kept.mark_played(place, 1)
     said = kept.said_before(place, 20, None)
     assert "2 launches (A and A′ are those of an earlier rehearsal)" in said
-    monkeypatch.setattr(kept, "size_of", lambda folder: 1 << 60)
+    monkeypatch.setattr(kept, "bytes_below", lambda folder: 1 << 60)
     with pytest.raises(ChronicleError, match="left for A′ and B"):
         kept.ensure_room(place)
 
@@ -53,7 +53,7 @@ def test_only_whole_and_known_pairs_of_reasonable_size_are_kept(place: Path, mon
     kept.mark_played(place / "kept" / "new", 1)
     kept.tidy(place / "kept" / "new", is_known=True)
     assert [path.name for path in (place / "kept").iterdir()] == ["new"] and not (place / "kept" / "new" / "b").exists()
-    monkeypatch.setattr(kept, "size_of", lambda folder: kept.MOST_KEPT_BYTES + 1)
+    monkeypatch.setattr(kept, "bytes_below", lambda folder: kept.MOST_KEPT_BYTES + 1)
     kept.tidy(place / "kept" / "new", is_known=True)
     assert not list((place / "kept").iterdir())
 

@@ -3,8 +3,11 @@
 import json
 import math
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -18,14 +21,17 @@ def test_each_kind_of_file_gives_named_leaves(tmp_path: Path) -> None:
     (checkpoint / "trainer_state.json").write_text(json.dumps({"log": [{"loss": 1.5}], "dir": str(tmp_path / "out")}))
     (checkpoint / "patience.pkl").write_bytes(pickle.dumps({"bad_epochs": 3}))
     save_file({"a": torch.zeros(2)}, checkpoint / "model.safetensors")
-    (checkpoint / "config.yaml").write_text(f"out: {tmp_path / 'out'}\n")
+    (checkpoint / "config.yaml").write_text(f"out: {tmp_path / 'out'}\nema: {{decay_step: 20}}\n")
+    (checkpoint / "chat_template.jinja").write_text("{% for one in messages %}{{ one }}{% endfor %}")
+    (checkpoint / "log.jsonl").write_text('{"loss": 1.5}\n{"loss": 1.0}\n')
     found = read_leaves(checkpoint, 20, tmp_path / "out")
     assert found["state-N.pt: step"].value == 20 and found["state-N.pt: w"].form is LeafForm.TENSOR
     assert found["trainer_state.json: log.0.loss"].value == 1.5
     assert found["trainer_state.json: dir"].value == "{out}"
     assert found["patience.pkl: bad_epochs"].value == 3
     assert found["model.safetensors: a"].form is LeafForm.TENSOR
-    assert str(found["config.yaml"].value).startswith("bytes ")
+    assert str(found["config.yaml"].value).startswith("bytes ") and found["config.yaml: ema.decay_step"].value == 20
+    assert {found[name].form for name in ("chat_template.jinja", "log.jsonl")} == {LeafForm.TEXT}, "no JSON, and read"
     assert found["state-N.pt: half"].form is LeafForm.UNREAD, "elements that are not in one piece are not called equal"
 
 
@@ -47,3 +53,40 @@ def test_the_largest_difference_of_two_tensors_is_measured(tmp_path: Path) -> No
         assert measure(one, other) == (0.5, 1.0) and measure(one, one)[0] == 0
     torch.save({"w": torch.ones(1000, dtype=torch.int64)}, tmp_path / "c.pt")
     assert math.isinf(measure(one, read_leaves(tmp_path / "c.pt", 1, tmp_path)["w"])[0])
+
+
+SAVE = """
+import sys, torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+whole = torch.arange(5 * 4 * 3, dtype=torch.float32).reshape(5, 4, 3)
+state = {f"axis{axis}": distribute_tensor(whole, mesh, [Shard(axis)]) for axis in range(3)}
+state |= {"all": distribute_tensor(whole, mesh, [Replicate()]), "none": torch.ones(0), "scalar": torch.tensor(4.0)}
+state |= {"phase": "warm", "progress": {"step": 20, "recent": [1.5, 2.5], "best": None}}
+dcp.save({"app": state}, checkpoint_id=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_dcp_has_the_same_leaves_whatever_ranks_wrote_it(tmp_path: Path) -> None:
+    """Plain values are read as values, and a tensor of two ranks is one tensor, along whatever axis it was cut."""
+    (tmp_path / "save.py").write_text(SAVE)
+    found = []
+    for ranks in (1, 2):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+        out = tmp_path / f"{ranks}" / "step-20"
+        subprocess.run([*words, "save.py", str(out)], cwd=tmp_path, check=True, capture_output=True)
+        found.append(read_leaves(out, 20, tmp_path))
+    assert found[0].keys() == found[1].keys()
+    assert {name for name in found[0] if found[0][name].value != found[1][name].value} == set()
+    assert LeafForm.UNREAD not in {value.form for value in found[1].values()}
+    assert found[1]["app.axis0"].value == found[1]["app.axis2"].value == found[1]["app.all"].value
+    assert [found[1][f"app.{name}"].value for name in ("scalar", "phase", "progress.step", "progress.recent.1")] == [
+        4.0, "warm", 20, 2.5,
+    ]  # fmt: skip
+    assert len(found[1]["app.axis1"].pieces) == 10 and measure(found[0]["app.axis1"], found[1]["app.axis1"]) == (0, 0)
