@@ -54,15 +54,15 @@ def rehearse_first_save(
     copy = shutil.copy2 if saved.single_file else shutil.copytree
     copy(saved.path, mine)
     environ |= {RESUME_FROM: str(mine), RESUME_STEP: str(saved.step)}
-    until = Until(step=saved.step + 1, is_over=over.is_set)
-    played = play(place, place.fill(last.resume, mine), Asked(end=saved.step + 1), environ, until)
+    until = Until(step=asked.to, is_over=over.is_set)
+    played = play(place, place.fill(last.resume, mine), Asked(end=asked.to), environ, until)
     while not over.wait(POLL_SECONDS):
         point = last_point(paths.metrics_path(launch))
-        if point is not None and point.step > saved.step:
+        if point is not None and point.step >= asked.to:
             break
     first = read_played(paths, root, launch)
     results = replace(first, prints=without(first.prints, RESULT))  # other bits are no fault
-    rows = (*begun(played, saved.step, saved.step + 1), *of_prints(first, results, played, (saved.step, saved.step + 1)))
+    rows = (*begun(played, asked.at, asked.to), *of_prints(first, results, played, (asked.at, asked.to)))
     compared = Compared(rows=rows, basis=Verdict.HELD)
     return launch, Answer(asked=asked, compared=compared, seconds=time.monotonic() - began)
 

@@ -7,6 +7,7 @@ working directory and beside the script. A time that moves without a change only
 
 import hashlib
 import platform
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ def said_before(scratch: Path, to: int, seconds: float | None) -> str:
     """What it costs, in one line: starts, steps, time as the last one took; and where."""
     starts = "2 launches (A and A′ are those of an earlier rehearsal)" if (scratch / PLAYED).exists() else "4 launches"
     time = "" if seconds is None else f", {seconds:.0f} s the last time"
-    return f"rehearsal: {starts}, about {3 * to} steps{time}; below `{scratch}`"
+    odd = "" if re.fullmatch(r"[\w./@+-]+", str(scratch)) else ", which options may read as several: --keep DIR names another"
+    return f"rehearsal: {starts}, about {3 * to} steps{time}; below `{scratch}`{odd}"
 
 
 def ensure_room(scratch: Path) -> None:

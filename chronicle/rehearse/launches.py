@@ -370,8 +370,7 @@ def files_below(root: Path) -> list[Path]:
 
 def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    scratch = place.scratch / place.name
-    environ |= {name: value.format(sandbox=scratch) for name, value in NO_TRACKERS.items()}
+    environ |= {name: value.format(sandbox=place.scratch / place.name) for name, value in NO_TRACKERS.items()}
     environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", "CHRONICLE_GUARD": "warn"}
     return environ | {"PYTHONHASHSEED": "0", REHEARSAL_VARIABLE: asked.text(), **handed}
 

@@ -159,7 +159,7 @@ def _of_text(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value
             text = replace_config_numbers(text, kind, dict.fromkeys(found, 0))
             for keys, number in found.items():
                 yield dotted(keys), Value(LeafForm.NUMBER, number.value)
-    yield "", Value(LeafForm.TEXT, _digest(_placed(text, places)))
+    yield "", Value(LeafForm.TEXT, _digest(_placed(text, places).encode()))
 
 
 def _of_archive(path: Path, places: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
@@ -189,8 +189,8 @@ def _plain(value: object, places: Mapping[str, str]) -> Value:
     return Value(LeafForm.TEXT, _placed(str(value), places))
 
 
-def _digest(content: bytes | bytearray | str) -> str:
-    return "bytes " + hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:DIGITS]
+def _digest(content: bytes | bytearray) -> str:
+    return "bytes " + hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
 def _tensor(pieces: Pieces) -> Value:
