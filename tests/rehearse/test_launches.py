@@ -14,7 +14,7 @@ from chronicle.launch.code import read_code
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import Rank
-from chronicle.rehearse.launches import Played, checkpoints_below, saved_in
+from chronicle.rehearse.launches import Place, Played, _Seen, checkpoints_below, saved_in
 from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun
 from rollback.checkpoint.layout import Checkpoint
 
@@ -54,6 +54,23 @@ def test_files_of_a_directory_named_by_their_step_are_one_save(tmp_path: Path) -
 def test_a_number_in_a_name_that_the_file_does_not_count_is_no_step(tmp_path: Path) -> None:
     save(tmp_path / "resnet50.pt", 10, 10)
     assert set(saved_in(tmp_path)) == {10}
+
+
+OPEN_CLIP = "2026-11-29,09:34:59 | INFO | Train Epoch: {} [32/32 (100%)] Data (t): 0.6 LR: 0.00025 Loss: 3.4657 (3.4657)\n"
+
+
+@pytest.mark.parametrize(("line", "step"), [(OPEN_CLIP, 0), ("step {} loss 3.4\n", 2)])
+def test_numbers_beyond_the_last_step_are_samples_and_saves_alone_tell(tmp_path: Path, line: str, step: int) -> None:
+    """OpenCLIP prints 32 samples in its first epoch: a launch to epoch 4 was ended before it had saved once."""
+    place = Place(name="a", scratch=tmp_path)
+    place.prepare()
+    seen = _Seen(place, last_step=4)
+    seen.output.write_text(line.format(0) + line.format(1) + line.format(2))
+    assert (seen.step(), seen.is_counting_steps) == (step, step > 0)
+    save(place.out / "epoch_3.pt", 3, 3)
+    for _ in range(5):
+        seen.newest_save()
+    assert seen.step() == (step or 3)
 
 
 def played(saves: tuple[int, ...], last: int) -> Played:
