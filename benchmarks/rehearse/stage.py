@@ -25,6 +25,8 @@ def make_stage(stage: Path, sources: Path) -> None:
     _models(stage)
     _tokens(sources)
     _mnist(sources / "ignite" / "MNIST" / "raw")
+    _mnist(stage / "mnist" / "MNIST" / "raw")
+    _molecules(stage / "molecules.xyz")
     (stage / "unet.json").write_text(json.dumps(UNET))
 
 
@@ -52,6 +54,9 @@ def _texts(stage: Path) -> None:
         (stage / name).mkdir(exist_ok=True)
         rows = [json.dumps(form()) for _ in range(96)]
         (stage / name / "train.jsonl").write_text("\n".join(rows))
+    (stage / "texts").mkdir(exist_ok=True)
+    for number in range(3):  # LitGPT reads them; it writes its tokens beside them
+        (stage / "texts" / f"{number}.txt").write_text("\n".join(_sentence(draw) for _ in range(800)))
     glue = stage / "nyu-mll" / "glue"
     glue.mkdir(parents=True, exist_ok=True)
     pairs = [
@@ -63,6 +68,19 @@ def _texts(stage: Path) -> None:
         "---\nconfigs:\n- config_name: mrpc\n  data_files:\n  - {split: train, path: train.jsonl}\n"
         "  - {split: validation, path: validation.jsonl}\n---\n"
     )
+
+
+def _molecules(path: Path) -> None:
+    """24 molecules of water, moved a little, with energies and forces for MACE."""
+    draw = random.Random(7)
+    lines = []
+    for _ in range(24):
+        lines += ["3", f'Properties=species:S:1:pos:R:3:REF_forces:R:3 REF_energy={draw.gauss(-14, 0.1):.5f} pbc="F F F"']
+        for atom, *place in (("O", 0, 0, 0), ("H", 0.96, 0, 0), ("H", -0.24, 0.93, 0)):
+            moved = [draw.gauss(at, 0.05) for at in place]
+            forces = [draw.gauss(0, 0.5) for _ in place]
+            lines.append(f"{atom} " + " ".join(f"{number:.5f}" for number in (*moved, *forces)))
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _metric(folder: Path) -> None:

@@ -46,8 +46,8 @@ def rehearse_first_save(
     asked = Rehearsal(command=tuple(command), at=saved.step, to=saved.step + 1, signal="")
     why, environ = room_for(saved, scratch)
     if why:
-        rows: tuple[Row, ...] = (Row(Rank.NOT_COMPARED, "the resume", why),)
-        return launch, Answer(asked=asked, compared=Compared(rows=rows), seconds=0.0)
+        untold = Compared(rows=(Row(Rank.NOT_COMPARED, "the resume", why),))
+        return launch, Answer(asked=asked, compared=untold, seconds=0.0)
     place.prepare()
     mine = place.out / saved.path.relative_to(root)
     mine.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,6 @@ from rollback.files.torch_tree import walk_leaves
 LOOK_SECONDS = 0.2
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
 LINES_A_SAVE = 100  # of a launch that prints no steps; so many times the steps, and it is ended without a save
-NEVER = sys.maxsize
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 MOST_COPIED_BYTES = 256 << 20
@@ -146,7 +145,7 @@ class Until:
     """When a launch is ended, and by what: after a step, or once a checkpoint of step `saved` or a later one is whole."""
 
     step: int
-    saved: int = NEVER
+    saved: int = sys.maxsize
     signal: signal.Signals = signal.SIGKILL  # to every rank, as when a node is gone; another one as a scheduler sends it
     is_over: Callable[[], bool] = bool
 
@@ -167,7 +166,8 @@ def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, 
     try:
         while told is None and process.poll() is None:
             time.sleep(LOOK_SECONDS)
-            ranks = max(ranks, *_world_sizes(place)) if ranks == 1 else ranks
+            if ranks == 1:
+                ranks = max(_world_sizes(place))
             is_saved = seen.newest_save() >= until.saved
             told_at = seen.step()
             if until.is_over() or is_saved or told_at >= until.step:

@@ -77,14 +77,12 @@ def read_leaves(checkpoint: Path, step: int, out: Path) -> dict[str, Value]:
     """
     found: dict[str, Value] = {}
     places = {str(out): "{out}", str(out.parent): "{scratch}"}
-    number = re.compile(rf"(?<!\d){step}(?!\d)")
     for file, path in _files_of(checkpoint):
-        name = number.sub("N", file)
+        name = re.sub(rf"(?<!\d){step}(?!\d)", "N", file)
         try:
             for keys, value in _leaves_of(path, places):
-                if OURS & set(keys.split(".")):
-                    continue
-                found[f"{name}: {keys}" if name and keys else name or keys] = value
+                if not OURS & set(keys.split(".")):
+                    found[f"{name}: {keys}" if name and keys else name or keys] = value
         except (RollbackError, OSError, ValueError) as problem:
             found[name or path.name] = Value(LeafForm.UNREAD, str(problem))
     return found

@@ -22,14 +22,13 @@ from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
-from chronicle.rehearse.launches import Place, Played, Until, play, read_played
+from chronicle.rehearse.launches import Place, Played, Until, play, read_played, saved_in
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import lines_with, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
 
 KILL = "SIGKILL"
-OUT = "{out}"
 DATA_STEPS = 2  # after k, with `--only data`
 BATCH = PARTS["batch"][1]
 PRINTS = "batches, generators, gradients and weights of each step"
@@ -50,14 +49,14 @@ class Rehearsal:
     def __post_init__(self) -> None:
         if not 0 < self.at < self.to:
             raise UsageProblem(f"--at {self.at} --to {self.to}: expected 0 < at < to")
-        if self.resume and (OUT in " ".join(self.resume)) is not self.names_out:
+        if self.resume and ("{out}" in " ".join(self.resume)) is not self.names_out:
             remedy = "put it into both, or into none: then each runs in a copy of this directory"
             raise UsageProblem("{out} is in one of the two commands only", remedy)
 
     @property
     def names_out(self) -> bool:
         """Whether the command says where it writes."""
-        return OUT in " ".join(self.command)
+        return "{out}" in " ".join(self.command)
 
     @property
     def options_of_resume(self) -> tuple[str, ...]:
@@ -97,7 +96,8 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     if asked.only != "term":
         first, again = _pair(asked, first_place, again_place, say)
     ended = _ended(asked, broken, say)
-    rows = [answer_to_signal(asked, ended)]
+    anyway = saved_in(first_place.out).keys()  # what A saves is no answer to a signal
+    rows = [answer_to_signal(asked, replace(ended, saved_before=ended.saved_before | anyway))]
     compared, target, at = Compared(rows=()), None, None
     if asked.only == "term":
         compared = Compared(rows=(), basis=Verdict.SAVES if rows[0].rank is Rank.NOTE else Verdict.NOT_DONE)

@@ -54,8 +54,9 @@ while state["step"] < 30:
 '''
 
 
-def rehearse(place: Path, lose: str, *options: str) -> tuple[int, dict[str, Any]]:
-    (place / "train.py").write_text(SCRIPT)
+def rehearse(place: Path, lose: str, *options: str, script: str = SCRIPT) -> tuple[int, dict[str, Any]]:
+    if not (place / "train.py").exists():
+        (place / "train.py").write_text(script)
     words = [*CHRONICLE, "rehearse", "--json", *options, "--", sys.executable, "train.py", "{out}", lose]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     environ["CHRONICLE_RUN"] = "small"
@@ -109,6 +110,17 @@ def test_a_term_with_and_without_a_handler(tmp_path: Path) -> None:
     assert code == 5 and re.match(r"nothing saved, \d+ steps lost", found["findings"][0]["text"]), found
     assert found["verdict"] == "does not save when the signal comes"
     assert "enable_jit_checkpoint" in found["findings"][0]["advice"]
+
+
+@pytest.mark.slow
+def test_what_an_undisturbed_launch_saves_is_no_answer_to_a_signal(tmp_path: Path) -> None:
+    """TERM comes after step 10, where the script saves by itself a moment later: that was told as "saved at step 10"."""
+    script = SCRIPT.replace("        save()\n", "        time.sleep(0.7)\n        save()\n").replace("sys.exit(143)", "None")
+    script = script.replace('if lose == "handler"', 'if True').replace("lambda *_: (save(), None)", "lambda *_: end.append(1)")
+    script = script.replace("while state", "end = []\nwhile not end and state")
+    assert rehearse(tmp_path, "nothing", script=script)[0] == 0
+    code, found = rehearse(tmp_path, "nothing", "--only", "term", script=script)
+    assert (code, found["verdict"]) == (5, "does not save when the signal comes"), found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
