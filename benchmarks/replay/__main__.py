@@ -4,16 +4,15 @@ import argparse
 import sys
 from itertools import islice
 
-from benchmarks.replay import accelerated, causes, cells, cost, hf_trainer, kills, outside, shapes
+from benchmarks.replay import accelerated, causes, cells, cost, hf_trainer, relaunch, shapes
 
 LISTS = {
     "causes": causes.causes,
     "accelerated": accelerated.causes,
     "hf-trainer": hf_trainer.causes,
     "shapes": shapes.causes,
-    "outside": outside.causes,
 }
-PARTS = ("cost", *LISTS, "cells", "kills")
+PARTS = ("cost", *LISTS, "cells", "relaunch")
 
 
 def main() -> int:
@@ -22,7 +21,6 @@ def main() -> int:
     parser.add_argument("part", nargs="?", choices=PARTS)
     parser.add_argument("--only", default="", help="causes whose name holds these words")
     parser.add_argument("--every", type=int, default=1, help="every n-th cause of a list, from its first on")
-    parser.add_argument("--plays", type=int, default=50, help="kills")
     parser.add_argument("--seconds", type=float, default=7200, help="after which no cell is begun")
     parser.add_argument("--seed", type=int, default=1, help="of the planted places")
     asked = parser.parse_args()
@@ -33,7 +31,7 @@ def main() -> int:
         if asked.part in (None, name):
             wrong += causes.show(islice(planted(), 0, None, asked.every), asked.only)
     wrong += cells.show(asked.only, asked.seconds, asked.seed) if asked.part in (None, "cells") else 0
-    wrong += kills.show(asked.plays, asked.seed) if asked.part in (None, "kills") else 0
+    wrong += relaunch.show(asked.only) if asked.part in (None, "relaunch") else 0
     return wrong
 
 

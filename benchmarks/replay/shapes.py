@@ -20,7 +20,6 @@ import os
 import torch
 
 
-
 def flip(tensor, bit):
     flat = tensor.detach().view(-1).view(torch.int32)
     flat[place % flat.numel()] ^= 1 << bit if bit < 31 else -(2**31)

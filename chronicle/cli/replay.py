@@ -1,4 +1,4 @@
-"""`chronicle replay` takes recorded steps again in a sandbox."""
+"""`chronicle replay` takes recorded steps again in a scratch directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,17 +18,15 @@ def replay_step(
     command: list[str] | None = None,
     launch: int | None = None,
     until: int | None = None,
-    recorded_code: bool = False,
-    once: bool = False,
     network: bool = False,
-    sandbox: Path | None = None,
+    scratch: Path | None = None,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
     """Take a recorded step again, and name what differs.
 
-    It begins from the nearest verified checkpoint of that launch, in a sandbox, and compares its step prints: reproduced, data
-    differ, code, packages or settings differ, state differs, not deterministic, unexplained (docs/replay.md). Nothing of the
-    run is changed but for one entry in its journal.
+    It begins from a copy of the nearest verified checkpoint of that launch, in a scratch directory, and compares its step
+    prints: reproduced, data differ, code, packages or settings differ, state differs, not deterministic, unexplained
+    (docs/replay.md). Nothing of the run is changed but for one entry in its journal.
 
     Example: chronicle replay 30512 --until 30520
 
@@ -39,19 +37,17 @@ def replay_step(
       [-- COMMAND]: After `--`: another command than the recorded one.
       --launch N: The launch that took it [of the lineage].
       --until STEP: Go on to this step [STEP].
-      --recorded-code: With the commit and the uncommitted changes of that launch.
-      --once: Never play it a second time.
       --network: The script may reach the network; else it is cut off.
-      --sandbox DIR: Where the replay writes; removed afterwards [the temporary directory].
+      --scratch DIR: Where the replay writes; removed afterwards [the temporary directory].
     """
     from chronicle.replay.replay import plan_replay, record_replay, replay
     from chronicle.replay.verdict import ReplayVerdict
 
     settings = at.settings()
     plan = plan_replay(
-        settings, step, launch=launch, until=until, command=tuple(command or ()), recorded_code=recorded_code, network=network
+        settings, step, launch=launch, until=until, command=tuple(command or ()), network=network, scratch=scratch
     )
-    found = replay(plan, sandbox=sandbox, once=once, say=say)
+    found = replay(plan, say=say)
     entry = record_replay(found)
     unsure = found.judged.verdict is ReplayVerdict.NOT_COMPARED
     done = found.judged.verdict is ReplayVerdict.REPRODUCED
@@ -62,7 +58,7 @@ def replay_step(
 def _text(found: "Replay") -> str:
     plan, judged = found.plan, found.judged
     origin = plan.origin
-    begun = "its beginning" if origin.checkpoint is None else f"the checkpoint of step {origin.start}"
+    begun = "its beginning" if origin.begin is None else f"the checkpoint of step {origin.start}"
     last = max(found.comparison.steps, default=plan.until)
     times = "once" if found.replays == 1 else "twice"
     lines = [

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
+from chronicle.errors import ChronicleError
 from chronicle.journal import Journal
 from chronicle.journal.events import (
     EndCause,
@@ -373,7 +374,7 @@ def _first_save(story: Story) -> Iterator[_Row]:
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
     """What a replay found out about an incident, or the line that asks for one."""
     onset, launch = matter.onset, matter.entry.launch
-    if onset is None or onset < 1:
+    if onset is None or onset < 1 or launch is None:
         return
     of_launch = [entry for entry in story.entries if entry.launch == launch]
     again = [
@@ -391,7 +392,18 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     if found:
         yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
     elif not again:
-        yield _Row("", f"cause not known: `chronicle replay {onset} --launch {launch}`")
+        yield _Row("", plain(f"cause not known: {_how_to_replay(story, onset, launch)}"))
+
+
+def _how_to_replay(story: Story, onset: int, launch: int) -> str:
+    """The command that takes the steps again, or why it would be refused here."""
+    from chronicle.replay.replay import ensure_replayable  # only where an incident is open
+
+    try:
+        ensure_replayable(story.entries, launch)
+    except ChronicleError as problem:
+        return f"no replay: {problem.message}" + (f" ({problem.remedy})" if problem.remedy else "")
+    return f"`chronicle replay {onset} --launch {launch}`"
 
 
 def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:

@@ -9,13 +9,10 @@ raises: what cannot be had is None, with the reason.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import subprocess
-import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,50 +104,6 @@ def files_of(patch: bytes) -> dict[str, str]:
         head = part.split(b"\n", 1)[0].decode("utf-8", "replace")
         found[head.rpartition(" b/")[2].strip('"')] = hashlib.sha256(part.rstrip(b"\n")).hexdigest()
     return found
-
-
-# --- Another state of the code, in a private view
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeChange:
-    """A commit of the repository at `top`, and the path of a patch on it ("": none)."""
-
-    top: str
-    commit: str
-    patch: str = ""
-
-
-def top_of(cwd: Path) -> Path | None:
-    """The top of the repository around `cwd`; None where there is none."""
-    found = _git(cwd, "rev-parse", "--show-toplevel")
-    return None if found is None else Path(os.fsdecode(found.rstrip(b"\n")))
-
-
-def lay_code(change: CodeChange) -> str:
-    """Make the tracked files those of the commit and its patch; why it could not, "" when it is done.
-
-    For a private view only: it overwrites and removes files. Untracked files stay.
-    """
-    top = Path(change.top)
-    tracked = _git(top, "ls-files", "-z")
-    wanted = _git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", change.commit)
-    content = _git(top, "archive", "--format=tar", change.commit)
-    if tracked is None or wanted is None or content is None:
-        return f"git has no commit {change.commit[:12]} in `{top}`, or did not answer in {GIT_SECONDS:.0f} s"
-    for name in set(tracked.split(b"\0")) - set(wanted.split(b"\0")) - {b""}:
-        (top / os.fsdecode(name)).unlink(missing_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        archive.extractall(top, filter="tar")
-    if not change.patch:
-        return ""
-    patch = Path(change.patch).read_bytes()
-    for part in (b"\n" + patch).split(b"\ndiff --git ")[1:]:
-        if b"\nnew file mode " in part[:4096]:
-            new = part.split(b"\n", 1)[0].decode("utf-8", "replace").rpartition(" b/")[2].strip('"')
-            (top / new).unlink(missing_ok=True)
-    done = _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
-    return "" if done is not None else f"the recorded patch does not apply to commit {change.commit[:12]}"
 
 
 def _untracked_sources(cwd: Path) -> list[Path]:

@@ -66,21 +66,32 @@ class PrintComparison:
 
 
 def compare_prints(
-    record: Prints, replay: Prints, *, start: int, until: int, begins: Mapping[int, Print]
+    record: Prints, replay: Prints, *, start: int, until: int, begins: Mapping[int, Print], by_effect: bool = False
 ) -> PrintComparison:
     """Compare the steps after `start` up to `until`. `begins`: the replay's prints of the weights that it began with.
 
     The record's weights after step `start` are among its own prints of that step, or are those that it began with. Where no
     print of the first steps tells of generators (the model is called within the optimizer's step), Python's and NumPy's are
-    those that nobody restores only if all else is equal. So are torch's, where they stand elsewhere from the first step on.
+    those that nobody restores only if all else is equal. So are torch's, where they stand elsewhere from the first step on;
+    with `by_effect` also if what came out of it was equal until then.
     """
     found = _compare(record, replay, start, until, begins, told_late=True)
     if found.first is not None and found.unrestored:
         found = _compare(record, replay, start, until, begins, told_late=False)
     if found.first is not None and found.first.parts[0] == "torch":
         without = _compare(record, replay, start, until, begins, told_late=True, left_out=("torch", *OTHERS))
-        return without if without.first is None else found
+        return without if without.first is None or (by_effect and _had_no_effect(without)) else found
     return found
+
+
+def _had_no_effect(without: PrintComparison) -> bool:
+    """Whether generators stood elsewhere when a result or at least a loss came out equal: then the step draws nothing."""
+    first = without.first
+    assert first is not None
+    if len(without.steps) > 1 and without.parts & set(RESULT):
+        return True
+    is_seen = SeenParts.LOSS in first.record.seen & first.other.seen
+    return is_seen and not {"batch", "loss"} & set(first.parts)
 
 
 def _compare(

@@ -6,10 +6,10 @@ a rank. Which state it was is known by the weights of the prints; where the earl
 checkpoint whose identity the guard recorded.
 
 A rank is named only where every other rank was compared in the same part of the same step and is equal, and where what
-differs cannot have come from another rank (`own_ranks`), or where ranks that hold the same weights stop to do so within one
-launch (`strayed`). Equal bits cannot be asked of every training: with three ranks or more DDP adds in another order in the
-first step after a start. So losses are compared as numbers too: the rise that comes again with the same batches is what a
-person wants to know. No torch here.
+differs cannot have come from another rank (`own_ranks`), or where a few of the ranks that hold the same weights stop to do so
+within one launch (`parted`). Equal bits cannot be asked of every training: with three ranks or more DDP adds in another order
+in the first step after a start. So losses are compared as numbers too: the rise that comes again with the same batches is what
+a person wants to know. No torch here.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +18,11 @@ from enum import StrEnum
 from math import inf, isfinite
 from typing import NamedTuple
 
-from chronicle.prints.compared import PARTS, PrintDifference, compare_prints
+from chronicle.prints.compared import OTHERS, PARTS, PrintDifference, compare_prints
 from chronicle.resume.ring import Print, SeenParts, Segment
 
 MOST_NAMED = 4
+GENERATORS = ("torch", *OTHERS)
 LAST_DIGITS = 1e-4  # relative: what float32 loses in a few hundred steps of another order of sums
 FAR_APART = 100.0  # so many times as far as the losses of the other ranks
 SAME_RISE = 0.25  # of the size of a rise: so near it came again
@@ -54,12 +55,13 @@ class RankRetaken:
     begins_equal: bool | None = None  # the weights before the first step; None: not printed
     begins: int = 0  # these weights now, as a digest
     apart: PrintDifference | None = None  # the first step that differs
+    unrestored: bool = False  # torch's generators stand elsewhere from the first step on, and had no effect before `apart`
     hosts: tuple[str, str] = ("", "")  # then and now
     machines: tuple[str, str] = ("", "")  # what computes there, in words
     other_batch: int | None = None  # the first step with another batch, behind `apart` too
     losses: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # by step: then and now
-    # The first step with other weights than the first rank's, then and now
-    strayed: tuple[int | None, int | None] = (None, None)
+    # Where its weights are no longer those of the first rank, then and now: the step, and their digest
+    strayed: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
 
 
 class Rise(NamedTuple):
@@ -116,22 +118,42 @@ class RetakenCase:
         return min((rank.count - 1 for rank in self.ranks if rank.apart is not None), default=0)
 
     @property
+    def batches_part(self) -> int | None:
+        """The first step with another batch on some rank."""
+        return min((rank.other_batch for rank in self.compared if rank.other_batch is not None), default=None)
+
+    @property
+    def is_of_data(self) -> bool:
+        """Whether a batch is what differs first, but for the last digits of a sum."""
+        if self.part in ("batch", *GENERATORS) and self.apart is not None:
+            return "batch" in self.apart.parts
+        return self.batches_part is not None and self.differs_at_once and is_close(self)
+
+    @property
     def loss_apart(self) -> float | None:
-        """By how much a loss differs at most, relative to itself; None where none was compared."""
-        return max((_apart(*pair) for rank in self.ranks for pair in rank.losses.values()), default=None)
+        """By how much a loss with the same batch differs at most, relative to itself; None where none was compared."""
+        until = self.batches_part or inf
+        apart = [_apart(*pair) for rank in self.ranks for step, pair in rank.losses.items() if step < until]
+        return max(apart, default=None)
 
     def same_batches(self, until: int) -> bool:
         """Whether the batches of all ranks were compared up to this step, and are equal."""
         is_known = all("batch" in rank.parts for rank in self.compared)
         return is_known and all(rank.other_batch is None or rank.other_batch > until for rank in self.compared)
 
+    def is_whole(self, until: int) -> bool:
+        """Whether all ranks were compared and had the same batches up to this step, and no generator stands elsewhere."""
+        if any(rank.unrestored or (rank.apart is not None and "torch" in rank.apart.parts) for rank in self.ranks):
+            return False
+        return len(self.compared) == self.ranks_now and self.same_batches(until)
+
     @property
     def batches(self) -> str:
         """What is known of the batches of all steps, in words."""
         if any("batch" not in rank.parts for rank in self.compared):
             return "batches not compared"
-        others = [rank.other_batch for rank in self.compared if rank.other_batch is not None]
-        return f"other batches from step {min(others):,} on" if others else "the same batches"
+        part = self.batches_part
+        return "the same batches" if part is None else f"other batches from step {part:,} on"
 
     @property
     def came_again(self) -> bool | None:
@@ -176,7 +198,9 @@ def compare_rank(
     start = now.begins.step
     record = {**({then.begins.step: then.begins} if then.begins is not None else {}), **then.steps}
     begins, until = {rank: now.begins}, max(now.steps, default=start)
-    found = compare_prints({rank: record}, {rank: now.steps}, start=start, until=until, begins=begins)
+    found = compare_prints(
+        {rank: record}, {rank: now.steps}, start=start, until=until, begins=begins, by_effect=True
+    )
     common = [step for step in then.steps if step > start and step in now.steps]
     return RankRetaken(
         rank=rank,
@@ -188,6 +212,7 @@ def compare_rank(
         begins_equal=found.begins_equal,
         begins=now.begins.weights,
         apart=found.first,
+        unrestored="torch" in found.unrestored,
         hosts=hosts,
         machines=machines,
         other_batch=_first_other_batch(then, now),
@@ -211,8 +236,8 @@ def _losses(then: Segment, now: Segment) -> dict[int, tuple[float, float]]:
     return {step: (a.loss, b.loss) for step, (a, b) in pairs.items() if SeenParts.LOSS in a.seen & b.seen}
 
 
-def strayed(own: Segment, first: Segment) -> int | None:
-    """The first step with other weights than the first rank's, where both held the same before; None: there is none."""
+def strayed(own: Segment, first: Segment) -> tuple[int, int] | None:
+    """The first step with other weights than the first rank's, where both held the same before, and these; None: none."""
     were_same = False
     rows = [(own.begins, first.begins)] if own.begins is not None and first.begins is not None else []
     rows += [(own.steps[step], first.steps[step]) for step in sorted(own.steps.keys() & first.steps.keys())]
@@ -220,7 +245,7 @@ def strayed(own: Segment, first: Segment) -> int | None:
         if SeenParts.WEIGHTS not in one.seen & other.seen or one.step != other.step:
             continue
         if one.weights != other.weights:
-            return one.step if were_same else None
+            return (one.step, one.weights) if were_same else None
         were_same = SeenParts.BEGINS not in one.seen
     return None
 
@@ -288,29 +313,62 @@ def _of_rise(case: RetakenCase) -> str:
     return f"; the rise of step {case.rise.onset:,} did not come again, with the same batches: it is not the data alone"
 
 
-def strays(case: RetakenCase) -> tuple[int, str, tuple[int, ...]]:
-    """Where ranks that held the same weights stopped to do so: the step, the launch in words, and these ranks.
+class Parted(NamedTuple):
+    """Replicas that stopped to be equal: at which step of which launch, and the ranks that left the others."""
 
-    Named are the few that left the others; where nobody can say who left whom there is none: (0, "", ()).
+    step: int
+    launch: str
+    ranks: tuple[int, ...]
+    are_few: bool  # else nobody can tell who left whom
+
+
+def parted(case: RetakenCase) -> Parted | None:
+    """Ranks that held the same weights and became two groups within one launch; None: none did.
+
+    Where each goes its own way, or one of two goes its own way in both launches, that is how they are trained.
     """
+    if len(case.compared) != case.ranks_now:
+        return None
     for place, launch in enumerate((f"launch {case.earlier}", "this launch")):
-        left = {rank.rank: step for rank in case.ranks if (step := rank.strayed[place]) is not None}
-        few = tuple(left)
-        if len(left) == len(case.ranks) - 1 and len(set(left.values())) == 1:
-            few = (case.ranks[0].rank,)  # the others went together
-        if few and 2 * len(few) < len(case.ranks) and len(case.compared) == case.ranks_now:
-            return min(left.values()), launch, few
-    return 0, "", ()
+        left = {rank.rank: at for rank in case.ranks if (at := rank.strayed[place]) is not None}
+        step = min((at[0] for at in left.values()), default=0)
+        if len({weights for at, weights in left.values() if at == step}) != 1:
+            continue
+        ranks = tuple(left)
+        if len(ranks) == len(case.ranks) - 1 > 1 and len(set(left.values())) == 1:
+            ranks = (case.ranks[0].rank,)  # the others went together
+        are_few = 2 * len(ranks) < len(case.ranks)
+        is_usual = all(all(rank.strayed) for rank in case.ranks if rank.rank in left)
+        if are_few or not is_usual:
+            return Parted(step, launch, ranks, are_few)
+    return None
 
 
-def _strayed(case: RetakenCase) -> str:
-    step, launch, ranks = strays(case)
-    place = 0 if launch != "this launch" else 1
-    nodes = [f"rank {rank.rank} on node {rank.hosts[place]}" for rank in case.ranks if rank.rank in ranks][:MOST_NAMED]
-    verb, its = ("holds", "it held") if len(ranks) == 1 else ("hold", "they held")
-    others = f"the other {len(case.ranks) - len(ranks):,}"
-    return (f"rank {_numbers(ranks)} of {launch} {verb} other weights than {others} from step {step:,} on, "
-            f"and {its} the same before: look at {', '.join(nodes)}")  # fmt: skip
+def are_parted(case: RetakenCase) -> bool:
+    """Whether replicas part, with the same batches."""
+    found = parted(case)
+    return found is not None and case.same_batches(found.step)
+
+
+def _parted(case: RetakenCase) -> str:
+    found = parted(case)
+    assert found is not None
+    verb, its = ("holds", "it held") if len(found.ranks) == 1 else ("hold", "they held")
+    num_others = len(case.ranks) - len(found.ranks)
+    others = "rank" if num_others == 1 else f"{num_others:,}"
+    said = (f"rank {_numbers(found.ranks)} of {found.launch} {verb} other weights than the other {others} from step "
+            f"{found.step:,} on, and {its} the same before: ")  # fmt: skip
+    if not found.are_few:
+        return f"{said}a fault on one of them, and nobody can tell on which"
+    place = 0 if found.launch != "this launch" else 1
+    nodes = [f"rank {rank.rank} on node {rank.hosts[place]}" for rank in case.ranks if rank.rank in found.ranks]
+    return f"{said}look at {', '.join(nodes[:MOST_NAMED])}"
+
+
+def _of_parted(case: RetakenCase) -> "Named":
+    found = parted(case)
+    assert found is not None
+    return found.step, found.ranks if found.are_few else ()
 
 
 def lone_losses(case: RetakenCase) -> tuple[int, tuple[int, ...]]:
@@ -326,8 +384,7 @@ def lone_losses(case: RetakenCase) -> tuple[int, tuple[int, ...]]:
             continue
         rest = max((size for rank, size in apart.items() if rank not in far), default=inf)
         is_lone = rest * FAR_APART <= min(apart[rank] for rank in far)
-        is_whole = step > steps[0] and len(case.compared) == case.ranks_now and case.same_batches(step)
-        return (step, far) if is_lone and is_whole else (0, ())
+        return (step, far) if is_lone and step > steps[0] and case.is_whole(step) else (0, ())
     return 0, ()
 
 
@@ -377,8 +434,12 @@ def _skipped(case: RetakenCase) -> str:
 def _other_batches(case: RetakenCase) -> str:
     apart = case.apart
     assert apart is not None
-    where = "" if len(apart.ranks) == len(case.compared) else f", on rank {_numbers(apart.ranks)}"
-    return f"not the same batches from step {apart.step:,} on{where}"
+    is_first = "batch" in apart.parts
+    step = apart.step if is_first else case.batches_part or apart.step
+    ranks = apart.ranks if is_first else [rank.rank for rank in case.compared if rank.other_batch == step]
+    where = "" if len(ranks) == len(case.compared) else f", on rank {_numbers(ranks)}"
+    before = "" if is_first else f" (other bits before it: {PARTS[case.part][1]})"
+    return f"not the same batches from step {step:,} on{where}{before}"
 
 
 def _changed(case: RetakenCase) -> str:
@@ -439,6 +500,8 @@ def _all(case: RetakenCase) -> str:
     if case.loss_apart is not None:
         said += f"; the loss differs by at most {case.loss_apart:.1g} of it"
     said += _of_rise(case)
+    if any(rank.unrestored for rank in case.ranks):
+        said += "; torch's generators stand elsewhere, without effect before it"
     if case.equal_before < 1:
         return f"{said}. State that no print holds (moments) may be another, or the arithmetic does not repeat itself"
     spread = ", which the exchange of gradients spread" if case.ranks_now > 1 else ""
@@ -458,7 +521,7 @@ def own_ranks(case: RetakenCase) -> tuple[str, tuple[int, ...]]:
     all hold the same weights, else another rank's share may lie in their part.
     """
     apart = case.apart
-    if apart is None or case.equal_before < 1 or len(case.compared) != case.ranks_now or not case.same_batches(apart.step):
+    if apart is None or case.equal_before < 1 or not case.is_whole(apart.step):
         return "", ()
     are_replicas = len({rank.begins for rank in case.ranks}) == 1 and case.ranks[0].begins != 0
     has_gradient = all("gradient" in rank.parts for rank in case.ranks)
@@ -505,19 +568,19 @@ ROWS: tuple[Row, ...] = (
     Row("another number of ranks", lambda case: case.ranks_then != case.ranks_now, V.NOT_COMPARABLE, _other_ranks),
     Row("other weights to begin with", lambda case: any(rank.begins_equal is False for rank in case.ranks),
         V.NOT_COMPARABLE, _other_begin),
-    Row("a replica strayed", lambda case: bool(strays(case)[2]), V.RANKS, _strayed,
-        lambda case: (strays(case)[0], strays(case)[2])),
+    Row("a replica strayed", lambda case: (found := parted(case)) is not None and found.are_few, V.RANKS, _parted, _of_parted),
     Row("no result in the prints",
         lambda case: case.apart is None and not any(rank.parts & {"gradient", "weights", "loss"} for rank in case.compared),
         V.NOT_COMPARABLE, lambda case: "not comparable: the prints hold no gradient, loss or weights"),
     Row("equal", lambda case: case.apart is None, V.EQUAL, _equal),
     Row("options", lambda case: case.part == "options", V.NOT_COMPARABLE, _other_options),
-    Row("batches were skipped", lambda case: case.skipped and case.part in ("torch", "python", "numpy", "batch"),
+    Row("batches were skipped", lambda case: case.skipped and (case.is_of_data or case.part in GENERATORS),
         V.NOT_COMPARABLE, _skipped),
-    Row("generators", lambda case: case.part in ("torch", "python", "numpy"), V.NOT_COMPARABLE, _generators),
-    Row("batch", lambda case: case.part == "batch", V.DATA, _other_batches),
+    Row("batch", lambda case: case.is_of_data, V.DATA, _other_batches),
     Row("the loss of some ranks", lambda case: bool(lone_losses(case)[1]), V.RANKS, _lone, lone_losses),
+    Row("replicas part", lambda case: are_parted(case) and not own_ranks(case)[1], V.RANKS, _parted, _of_parted),
     Row("the last digits", lambda case: case.differs_at_once and is_close(case), V.CLOSE, _close),
+    Row("generators", lambda case: case.part in GENERATORS, V.NOT_COMPARABLE, _generators),
     Row("something has changed", lambda case: bool(case.named(*CAUSES)), V.CODE, _changed),
     Row("another kind of machine", lambda case: bool(_moved(case)), V.CODE, _other_machine),
     Row("some ranks", lambda case: bool(own_ranks(case)[1]), V.RANKS, _ranks,

@@ -19,7 +19,7 @@ from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.prints.compared import RESULT
 from chronicle.rehearse.judge import Compared, Rank, Row, Verdict, without
-from chronicle.rehearse.launches import Place, Until, free_port, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Until, environment_of, free_port, play, read_played, saved_in
 from chronicle.rehearse.rehearse import Answer, Rehearsal, begun, of_prints
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint
@@ -55,7 +55,7 @@ def rehearse_first_save(
     copy(saved.path, mine)
     environ |= {RESUME_FROM: str(mine), RESUME_STEP: str(saved.step)}
     until = Until(step=asked.to, is_over=over.is_set)
-    played = play(place, place.fill(last.resume, mine), Asked(end=asked.to), environ, until)
+    played = play(place, place.fill(last.resume, mine), environment_of(Asked(end=asked.to), environ), until)
     while not over.wait(POLL_SECONDS):
         point = last_point(paths.metrics_path(launch))
         if point is not None and point.step >= asked.to:

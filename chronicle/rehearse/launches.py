@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from chronicle.errors import ChronicleError, UsageProblem
@@ -28,8 +29,7 @@ from chronicle.launch.processes import read_variable, send_signal
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
-from chronicle.replay.fork import NO_TRACKERS
-from chronicle.resume.rehearsal import REHEARSAL_VARIABLE, Asked
+from chronicle.resume.rehearsal import REHEARSAL_VARIABLE, Asked, asked_of
 from chronicle.resume.ring import Print, rings_of
 from rollback.checkpoint.account import may_be_state
 from rollback.checkpoint.layout import Checkpoint
@@ -46,6 +46,16 @@ STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 MOST_COPIED_BYTES = 256 << 20
 MOST_ENTRIES = 20_000
+NO_TRACKERS = {
+    "CHRONICLE_MLFLOW_URI": "off",
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "MLFLOW_TRACKING_URI": "file:{scratch}/mlflow",
+    "CLEARML_OFFLINE_MODE": "1",
+    "TRACKIO_DIR": "{scratch}/trackio",
+}
+NAME_OUT = "put {out} where the command names its output directory, as in `--output_dir {out}`"
 LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "logs", "wandb", "mlruns")
 
 
@@ -72,7 +82,7 @@ class Place:
         if not self.is_copy:
             self.out.mkdir(parents=True, exist_ok=True)
         elif not self.out.exists():
-            _copy(Path.cwd(), self.out, self.scratch)
+            copy_tree(Path.cwd(), self.out, {self.scratch}, remedy=NAME_OUT)
             for one in checkpoints_below(self.out):
                 if one.path.is_dir():
                     if one.files:  # else it is known by its name alone
@@ -150,18 +160,29 @@ class Until:
     is_over: Callable[[], bool] = bool
 
 
-def play(place: Place, words: Sequence[str], asked: Asked, handed: Mapping[str, str], until: Until) -> Played:
-    """Launch a command in its place, end it in time, and read what it left. Nothing of it outlives this call."""
+def play(
+    place: Place,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    until: Until,
+    *,
+    before: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> Played:
+    """Launch a command in its place, end it in time, and read what it left. Nothing of it outlives this call.
+
+    `before`: a program that becomes the one that its last words name. `options` of `chronicle run`.
+    """
     place.prepare()
-    seen = _Seen(place, asked.end)
-    ours = ["run", "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
+    seen = _Seen(place, asked_of(environ).end or until.step)
+    ours = ["run", *options, "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
     began, told = time.monotonic(), None
     ranks, told_at = 1, 0
     saved_before: frozenset[int] = frozenset()
     with seen.output.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "chronicle_ml", *ours, "--", *words], cwd=place.cwd, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, env=_environment(place, asked, handed), start_new_session=True,
+            [*before, sys.executable, "-m", "chronicle_ml", *ours, "--", *words], cwd=place.cwd, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, env={**environ, **_silent(place)}, start_new_session=True,
         )  # fmt: skip
     try:
         while told is None and process.poll() is None:
@@ -344,35 +365,50 @@ def listed_in(folder: Path) -> list[Checkpoint]:
         return []
 
 
-def _copy(source: Path, target: Path, scratch: Path) -> None:
-    """The working directory without repositories, environments, caches and what the rehearsal itself writes."""
-    if sum(path.lstat().st_size for path in files_below(source)) > MOST_COPIED_BYTES:
-        raise UsageProblem(
-            f"no {{out}} in the command, and `{source}` is too large to be copied for each launch",
-            "put {out} where the command names its output directory, as in `--output_dir {out}`",
-        )
-    shutil.copytree(
-        source, target, symlinks=True,
-        ignore=lambda folder, names: [name for name in names if name in LEFT_OUT or Path(folder, name) == scratch],
-    )  # fmt: skip
+def copy_tree(
+    source: Path, target: Path, without: Collection[Path], *, remedy: str, linked_bytes: float = inf
+) -> None:
+    """A directory without repositories, environments, caches and `without`; a file of `linked_bytes` or more is a link to it.
+
+    Raises `UsageProblem` with the remedy where it would be too large.
+    """
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if name in LEFT_OUT or Path(folder, name) in without]
+
+    def copy(one: str, other: str) -> None:
+        if os.path.getsize(one) < linked_bytes:
+            shutil.copy2(one, other)
+        else:
+            os.symlink(one, other)
+
+    sizes = [path.lstat().st_size for path in files_below(source, without)]
+    if sum(size for size in sizes if size < linked_bytes) > MOST_COPIED_BYTES:
+        raise UsageProblem(f"`{source}` is too large to be copied for each launch", remedy)
+    shutil.copytree(source, target, symlinks=True, ignore=left_out, copy_function=copy, dirs_exist_ok=True)
 
 
-def files_below(root: Path) -> list[Path]:
+def files_below(root: Path, without: Collection[Path] = ()) -> list[Path]:
     """The file, or those below a directory without what is left out of copies; some `MOST_ENTRIES` at most."""
     found = [] if root.is_dir() else [root]
     for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in LEFT_OUT]
-        found += [Path(folder, name) for name in files]
+        names[:] = [name for name in names if name not in LEFT_OUT and Path(folder, name) not in without]
+        found += [path for name in files if (path := Path(folder, name)) not in without]
         if len(found) > MOST_ENTRIES:
             break
     return sorted(found)
 
 
-def _environment(place: Place, asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
+def environment_of(asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a rehearsed launch."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    environ |= {name: value.format(sandbox=place.scratch / place.name) for name, value in NO_TRACKERS.items()}
-    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_MLFLOW_URI": "off", "CHRONICLE_GUARD": "warn"}
-    return environ | {"PYTHONHASHSEED": "0", REHEARSAL_VARIABLE: asked.text(), **handed}
+    environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_GUARD": "warn", "PYTHONHASHSEED": "0"}
+    return environ | {REHEARSAL_VARIABLE: asked.text(), **handed}
+
+
+def _silent(place: Place) -> dict[str, str]:
+    """What tells no tracker: what these libraries read for "do nothing", or write into the scratch directory."""
+    return {name: value.format(scratch=place.scratch / place.name) for name, value in NO_TRACKERS.items()}
 
 
 def free_port() -> int:

@@ -22,7 +22,7 @@ from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
-from chronicle.rehearse.launches import Place, Played, Until, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Played, Until, environment_of, play, read_played, saved_in
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import lines_with, refuse_outside
 from chronicle.resume.rehearsal import Asked
@@ -151,7 +151,7 @@ def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
 def _to_the_end(asked: Rehearsal, place: Place, words: Sequence[str], handed: Mapping[str, str]) -> Played:
     """Until the checkpoint of the last step is whole, or it is as far again as from k to 2k."""
     steps = Asked(save=asked.at, hold=asked.to, end=asked.to)
-    return play(place, words, steps, handed, Until(step=2 * asked.to - asked.at, saved=asked.to))
+    return play(place, words, environment_of(steps, handed), Until(step=2 * asked.to - asked.at, saved=asked.to))
 
 
 def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
@@ -160,7 +160,7 @@ def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
     if asked.signal == KILL:
         steps = Asked(save=asked.at, hold=asked.at, end=asked.to)
         until = Until(step=asked.to + asked.at, saved=asked.at)
-    played = play(place, place.fill(asked.command), steps, {}, until)
+    played = play(place, place.fill(asked.command), environment_of(steps, {}), until)
     say(f"{place.name}: {asked.signal} after step {played.last_step}")
     return played
 

@@ -1,14 +1,14 @@
 """One replay: where it begins, what it starts, how its prints compare with the record, and the entry about it.
 
 A replay is planned from the journal and the prints: the launch whose step it is, and the nearest verified checkpoint that
-this launch saved, or began from. The recorded command is then started in a sandbox (`sandbox.py`, `inside.py`), stopped after
-the last step, and compared print by print (`played.py`), and judged (`verdict.py`). Where only a second play
-can tell, there is one; there are never more. What is missing for any of this is named, and nothing is started.
+this launch saved, or began from (`origin.py`). The recorded command is then started in a copy of what it needs (`replica.py`),
+cut off (`closed.py`), stopped after the last step, compared print by print (`played.py`), and judged (`verdict.py`). Where only
+a second play can tell, there is one; there are never more. What is missing for any of this is named, and nothing is started.
 """
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -18,22 +18,22 @@ from typing import Any
 from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
 from chronicle.journal.events import EntryKind, Replayed
+from chronicle.launch.launchers import build_environment
 from chronicle.paths import list_launch_numbers
 from chronicle.prints.compared import PrintComparison
-from chronicle.replay.fork import (
-    Origin,
-    Say,
-    find_origin,
-    recorded_code_of,
-)
-from chronicle.replay.played import Played, ReplayPlan, batches_of, play_once
-from chronicle.replay.verdict import ReplayCase, ReplayVerdict, Ruling, StateLoaded, judge_replay, state_loaded
-from chronicle.resume.launch_facts import changed_facts, holds_data, new_sources, read_facts
+from chronicle.replay.closed import ensure_network_closes, landlock_version
+from chronicle.replay.origin import Origin, find_origin, is_recorded, start_of
+from chronicle.replay.played import Played, ReplayPlan, play_once
+from chronicle.replay.verdict import ReplayCase, Ruling, StateLoaded, judge_replay, state_loaded
+from chronicle.resume.checks.check import Outcome
+from chronicle.resume.launch_facts import changed_facts, digests_of, holds_data, new_sources, read_facts
 from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 
 MOST_PASSED_BY = 3
+MOST_VARIABLES = 8
 OF_FILES = ("file", "doubt")
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,11 @@ def plan_replay(
     launch: int | None = None,
     until: int | None = None,
     command: Sequence[str] = (),
-    recorded_code: bool = False,
     network: bool = False,
+    scratch: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> ReplayPlan:
-    """Plan the replay of a step. `recorded_code`: with the commit and the uncommitted changes of that launch.
-
-    Raises `Refusal` or `UsageProblem` with the missing piece; nothing is started.
-    """
+    """Plan the replay of a step. Raises `Refusal` or `UsageProblem` with the missing piece; nothing is started."""
     if step < 1:
         raise UsageProblem(f"step is {step}: expected 1 or more", "steps count completed optimizer steps")
     if until is not None and until < step:
@@ -75,10 +72,18 @@ def plan_replay(
     if rings[min(rings)].header.get("ranks") != len(rings):
         asked = rings[min(rings)].header.get("ranks")
         raise Refusal(f"launch {number} had {asked} ranks, and prints of {len(rings)} are here")
-    again = f"chronicle replay {step}"
-    origin = find_origin(settings, entries, number, step, again=again, command=command, environ=environ)
-    code = recorded_code_of(settings, entries, number) if recorded_code else None
-    return ReplayPlan(origin=origin, step=step, until=last, rings=rings, code=code, network=network)
+    ensure_replayable(entries, number, command, network=network)
+    origin = find_origin(settings, entries, number, step, command, environ)
+    return ReplayPlan(origin=origin, step=step, until=last, rings=rings, network=network, scratch=scratch)
+
+
+def ensure_replayable(
+    entries: Sequence[Entry], number: int, command: Sequence[str] = (), *, network: bool = False
+) -> None:
+    """Raise `Refusal` or `UsageProblem` where a launch cannot be replayed here, as far as the journal and this machine tell."""
+    start_of(entries, number, command)
+    if not network:
+        ensure_network_closes()
 
 
 def _launch_of(
@@ -138,31 +143,28 @@ def _next_print(rings: Mapping[int, Ring], step: int) -> int:
 # ---- the replay --------------------------------------------------------------------------------------------------------
 
 
-def replay(
-    plan: ReplayPlan, *, sandbox: Path | None = None, once: bool = False, say: Say = lambda line: None
-) -> Replay:
+def replay(plan: ReplayPlan, *, say: Say = lambda line: None) -> Replay:
     """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
     begun = time.monotonic()
     record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
-    say(f"launch {plan.origin.launch} again from {plan.origin.words}, to step {plan.until}")
-    one = play_once(plan, sandbox)
-    comparison = one.compare(record, plan.until)
     facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
+    for line in _said_before(plan, facts):
+        say(line)
+    one = play_once(plan)
+    comparison = one.compare(record, plan.until)
     case = ReplayCase(
         compared=comparison,
         changed=_changed(facts, one, plan),
         facts_known=facts is not None and one.facts is not None,
         load=_state_loaded(plan.origin, one),
-        has_checkpoint=plan.origin.checkpoint is not None,
+        has_checkpoint=plan.origin.begin is not None,
     )
     judged, replays = judge_replay(case), 1
-    if judged.again and not once and comparison.first is not None:
+    if judged.again and comparison.first is not None:
         say(f"{comparison.first.words}: another replay tells whether it is repeatable")
-        two, replays = play_once(plan, sandbox), 2
+        two, replays = play_once(plan), 2
         judged = judge_replay(replace(case, plays_agree=plays_agree(case, one, two)))
     judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
-    if judged.verdict is ReplayVerdict.DATA:
-        judged = _with_batches(judged, plan, one, comparison)
     return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
 
 
@@ -173,12 +175,30 @@ def plays_agree(case: ReplayCase, one: Played, two: Played) -> bool | None:
     return one.agrees_with(two)
 
 
+def _said_before(plan: ReplayPlan, facts: Mapping[str, Any] | None) -> Iterator[str]:
+    """What is started, and what is known to be otherwise here, or open."""
+    origin = plan.origin
+    yield f"launch {origin.launch} again from {origin.words}, to step {plan.until}; twice where only that can tell"
+    here = digests_of(build_environment(origin.environ, {}, 0.0))
+    then: Mapping[str, str] = {} if facts is None else facts["environment"]
+    missing = [name for name in sorted(then.keys() - here.keys()) if not is_recorded(name)]
+    others = [name for name in sorted(then.keys() & here.keys()) if then[name] != here[name] and not is_recorded(name)]
+    for names, what in ((missing, "not set here, and set in that launch"), (others, "set otherwise than in that launch")):
+        if names:
+            yield f"variables {what} (values are not recorded): {', '.join(names[:MOST_VARIABLES])}"
+    if landlock_version() == 0:
+        yield "this kernel has no Landlock: what the script names by its whole path, it writes there"
+
+
 def _beside(origin: Origin, one: Played) -> Iterator[str]:
     """What a reader has to know of how it was played."""
     if one.start < origin.start:
         yield _began_earlier(one.start, origin)
-    if origin.restored:
-        yield f"set as in the record, and otherwise than here: {', '.join(origin.restored[:8])}"
+    restored = [name for name, value in sorted(os.environ.items()) if is_recorded(name) and origin.environ.get(name) != value]
+    if restored:
+        yield f"set as in the record, and otherwise than here: {', '.join(restored[:MOST_VARIABLES])}"
+    different = [check for verdict in one.guard for check in verdict.checks if check.get("outcome") == Outcome.DIFFERENT]
+    yield from (f"its guard: {check['name']}: {check['found']} ({check.get('cause') or check['code']})" for check in different)
     yield from (f"a nearer checkpoint was passed by: {words}" for words in origin.passed_by[:MOST_PASSED_BY])
 
 
@@ -215,9 +235,9 @@ def _began_earlier(start: int, origin: Origin) -> str:
 def _state_loaded(origin: Origin, one: Played) -> StateLoaded:
     """What the guard found at the load. A checkpoint that the recorded launch loaded itself is what it began with."""
     number = origin.launch
-    if origin.checkpoint is None or origin.identity.get("launch", origin.checkpoint.launch) != number:
+    if origin.begin is None or origin.begin.identity.get("launch", origin.begin.checkpoint.launch) != number:
         return StateLoaded()
-    return state_loaded(one.end["verdicts"])
+    return state_loaded(one.guard)
 
 
 def _end_of(origin: Origin) -> float | None:
@@ -225,31 +245,6 @@ def _end_of(origin: Origin) -> float | None:
     entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
     ends = [entry.ts for entry in entries if entry.kind == EntryKind.LAUNCH_END]
     return datetime.fromisoformat(ends[-1]).timestamp() if ends else None
-
-
-def _with_batches(judged: Ruling, plan: ReplayPlan, one: Played, comparison: PrintComparison) -> Ruling:
-    """Which batch it was, from the record of all batches: one of another step, one taken twice, or one that is no other."""
-    first = comparison.first
-    assert first is not None
-    rank = first.ranks[0]
-    record = batches_of(plan.origin.settings.paths.batches_dir, plan.origin.launch, rank)
-    mine = one.batches if rank == 0 else {}
-    words: list[str] = []
-    if any(first.step - 1 not in rows for rows in one.prints.values() if first.step > min(rows)):
-        return judged  # prints count the steps of all optimizers, and the record of batches one step each
-    theirs, ours = record.get(first.step, []), mine.get(first.step, [])
-    elsewhere = {digest: step for step, digests in mine.items() for digest in digests}
-    for place, (a, b) in enumerate(zip(theirs, ours, strict=False), start=1):
-        if a != b:
-            what = f"that of step {elsewhere[a]} in the replay" if a in elsewhere else "none that the replay has taken"
-            words.append(f"micro-batch {place} of step {first.step} was {what}")
-    if theirs and theirs == ours:
-        words.append("the same rows as far as samples tell: single values, or labels, are others")
-    later = [step for step in sorted(record.keys() & mine.keys()) if step > first.step]
-    equal = sum(record[step] == mine[step] for step in later)
-    if later:
-        words.append(f"after it {equal} of {len(later)} steps have equal batches")
-    return Ruling(verdict=judged.verdict, why=judged.why, evidence=(*judged.evidence, *words))
 
 
 # ---- the entry ---------------------------------------------------------------------------------------------------------
@@ -264,8 +259,8 @@ def record_replay(found: Replay) -> Entry:
         evidence=judged.evidence,
         until=plan.until,
         start=origin.start,
-        checkpoint=None if origin.checkpoint is None else str(origin.checkpoint.path),
-        identity=dict(origin.identity),
+        checkpoint=None if origin.begin is None else str(origin.begin.checkpoint.path),
+        identity={} if origin.begin is None else dict(origin.begin.identity),
         compared=len(found.comparison.steps),
         parts=tuple(sorted(found.comparison.parts)),
         replays=found.replays,

@@ -6,11 +6,12 @@ the result is another one, and two plays agree, the verdict is "unexplained", wi
 alone nobody can tell more.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from chronicle.journal.events import GuardVerdict
 from chronicle.prints.compared import OTHERS, PARTS, PrintComparison, PrintDifference
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.ring import SeenParts
@@ -30,7 +31,7 @@ class ReplayVerdict(StrEnum):
 
 # ---- the state that it began with, as the guard saw it -----------------------------------------------------------------
 
-STATE_IN_MEMORY = "M1"
+STATE_IN_MEMORY, MOMENTS = "M1", "optimizer moments"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +45,25 @@ class StateLoaded:
     compared: bool = True
 
 
-def state_loaded(verdicts: Iterable[Mapping[str, Any]]) -> StateLoaded:
-    """Read it from the guard's verdicts of the replay, as the journal keeps them."""
-    checks = [check for verdict in verdicts for check in verdict.get("checks", ())]
+def state_loaded(verdicts: Sequence[GuardVerdict]) -> StateLoaded:
+    """Read it from the guard's verdicts of the replay."""
+    checks = [check for verdict in verdicts for check in verdict.checks]
     unlike = (
         f"{check['name']}: {check.get('expected', '?')} at the save, {check.get('found', '?')} after the load"
         for check in checks
         if check.get("code") == STATE_IN_MEMORY and check.get("outcome") == Outcome.DIFFERENT
     )
-    moments = [check for check in checks if check.get("name") == "optimizer moments"]
+    moments = [check for check in checks if check.get("name") == MOMENTS]
     states = [check for check in checks if check.get("name") == "parameters with state"]
     has_none = bool(states) and all(check.get("expected") == check.get("found") == "0" for check in states)
-    return StateLoaded(unlike=tuple(dict.fromkeys(unlike)), compared=bool(moments) or has_none)
+    is_compared = bool(moments) or has_none or any(map(_had_equal_moments, verdicts))
+    return StateLoaded(unlike=tuple(dict.fromkeys(unlike)), compared=is_compared)
+
+
+def _had_equal_moments(verdict: GuardVerdict) -> bool:
+    """A warning lists what differs and what was not compared: the rest of the record is equal."""
+    is_recorded = verdict.basis not in ("", "none", "fresh")
+    return verdict.verdict == "warned" and is_recorded and all(one["name"] != MOMENTS for one in verdict.not_compared)
 
 
 # ---- what the rows look at ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import os
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -198,17 +198,6 @@ def read_first_pass(directory: Path, position: Position, rank: int) -> FirstPass
     begins = numpy.cumsum([0, *(len(part) for part in parts)])[:-1]
     resumed = frozenset(int(index) for index in begins[1:])
     return FirstPass(entries=numpy.concatenate(parts), position=num_before, resumed=resumed)
-
-
-def read_batches(directory: Path, launch: int, rank: int) -> Iterator[tuple[int, int]]:
-    """(digest, step) of every batch that a launch recorded on this rank, in their order; nothing where there is no record."""
-    for path in sorted(directory.glob(f"*.{rank}")) if directory.is_dir() else ():
-        try:
-            header, entries = _read(path)
-        except (OSError, ValueError):
-            continue
-        if header.get("launch") == launch:
-            yield from ((int(digest), int(step)) for digest, step, _ in entries.tolist())
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Any]:

@@ -87,10 +87,24 @@ def write_facts(launch_dir: Path, arithmetic: Mapping[str, Any]) -> None:
         "files": dict(_files(launch_dir)),
         "packages": dict(_packages()),
         "libraries": dict(_libraries()),
-        "environment": dict(_environment(_started_with())),
+        "environment": digests_of(_started_with()),
         "arithmetic": {name: str(value) for name, value in arithmetic.items()},
     }
-    write_atomic(facts_path(launch_dir), json.dumps(found, indent=1, sort_keys=True) + "\n", durable=False)
+    _write(launch_dir, found)
+
+
+def _write(launch_dir: Path, facts: Mapping[str, Any]) -> None:
+    write_atomic(facts_path(launch_dir), json.dumps(facts, indent=1, sort_keys=True) + "\n", durable=False)
+
+
+def add_sources(launch_dir: Path) -> None:
+    """At the end of the process: the sources that it imported after its first step. Raises OSError."""
+    known = read_facts(launch_dir)
+    if known is None:
+        return
+    code = {**dict(_sources()), **known["code"]}
+    if code != known["code"]:
+        _write(launch_dir, {**known, "code": code})
 
 
 def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
@@ -105,14 +119,16 @@ def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
 def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
     """What is different between two launches, code first. `ended`: when the first one was over, in seconds, if that is known.
 
-    A source or package that only one of them had imported is no difference, unless the source is gone. Of files see
-    `_changed_file`.
+    A source that the second one has not imported yet is compared as it lies; a package, or a source that is new, is no
+    difference. Of files see `_changed_file`.
     """
     found: list[ChangedFact] = []
     for kind, table in TABLES.items():
         one, other = before.get(table) or {}, after.get(table) or {}
         for name in sorted(one.keys() | other.keys()):
             a, b = str(one.get(name) or ""), str(other.get(name) or "")
+            if kind == "code" and not b:
+                b = _digest_of(name)  # it may be imported later than at the first step
             if a == b:
                 continue
             if kind == "file":
@@ -316,14 +332,14 @@ def _started_with() -> Mapping[str, str]:
     return dict(os.fsdecode(row).split("=", 1) for row in rows if b"=" in row) or os.environ
 
 
-def _environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def digests_of(environ: Mapping[str, str]) -> dict[str, str]:
     """Name and digest of the variables that are compared."""
+    found = {}
     for name, value in sorted(environ.items()):
-        if NOT_COMPARED.fullmatch(name) or name.startswith("CHRONICLE_"):
+        if NOT_COMPARED.fullmatch(name) or looks_secret(name) or holds_secret(value):
             continue
-        if looks_secret(name) or holds_secret(value):
-            continue
-        yield name, hashlib.sha256(f"{name}={value}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        found[name] = hashlib.sha256(f"{name}={value}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return found
 
 
 def places_of_installed() -> Iterator[str]:

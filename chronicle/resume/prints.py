@@ -37,7 +37,7 @@ from chronicle.resume.batches import keep_yielded
 from chronicle.resume.checksums import Modes, contents_of, global_generators
 from chronicle.resume.envelope.samples import Snapshot, digest_of
 from chronicle.resume.faults import shield
-from chronicle.resume.launch_facts import write_facts
+from chronicle.resume.launch_facts import add_sources, write_facts
 from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from rollback.channels import Role, find_channel
 
@@ -287,6 +287,8 @@ class StepPrints:
             return
         self._close(self._now)
         self._settle(everything=True)
+        if self._writer is not None and self._rank() == 0:
+            add_sources(self._launch_dir)
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 

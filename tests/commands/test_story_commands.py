@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chronicle.errors import Refusal
 from chronicle.journal.events import Incident
 from chronicle.metrics import MetricsWriter
 from tests.builders.story_runs import StoryRun, toy_run
@@ -97,7 +98,9 @@ def test_an_open_incident_is_nagged_until_it_is_closed(tmp_path: Path, chronicle
     assert chronicle("status", "--json").json["open_incidents"] == []
 
 
-def test_an_incident_says_what_a_replay_or_a_relaunch_found_out(tmp_path: Path, chronicle: Cli) -> None:
+def test_an_incident_says_what_a_replay_or_a_relaunch_found_out(
+    tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = StoryRun(tmp_path)
     run.start(1, 0)
     run.metrics(1, {step: {"loss": 2.0} for step in range(1, 40)})
@@ -107,6 +110,12 @@ def test_an_incident_says_what_a_replay_or_a_relaunch_found_out(tmp_path: Path, 
     def told() -> str:
         return " ".join(chronicle("status").out.split())
 
+    def refuse() -> None:
+        raise Refusal("no private network namespace", "--network lets it")
+
+    monkeypatch.setattr("chronicle.replay.replay.ensure_network_closes", refuse)
+    assert "cause not known: no replay: no private network namespace (--network lets it)" in told()
+    monkeypatch.setattr("chronicle.replay.replay.ensure_network_closes", lambda: None)
     assert "cause not known: `chronicle replay 30 --launch 1`" in told()
     run.add("replay", launch=1, step=30, data={"verdict": "data differ", "why": "another batch at step 30", "until": 31})
     assert "replayed: data differ (another batch at step 30)" in told() and "cause not known" not in told()

@@ -21,6 +21,17 @@ from chronicle.resume.launch_facts import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+LATE = """
+import os, sys
+from pathlib import Path
+from chronicle.resume.launch_facts import add_sources, write_facts
+place = Path(os.environ["CHRONICLE_LAUNCH_DIR"])
+write_facts(place, {})
+if "late" in sys.argv:
+    sys.path.insert(0, "")
+    import late
+    add_sources(place)
+"""
 SCRIPT = """
 import os, sys
 os.environ["MADE_HERE"] = str(os.getpid())  # as libraries do, of a directory of this process
@@ -31,14 +42,14 @@ write_facts(Path(os.environ["CHRONICLE_LAUNCH_DIR"]), {})
 """
 
 
-def facts(directory: Path, launch: int, *words: str) -> dict[str, object]:
+def facts(directory: Path, launch: int, *words: str, script: str = SCRIPT) -> dict[str, object]:
     """The facts of one more launch of the script."""
     place = directory / "logs" / "run" / "launches" / f"{launch:04}"
     place.mkdir(parents=True)
     own = {"CHRONICLE_RUN_DIR": str(place.parent.parent), "CHRONICLE_LAUNCH_DIR": str(place),
            "CHRONICLE_CHECKPOINTS": str(directory / "checkpoints")}  # fmt: skip
     environ = {**os.environ, **own, "PYTHONPATH": f"{STARTUP_DIR}{os.pathsep}{ROOT}"}
-    subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=directory, env=environ, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, *words], cwd=directory, env=environ, check=True, timeout=60)
     found = read_facts(place)
     assert found is not None
     return dict(found)
@@ -57,6 +68,19 @@ def directory(tmp_path: Path) -> Path:
         (tmp_path / name).write_text("1")
     time.sleep(0.05)
     return tmp_path
+
+
+def test_a_source_that_is_imported_after_the_first_step_is_known_and_compared_as_it_lies(directory: Path) -> None:
+    late = directory / "late.py"
+    late.write_text("A = 1")
+    before = facts(directory, 1, "late", script=LATE)
+    assert str(late) in before["code"]  # type: ignore[operator]
+    after = facts(directory, 2, script=LATE)
+    assert told(before, after, None) == []
+    late.write_text("A = 2")
+    assert told(before, after, None) == [("code", f"`{late}` has changed")]
+    late.unlink()
+    assert told(before, after, None) == [("code", f"`{late}` is gone")]
 
 
 def test_files_are_settings_here_and_what_the_command_names(directory: Path) -> None:

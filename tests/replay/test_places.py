@@ -2,9 +2,9 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,17 @@ import pytest
 import torch
 
 from benchmarks.replay.causes import digests
+from chronicle.errors import Refusal
 from chronicle.latest import pointers_to
 from chronicle.prints.compared import compare_prints
-from chronicle.replay.inside import Spec, rewind
-from chronicle.replay.places import own_places
+from chronicle.replay.closed import landlock_version
+from chronicle.replay.origin import Origin, Saved, is_wide
+from chronicle.replay.replica import Replica
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, judge_replay
 from chronicle.resume.ring import SeenParts
+from chronicle.settings import Settings
 from rollback.checkpoint.listing import open_checkpoint
-from tests.replay.test_replay import PROBE, environ
+from tests.replay.test_replay import environ
 from tests.replay.test_verdict import START, UNTIL, prints
 
 ONE_FILE = """
@@ -60,13 +63,6 @@ def chronicle(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def record(directory: Path, *words: str, edits: Sequence[tuple[str, str]] = ()) -> None:
-    probe = [directory.parent / f"{directory.name}-probe" / name for name in ("seen", "kept")]
-    for one in probe:
-        one.mkdir(parents=True)
-    tried = subprocess.run([sys.executable, "-c", PROBE, *map(str, probe)], env=environ(), capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip("no private mount namespace here")
-    shutil.rmtree(probe[0].parent, ignore_errors=True)
     text = ONE_FILE
     for before, after in edits:
         assert before in text
@@ -119,38 +115,89 @@ def test_generators_that_are_told_late_are_no_difference_alone_and_are_one_with_
 
 
 def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_runs_own(tmp_path: Path) -> None:
-    (tmp_path / "data.pt").write_bytes(b"rows")
-    assert own_places(tmp_path / "logs", [tmp_path], tmp_path) == (tmp_path / "logs",)
-    assert own_places(tmp_path / "logs", [tmp_path / "ck"], tmp_path) == (tmp_path / "logs", tmp_path / "ck")
+    assert is_wide(tmp_path, tmp_path / "project") and not is_wide(tmp_path / "ck", tmp_path)
+    state, data = tmp_path / "state.pt", tmp_path / "data.pt"
+    saved_at(tmp_path, (4,), name="state.pt")
+    data.write_bytes(b"rows")
+    place = replica(tmp_path, root=tmp_path, saves=(state,), begin=state)
+    assert place.origin.own == (tmp_path / "logs" / "small", state)
+    assert (place.cwd / "data.pt").read_bytes() == b"rows" and (place.cwd / "state.pt").exists()
+    assert not (replica(tmp_path, root=tmp_path, saves=(state,), begin=None).cwd / "state.pt").exists()
 
 
 def test_the_newest_under_a_second_name_is_the_one_to_begin_with(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    root.mkdir()
     for name, step in (("epoch=0-step=4", 4), ("epoch=0-step=8", 8), ("last", 8)):
         rest = {"optimizer_states": [], "lr_schedulers": [], "loops": {}, "pytorch-lightning_version": "2.6.0"}
         state = {"epoch": 0, "global_step": step, "state_dict": {"w": torch.zeros(1)}, **rest}
-        torch.save(state, tmp_path / f"{name}.ckpt")
-    begin = tmp_path / "epoch=0-step=4.ckpt"
-    rewind(tmp_path, spec_of(tmp_path, str(begin), 4))
-    assert (tmp_path / "last.ckpt").read_bytes() == begin.read_bytes()
-    assert sorted(os.listdir(tmp_path)) == [begin.name, "last.ckpt"]
-    (tmp_path / "latest").write_text(begin.name)
-    rewind(tmp_path, spec_of(tmp_path, "", 0))
-    assert os.listdir(tmp_path) == []
+        torch.save(state, root / f"{name}.ckpt")
+    saves, begin = tuple(sorted(root.glob("*.ckpt"))), root / "epoch=0-step=4.ckpt"
+    place = replica(tmp_path, root=root, saves=saves, begin=begin)
+    assert (place.out / "last.ckpt").read_bytes() == begin.read_bytes()
+    assert sorted(os.listdir(place.out)) == [begin.name, "last.ckpt"]
+    (root / "latest").write_text(saves[1].name)
+    assert (replica(tmp_path, root=root, saves=saves, begin=begin).out / "latest").read_text() == begin.name
+    assert os.listdir(replica(tmp_path, root=root, saves=saves, begin=None).out) == []
 
 
-def test_what_is_hidden_goes_by_the_step_of_a_checkpoint_and_not_by_the_number_in_its_name(tmp_path: Path) -> None:
-    """A generator's turns in the name, three steps of a critic each."""
-    saved_at(tmp_path, (2, 3), name="gan-{}.pt")
-    saved = {str(tmp_path / f"gan-{number}.pt"): 3 * number for number in (2, 3)}
-    rewind(tmp_path, replace(spec_of(tmp_path, str(tmp_path / "gan-2.pt"), 6), saved=saved))
-    assert os.listdir(tmp_path) == ["gan-2.pt"]
+def test_a_play_is_told_of_its_own_places_and_of_no_others(tmp_path: Path) -> None:
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    saved_at(root, (4,))
+    project = tmp_path / "project"
+    (project / ".venv").mkdir(parents=True)
+    (project / "train.py").write_text("")
+    place = replica(project, root=root, saves=(root / "step-4.pt",), begin=root / "step-4.pt")
+    tree = place.tree
+    assert place.told(f"--out={root}/new") == f"--out={tree}{root}/new"
+    assert place.told(f"{project}/train.py") == f"{tree}{project}/train.py"
+    for word in (f"{project}/.venv", f"{project}-two", "/usr/lib", f"prefix{root}"):
+        assert place.told(word) == word
+    assert place.untold(place.told(f"{root}/step-4.pt")) == f"{root}/step-4.pt"
+    (tmp_path / "data").mkdir()
+    beside = replica(project, root=root, saves=(root / "step-4.pt",), begin=None)
+    assert (beside.cwd / "../data").resolve() == tmp_path / "data" and not (beside.cwd / "../elsewhere").is_symlink()
+    assert str(tmp_path) not in place.writable()
 
 
-def spec_of(root: Path, checkpoint: str, start: int) -> Spec:
-    return Spec(
-        run_dir=str(root / "run"), roots=(str(root),), checkpoint=checkpoint, name=Path(checkpoint).name, start=start,
-        until=start + 2, ranks=(0,), command=("true",), cwd=str(root.parent), environ={}, overlaid=(), sandbox="", launch=1,
+def test_a_script_that_names_the_runs_place_in_its_text_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(f"ROOT = '{root}'")
+    with pytest.raises(Refusal, match=r"train.py` names .*elsewhere"):
+        replica(tmp_path / "project", root=root, saves=(), begin=None)
+
+
+def test_large_files_are_links_and_a_play_cannot_write_through_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronicle.replay.replica.LINKED_BYTES", 100)
+    monkeypatch.setattr("chronicle.replay.replica.landlock_version", lambda: 1)
+    (tmp_path / "table.bin").write_bytes(bytes(200))
+    (tmp_path / "small.bin").write_bytes(bytes(20))
+    place = replica(tmp_path, root=tmp_path / "ck", saves=(), begin=None)
+    assert (place.cwd / "table.bin").readlink() == tmp_path / "table.bin" and not (place.cwd / "small.bin").is_symlink()
+    if landlock_version():
+        spec = json.dumps({"network": True, "writable": [str(place.scratch)]})
+        script = "echo x > small.bin; echo x > table.bin"
+        words = [sys.executable, "-m", "chronicle.replay.closed", spec, "sh", "-c", script]
+        done = subprocess.run(words, cwd=place.cwd, env=environ(), capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and "table.bin" in done.stderr and "small.bin" not in done.stderr
+    assert (tmp_path / "table.bin").read_bytes() == bytes(200)
+
+
+def replica(cwd: Path, *, root: Path, saves: tuple[Path, ...], begin: Path | None) -> Replica:
+    """A prepared one of a run in `cwd`, as its journal would name it."""
+    run_dir = cwd / "logs" / "small"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    saved = None if begin is None else Saved(step=4, checkpoint=open_checkpoint(begin), identity={})
+    origin = Origin(
+        settings=Settings(run="small", logs_dir=cwd / "logs", checkpoints_dir=root), launch=1, begin=saved,
+        command=("python", "train.py"), cwd=cwd, environ={}, roots=(root,), saves=saves,
     )  # fmt: skip
+    place = Replica(name="small", scratch=Path(tempfile.mkdtemp(dir=cwd.parent)), origin=origin)
+    place.prepare()
+    return place
 
 
 @pytest.mark.slow

@@ -67,6 +67,8 @@ def from_23(**other: Any) -> dict[int, dict[str, Any]]:
     return dict.fromkeys((23, 24, 25), other)
 
 
+HALF = (*[from_23(gradient=9)] * 2, *[from_23(gradient=9, weights=9)] * 2)
+OTHER_BITS = {n: {"gradient": 9, "weights": 9, "loss": n * (1 + 1e-7)} for n in range(21, 26)}
 OTHER_RESULT = from_23(gradient=9, weights=9, loss=55.0)
 CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
     "equal": (case(None, None), V.EQUAL, "steps 21–25 taken again: equal on 2 ranks"),
@@ -92,6 +94,12 @@ CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
         V.RANKS,
         "rank 1 of this launch holds other weights than the other 2 from step 23 on, and it held the same before: look at "
         "rank 1 on node b1",
+    ),
+    "replicas part": (
+        case(*HALF),
+        V.RANKS,
+        "rank 2, 3 of this launch hold other weights than the other 2 from step 23 on, and they held the same before: a "
+        "fault on one of them, and nobody can tell on which",
     ),
     "the loss of some ranks": (
         case(*({23: {"gradient": 9, "weights": 9, "loss": 23.0 + rank / 10 + (rank == 1) * 0.2}} for rank in range(4))),
@@ -156,6 +164,32 @@ CASES = {
 }
 
 
+def test_another_batch_is_told_behind_other_bits_of_a_sum() -> None:
+    """From three ranks on the first step after a start has other bits: they are not what differs."""
+    one = case({**OTHER_BITS, **{n: {**OTHER_BITS[n], "loss": 55.0} for n in (23, 24, 25)}})
+    assert judge_retaken(one).verdict is V.RESULT
+    other = case({**OTHER_BITS, **{n: {**OTHER_BITS[n], "loss": 55.0, "batch": 9} for n in (23, 24, 25)}})
+    found = judge_retaken(other)
+    words = "not the same batches from step 23 on (other bits before it: gradient)"
+    assert (found.verdict, found.why) == (V.DATA, words)
+    assert judge_retaken(replace(other, skipped=True)).verdict is V.NOT_COMPARABLE
+
+
+def test_a_generator_that_stood_elsewhere_beside_equal_results_hides_nothing_and_names_nobody() -> None:
+    """Accelerate's loader draws a seed at every start: without dropout that has no effect."""
+    moved = {n: {"torch": 9} for n in range(21, 26)}
+    fault = {**moved, 24: {"torch": 9, "gradient": 9}}
+    assert judge_retaken(case(moved, moved)).verdict is V.EQUAL
+    found = judge_retaken(case(moved, fault))
+    assert found.verdict is V.RESULT and "another result from step 24 on, rank 1 (gradient)" in found.why
+    assert "torch's generators stand elsewhere, without effect before it" in found.why
+    bits = {n: {**OTHER_BITS[n], "torch": 9} for n in OTHER_BITS}
+    assert judge_retaken(case(bits)).verdict is V.CLOSE
+    assert judge_retaken(case({n: {**bits[n], "loss": 55.0} for n in bits})).verdict is V.NOT_COMPARABLE
+    batch = {n: {"torch": 9, "batch": 8} for n in range(21, 26)}
+    assert judge_retaken(case(batch)).why == "not the same batches from step 21 on"
+
+
 def test_every_row_has_its_case() -> None:
     assert {row.name for row in ROWS} == CASES.keys()
 
@@ -170,6 +204,11 @@ def test_row(name: str) -> None:
 
 class TestNobodyIsNamed:
     """A machine is a strong word: each of these lacks something of the proof."""
+
+    def test_a_generator_stands_elsewhere(self) -> None:
+        one, _, _ = CASES["the loss of some ranks"]
+        moved = [replace(rank, unrestored=True) for rank in one.ranks]
+        assert judge_retaken(replace(one, ranks=moved)).verdict is V.RESULT
 
     def test_every_rank_differs(self) -> None:
         assert judge_retaken(case(OTHER_RESULT, OTHER_RESULT, OTHER_RESULT)).verdict is V.RESULT
@@ -208,9 +247,18 @@ class TestNobodyIsNamed:
     def test_replicas_that_never_were_equal(self) -> None:
         assert strayed(segment(others={n: {"weights": n} for n in range(21, 26)}), segment()) is None
 
-    def test_half_of_the_replicas_strayed(self) -> None:
-        one = case(None, None, from_23(weights=9), from_23(weights=9))
+    def test_half_of_the_replicas_part_from_the_others(self) -> None:
+        one, _, _ = CASES["replicas part"]
+        found = judge_retaken(one)
+        assert (found.step, found.ranks) == (23, ()) and "look at" not in found.why
+
+    def test_replicas_that_go_their_own_ways_between_two_averages(self) -> None:
+        """Local SGD: equal at the average, and each of its own in the steps between."""
+        one = case(None, *(from_23(weights=rank) for rank in (1, 2, 3)))
         assert "other weights than" not in judge_retaken(one).why
+        two = case(None, from_23(weights=9))
+        both = [replace(rank, strayed=(rank.strayed[1],) * 2, apart=None) for rank in two.ranks]
+        assert judge_retaken(replace(two, ranks=both)).verdict is V.EQUAL
 
 
 class TestBatchesThatWereNotCompared:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chronicle.journal import JournalWriter
-from chronicle.journal.events import Replayed
+from chronicle.journal.events import GuardVerdict, Replayed
 from chronicle.paths import RunPaths
 from chronicle.prints.compared import PrintComparison, compare_prints, prints_agree
 from chronicle.replay.played import Played
@@ -215,12 +215,24 @@ def check(name: str, outcome: str, code: str = "M1", expected: str = "1", found:
 
 
 def test_other_moments_in_the_checkpoint_are_another_state() -> None:
-    told = state_loaded([{"checks": [check("optimizer moments", "different"), check("next batch", "different", "M4")]}])
+    checks = (check("optimizer moments", "different"), check("next batch", "different", "M4"))
+    told = state_loaded([GuardVerdict(verdict="passed", checks=checks)])
     assert told.unlike == ("optimizer moments: 1 at the save, 2 after the load",) and told.compared
     found = judged(differing("weights", 5), prints(), load=told)
     assert found.verdict is ReplayVerdict.STATE and "optimizer moments" in found.why
     late = judged(differing("weights", 9), prints(), load=told)
     assert late.verdict is ReplayVerdict.UNEXPLAINED and "without effect in 4 steps" in late.why
+
+
+def test_a_warning_names_what_differs_and_the_rest_was_compared() -> None:
+    def warned(basis: str = "manifest", *names: str) -> GuardVerdict:
+        different = check("gradient", "different", "M6")
+        missing = tuple({"name": name, "why": "no record"} for name in names)
+        return GuardVerdict(verdict="warned", basis=basis, checks=(different,), not_compared=missing)
+
+    assert state_loaded([warned()]).compared
+    assert not state_loaded([warned("manifest", "optimizer moments")]).compared
+    assert not state_loaded([warned("none")]).compared
 
 
 @pytest.mark.parametrize(
@@ -234,7 +246,7 @@ def test_other_moments_in_the_checkpoint_are_another_state() -> None:
 def test_moments_that_were_not_compared_are_named(
     checks: list[dict[str, Any]], compared_there: bool, verdict: ReplayVerdict
 ) -> None:
-    told = state_loaded([{"verdict": "passed", "checks": checks}])
+    told = state_loaded([GuardVerdict(verdict="passed", checks=tuple(checks))])
     assert told == StateLoaded(compared=compared_there)
     assert judged(differing("weights"), prints(), load=told).verdict is verdict
 
@@ -387,7 +399,7 @@ def test_a_launch_that_began_with_other_weights_is_played_twice_and_its_beginnin
 
     def begun(weights: int) -> Played:
         begin = SimpleNamespace(weights=weights)
-        return Played(prints={}, begins={0: begin}, start=0, facts=None, end={}, batches={})  # type: ignore[dict-item]
+        return Played(prints={}, begins={0: begin}, start=0, facts=None, guard=())  # type: ignore[dict-item]
 
     assert plays_agree(case, begun(1), begun(1)) is True
     assert plays_agree(case, begun(1), begun(2)) is False

@@ -172,6 +172,6 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
         note_beginning()
-    if "CHRONICLE_REHEARSAL" in os.environ:
+    if os.environ.get("CHRONICLE_REHEARSAL"):
         seed_all()
 give_way()
