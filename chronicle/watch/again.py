@@ -47,6 +47,7 @@ LOOK_BACK = 20  # launches in which the steps are looked for
 MAY_CHANGE = (RetakenVerdict.EQUAL, RetakenVerdict.CLOSE, RetakenVerdict.RESULT)  # by later steps
 RISES = (Tier.WARN.value, Tier.PROPOSE.value)
 NO_STEP = 1 << 32  # no print has it: only beginnings are read
+COMPUTES = ("package", "library", "arithmetic")  # kinds of facts, named at each relaunch
 
 Write = Callable[[int | None, str, JournalEvent], object]
 
@@ -63,11 +64,14 @@ class StepsAgain:
         self._ranks: list[RankRetaken] = []
         self._num_ranks = (0, 0)  # then and now, as the rings say
         self._began, self._pause_until = 0.0, 0.0
+        self._are_changes_named = False
 
     def poll(self, *, now: Callable[[], float] = time.monotonic) -> None:
         """Compare ranks for a moment."""
         if now() < self._pause_until:
             return
+        if not self._are_changes_named:
+            self._name_changes()
         if self._pass is None and not self._begin(now()):
             self._pause_until = now() + PAUSE_SECONDS
             return
@@ -78,9 +82,26 @@ class StepsAgain:
     def finish(self) -> None:
         """The launch has ended: compare the ranks once more, as many as there is time for, unless it was told already."""
         self._pass = None
+        if not self._are_changes_named:
+            self._name_changes()
         if self._begin(0.0):
             self._go_on(time.monotonic() + FINISH_SECONDS, time.monotonic)
             self._judge(is_over=True)
+
+    def _name_changes(self) -> None:
+        """Say what computes otherwise than in the launch before: packages, libraries, driver, kernel, kind of processor."""
+        after = read_facts(self._paths.launch_dir(self._launch))
+        if after is None:
+            return  # it has taken no step yet
+        self._are_changes_named = True
+        for number in range(self._launch - 1, max(0, self._launch - LOOK_BACK), -1):
+            before = read_facts(self._paths.launch_dir(number))
+            if before is None:
+                continue
+            words = [fact.words for fact in changed_facts(before, after, None) if fact.kind in COMPUTES]
+            if words:
+                self._say(f"chronicle: computes otherwise than launch {number}: {'; '.join(words)}")
+            return
 
     def _go_on(self, until: float, now: Callable[[], float]) -> bool:
         """Whether the pass is over."""

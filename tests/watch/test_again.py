@@ -1,5 +1,6 @@
 """Steps that a launch takes again, as its watch finds them in the rings of two launches."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind, Incident, StepsRetaken, events_of
 from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
-from chronicle.resume.ring import Print, RingWriter, SeenParts, ring_path
+from chronicle.resume.launch_facts import VERSION
+from chronicle.resume.ring import Print, RingWriter, SeenParts, facts_path, ring_path
 from chronicle.watch.again import StepsAgain
 
 
@@ -176,3 +178,18 @@ def test_a_pass_over_many_ranks_is_divided(tmp_path: Path) -> None:
     assert run.told[0].ranks == 6
     kinds = {entry.kind for entry in read_journal(run.paths).entries}
     assert kinds == {EntryKind.RETAKEN}
+
+
+def test_what_computes_otherwise_is_named_at_each_relaunch(run: Run) -> None:
+    """Also where no step is taken again: launch 2 goes on from the last one."""
+    facts = {"code": {}, "files": {}, "environment": {}, "directory": "/", "packages": {"torch": "2.12", "numpy": "2"}}
+    then = facts | {"v": VERSION, "libraries": {"libc.so.6": "a"}, "arithmetic": {"kernel": "6.1", "processor": "x"}}
+    arithmetic = {"kernel": "6.8", "processor": "x"}
+    now = then | {"packages": {"torch": "2.13"}, "libraries": {"libc.so.6": "b"}, "arithmetic": arithmetic}
+    run.take(2, 31, 33)
+    facts_path(run.paths.launch_dir(1)).write_text(json.dumps(then))
+    facts_path(run.paths.launch_dir(2)).write_text(json.dumps(now))
+    run.poll()
+    run.poll()
+    words = "torch: 2.12 → 2.13; `libc.so.6` has changed; kernel: 6.1 → 6.8"
+    assert run.said == [f"chronicle: computes otherwise than launch 1: {words}"]
