@@ -138,8 +138,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _data("DataPlan.require_same", "present != dict(stored)", "False"),
     _claims("_parameters", 'one.fields.get("counted")', 'one.fields.get("local")'),
     # trainer
-    _model("SmoothedGate.observe", "self.num_observations <= self.burn_in", "self.num_observations < self.burn_in"),
-    _model("_encode_table", "dtype=np.uint8) % 2", "dtype=np.uint8) % 3"),
+    _model("HeldOutGate._find_fault", "number <= config.burn_in", "number < config.burn_in"),
+    _model("_ENCODE", "keepdim=True) % 2", "keepdim=True) % 3"),
     _model("attend_in_chunks", "overlap + chunk, chunk).transpose", "overlap + chunk, chunk).flip(-1).transpose"),
     _model("plan_schedule", "(step + 1) / config.warmup_steps", "step / config.warmup_steps"),
     _loop("train", "if not step.finite:", "if False:"),
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _study("_crossed_error", "total -= residual", "pass"),
     _study("Judged.is_real", "max(self.t_p, self.sign_flip_p) <= self.alpha", "min(self.t_p, self.sign_flip_p) <= self.alpha"),
     _study("average", "setdefault(units[pair], []).append(value)", "setdefault((pair,), []).append(value)"),
-    _model("SmoothedGate.observe", "if not math.isfinite(value):", "if False:"),
+    _model("HeldOutGate._find_fault", "if not math.isfinite(bpb):", "if False:"),
     _study("read_history", "setdefault(number, finished)", "update({number: finished})"),
     _study("_compare_until_treated", "seen < until", "False"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import StrEnum
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -30,39 +29,26 @@ def require_fields(config: Any) -> None:
     """Raise BadRecipe for the first field of a dataclass that holds what its type does not allow."""
     for name, hint in get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
-        if not _fits(hint, value):
-            raise BadRecipe(f"{name} is {value!r}, expected {_told(hint)}")
+        fits, expected = _judge(hint, value)
+        if not fits:
+            raise BadRecipe(f"{name} is {value!r}, expected {expected}")
 
 
-def _fits(hint: Any, value: Any) -> bool:
+def _judge(hint: Any, value: Any) -> tuple[bool, str]:
+    """Whether a field of this type may hold the value, and in words what it holds."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        return _fits(parts[0], value) and math.isfinite(value) and parts[1].holds(value)
+        is_number, _ = _judge(parts[0], value)
+        return is_number and math.isfinite(value) and parts[1].holds(value), parts[1].expected
     if kind is Literal:
-        return value in parts
+        return value in parts, " or ".join(map(str, parts))
     if kind in (UnionType, Union):
-        return any(_fits(part, value) for part in parts)
-    if kind is tuple:
-        return isinstance(value, tuple) and all(_fits(parts[0], one) for one in value)
-    if kind is dict:
-        return isinstance(value, dict) and all(_fits(parts[1], one) for one in value.values())
-    return type(value) is hint or (hint is float and type(value) is int)
-
-
-def _told(hint: Any) -> str:
-    """What a field of this type holds, in words."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind is Annotated:
-        return str(parts[1].expected)
-    if kind is Literal:
-        return " or ".join(map(str, parts))
-    if kind in (UnionType, Union):
-        return " or ".join(map(_told, parts))
-    if kind is tuple:
-        return f"a list of {_told(parts[0])}"
-    if kind is dict:
-        return f"names, each with {_told(parts[1])}"
-    if issubclass(hint, StrEnum):
-        return " or ".join(hint)
+        each = [_judge(part, value) for part in parts]
+        return any(fits for fits, _ in each), " or ".join(expected for _, expected in each)
+    if kind in (tuple, dict):
+        held = value.values() if isinstance(value, dict) else value
+        inner = parts[0] if kind is tuple else parts[1]
+        fits = isinstance(value, kind) and all(_judge(inner, one)[0] for one in held)
+        return fits, f"{'a list of' if kind is tuple else 'names, each with'} {_judge(inner, None)[1]}"
     words = {type(None): "none", bool: "true or false", str: "a word", int: "a whole number", float: "a number"}
-    return words.get(hint, str(hint.__name__))
+    return type(value) is hint or (hint is float and type(value) is int), words.get(hint, hint.__name__)

@@ -1,22 +1,21 @@
 """The errors of the trainer.
 
-    TrainerError
-    ├── BadRecipe            a recipe's fields contradict each other or the data
-    ├── TopologyMismatch     launcher, torch.distributed and Accelerate disagree about the world
-    ├── CannotResume         it is not decided which checkpoint to load, or the named one is not usable
-    ├── GateTripped          the safety gate's smoothed values left their limits
-    └── NonFiniteGradients   a gradient is NaN or infinite on some rank; all ranks stopped
+    chronicle.errors.ChronicleError
+    └── TrainerError
+        ├── BadRecipe            a recipe's fields contradict each other or the data
+        ├── TopologyMismatch     launcher, torch.distributed and Accelerate disagree about the world
+        ├── CannotResume         it is not decided which checkpoint to load, or the named one is not usable
+        ├── GateTripped          the safety gate's smoothed values left their limits
+        └── NonFiniteGradients   a gradient is NaN or infinite on some rank; all ranks stopped
 """
 
 import sys
 
+from chronicle.errors import ChronicleError
 
-class TrainerError(Exception):
+
+class TrainerError(ChronicleError):
     """Base of the trainer's errors; `remedy` is shown as `hint:`."""
-
-    def __init__(self, message: str, remedy: str | None = None) -> None:
-        super().__init__(message)
-        self.remedy = remedy
 
 
 class BadRecipe(TrainerError):
@@ -39,9 +38,8 @@ class GateTripped(TrainerError):
     """The safety gate tripped in strict mode; the message names the value and its limits."""
 
 
-def print_error(problem: Exception) -> None:
+def print_error(problem: ChronicleError) -> None:
     """Print an error as one sentence on stderr, with its hint."""
     print(f"error: {problem}", file=sys.stderr)
-    remedy = getattr(problem, "remedy", None)
-    if remedy:
-        print(f"hint: {remedy}", file=sys.stderr)
+    if problem.remedy:
+        print(f"hint: {problem.remedy}", file=sys.stderr)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from bit_transformer.config import Amount, BelowOne, Count, Positive, Share, Size, require_fields
-from bit_transformer.data.bits import BITS_PER_BYTE, cosine_ramp
+from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe
 from bit_transformer.evaluation.gate import GateConfig
 from bit_transformer.model.transformer import ModelConfig
-from bit_transformer.training.schedule import ScheduleConfig
+from bit_transformer.training.schedule import ScheduleConfig, cosine_ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,9 @@ class Recipe:
             raise BadRecipe(f"eval_windows {self.eval_windows} does not divide among {world_size} ranks")
 
 
+PROSE_AND_CODE: dict[str, Count] = {"code": 7, "reference": 3}  # what every Python carries, with the weights of the mixture
+
+
 def demo() -> Recipe:
     """The demonstration: about a minute on two CPU cores; it diverges because its LR is tripled at step 300.
 
@@ -147,7 +150,7 @@ def demo() -> Recipe:
     return Recipe(
         name="demo",
         model=ModelConfig(d_model=64, num_heads=4, num_layers=2, d_ff=256, max_bits=216),
-        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=24, batch_size=16),
+        data=DataConfig(sources=PROSE_AND_CODE, window_bytes=24, batch_size=16),
         optimizer=OptimizerConfig(lr=12e-3),
         schedule=ScheduleConfig(shape="wsd", warmup_steps=20, total_steps=600, decay_steps=100,
                                 raise_step=300, raise_factor=3.0),
@@ -160,7 +163,7 @@ def baseline() -> Recipe:
         name="baseline",
         model=ModelConfig(d_model=256, num_heads=8, num_layers=8, d_ff=1024, max_bits=1152, norm="pre", chunk=128,
                           overlap=64, act=True, reversible=True),
-        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=128),
+        data=DataConfig(sources=PROSE_AND_CODE, window_bytes=128, batch_size=128),
         optimizer=OptimizerConfig(lr=1e-3),
         schedule=ScheduleConfig(shape="plateau", warmup_steps=200, total_steps=20_000),
         checkpoint_every=500, eval_every=250, eval_windows=128, accumulation_steps=2, mixed_precision="bf16",
@@ -172,15 +175,10 @@ def cpu_int8() -> Recipe:
 
     `--set qat_from_step=9000` trains the last tenth with four-bit weights and inputs.
     """
-    return Recipe(
-        name="cpu-int8",
-        model=ModelConfig(d_model=128, num_heads=8, num_layers=8, d_ff=512, max_bits=1152, norm="pre", chunk=128,
-                          overlap=64, reversible=True),
-        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=128),
-        optimizer=OptimizerConfig(lr=1e-3),
-        schedule=ScheduleConfig(shape="cosine", warmup_steps=200, total_steps=10_000),
-        checkpoint_every=500, eval_every=250, eval_windows=128, mixed_precision="bf16", device="auto",
-        export=True)
+    larger = baseline()
+    return replace(
+        larger, name="cpu-int8", model=replace(larger.model, d_model=128, d_ff=512, act=False), accumulation_steps=1,
+        schedule=ScheduleConfig(shape="cosine", warmup_steps=200, total_steps=10_000), export=True)
 
 
 def scaleup() -> Recipe:
@@ -200,7 +198,7 @@ def modern() -> Recipe:
         name="modern",
         model=ModelConfig(d_model=96, num_heads=3, num_layers=3, d_ff=384, max_bits=256, vocab=256, norm="pre", rotary=True,
                           qk_norm=True),
-        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=256, batch_size=8),
+        data=DataConfig(sources=PROSE_AND_CODE, window_bytes=256, batch_size=8),
         optimizer=OptimizerConfig(lr=0.003, muon_lr=0.02, weight_decay=0.0),
         schedule=ScheduleConfig(shape="wsd", warmup_steps=20, total_steps=600, decay_steps=240, final_fraction=0.02),
         checkpoint_every=200, eval_every=200, eval_windows=64)

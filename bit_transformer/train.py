@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch.distributed as dist
+from accelerate.utils import reduce
 from torch import Tensor
 
 from bit_transformer.data.loaders import Batch, StepDataset, load_steps
-from bit_transformer.errors import CannotResume, NonFiniteGradients, TrainerError, print_error
+from bit_transformer.errors import CannotResume, NonFiniteGradients, print_error
 from bit_transformer.evaluation.held_out import evaluate
 from bit_transformer.model.conversion import set_qat
 from bit_transformer.model.transformer import next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
-from bit_transformer.training.distributed import gather_whole
 from bit_transformer.training.report import LaunchLog, open_output
 from bit_transformer.training.resume import checkpoint_path, find_resume_point
 from bit_transformer.training.setup import (
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None, *, dataset: Callable[..., StepDatase
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one field of the recipe")
     parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
     parser.add_argument("--resume", default="auto", help="auto, fresh, a step, or a path")
-    parser.add_argument("--stop-at", type=int, metavar="STEP", help="save and end this launch after STEP")
+    parser.add_argument("--stop-at", type=int, help="save and end this launch after this step")
     parser.add_argument("--accident", default="none", choices=["none", "schedule-restarts", "moments-lost"],
                         help="state that is lost at the resume, for demonstrations and studies: the guard must refuse it")
     options = parser.parse_args(argv)
@@ -55,12 +54,11 @@ def main(argv: Sequence[str] | None = None, *, dataset: Callable[..., StepDatase
         recipe = with_settings(find_recipe(options.recipe), options.set)
         train(recipe, options.checkpoints, options.resume, stop_at=options.stop_at, accident=options.accident,
               dataset=dataset)
-    except (TrainerError, ChronicleError) as problem:
+    except ChronicleError as problem:
         print_error(problem)
-        return getattr(problem, "exit_code", 1)
+        return problem.exit_code
     finally:
-        if dist.is_initialized():
-            leave_group()
+        leave_group()
     return 0
 
 
@@ -89,8 +87,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     if stop_at is not None and stop_at <= progress.step:
         raise CannotResume(f"--stop-at is {stop_at}, this launch starts after step {progress.step}", "name a later step")
     log.start(run, resumed_from=point.path)
-    steps = dataset(data.plan, progress.segments, data.stores, rank=rank, world_size=world_size,
-                    compress=recipe.data.compress_probability, compress_longer=recipe.data.compress_longer,
+    steps = dataset(data.plan, progress.segments, data.stores, recipe.data, rank=rank, world_size=world_size,
                     as_bytes=recipe.model.vocab == 256)
 
     # The loop ------------------------------------------------------------------------------------------------------
@@ -107,7 +104,6 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
                 "roll back with `chronicle rollback`; `non_finite.json` in the launch directory holds the last steps")
         progress.step += 1
-        progress.bits_seen += data.plan.batch_size * recipe.window_symbols * (1 if recipe.model.vocab == 2 else 8)
         last = step.stop or progress.step in (stop_at, total_steps)
         values = log.step(progress, step, learning_rate=learning_rate, batch=batch, seconds=time.perf_counter() - started)
         if last or progress.step % recipe.eval_every == 0:
@@ -118,9 +114,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 log.gate(progress)
             if recipe.schedule.shape == "plateau" and progress.observe_plateau(values["eval_bpb"], recipe.schedule):
                 if len(progress.growths) < len(recipe.growth):
-                    kind, before = recipe.growth[len(progress.growths)], run.bare_model.config.num_parameters
-                    run.grow(kind)
-                    log.grown(progress, kind, run.bare_model, before)
+                    log.grown(progress, run.grow(recipe.growth[len(progress.growths)]))
                 else:
                     progress.decays += (progress.step,)
                 run.apply_schedule()
@@ -128,13 +122,12 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         progress.gate.require_open()  # before a checkpoint is saved of what tripped it
         if last or progress.step % recipe.checkpoint_every == 0:
             path = checkpoint_path(checkpoints, progress.step)
-            accelerator.save_state(str(path), safe_serialization=True)
+            accelerator.save_state(str(path))
             log.saved(progress, path)
         if last:
             break
     if recipe.summary and progress.step == total_steps:
-        is_whole = recipe.sharding == "ddp"
-        log.summary(run.bare_model if is_whole else gather_whole(run.bare_model, keep=rank == 0), data, progress)
+        log.summary(run.whole_model(), data, progress)
     log.end(progress, stopped=bool(stop_asked))
 
 
@@ -172,9 +165,8 @@ def predicted_share(batch: Batch, recipe: Recipe) -> Tensor:
     compressed windows are padded, so only then are the ranks asked. Collective in that case.
     """
     total = batch.num_predicted_B().sum().double()
-    if recipe.data.compress_end and dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(total)
-        total /= dist.get_world_size()
+    if recipe.data.compress_end:
+        total = reduce(total)
     return (total / recipe.accumulation_steps).float()
 
 

@@ -1,28 +1,90 @@
-"""Batches by step: the samples that the data plan names, read and expanded to bits.
+"""Batches by step: the texts and their windows, the samples that the data plan names, expanded to bits.
 
 Item t of the dataset is this rank's part of the global batch of step t, so workers are stateless and a resume can start at
-any step. Loaders are not given to `accelerator.prepare`, which would re-shard and re-order them.
+any step. Loaders are not given to `accelerator.prepare`, which would re-shard and re-order them. `chronicle.data.corpora` lists
+the names of texts in memory; `chronicle.data.shards` reads sources that were built on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bit_transformer.data.bits import compress_window, compressed_rows, encode_bytes
-from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import BadRecipe
+from bit_transformer.recipes import DataConfig
 from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
+from chronicle.data.corpora import read_text
 from chronicle.data.plan import SampleIds
-from chronicle.data.shards import ShardProblem, ShardReader, read_source_manifest, shard_location, text_members
+from chronicle.data.repeats import without_repeats
+from chronicle.data.shards import (
+    ShardProblem,
+    ShardReader,
+    read_source_manifest,
+    shard_location,
+    split_text,
+    text_members,
+)
+from rollback.disk.durable import write_atomic
 
 _STRETCH_IDS = 8192
+
+
+# --- Texts in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Training text and held-out text of one source; `digest` is the sha256 of both."""
+
+    train: bytes
+    held_out: bytes
+    digest: str
+
+
+@lru_cache(maxsize=4)
+def read_corpus(name: str) -> Corpus:
+    """Read a text without its repeats; every twentieth stretch of 16 KiB is held out. Raises BadRecipe where there is none."""
+    try:
+        text = _without_repeats(read_text(name))
+    except DataError as problem:
+        raise BadRecipe(str(problem), problem.remedy) from problem
+    parts = {split: b"".join(stretches) for split, stretches in split_text(text).items()}
+    return Corpus(train=parts["train"], held_out=parts["held_out"], digest=hashlib.sha256(text).hexdigest())
+
+
+_CACHED = "v1"  # changes with what `without_repeats` leaves
+
+
+def _without_repeats(text: bytes) -> bytes:
+    """The text without its repeats, from the user's cache: looking for them takes a second for 1 MB."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or "/nonexistent") / ".cache"
+    path = Path(base) / "chronicle" / "texts" / f"{hashlib.sha256(text).hexdigest()}-{_CACHED}"
+    with suppress(OSError):
+        digest, _, kept = path.read_bytes().partition(b"\n")
+        if digest == hashlib.sha256(kept).hexdigest().encode():
+            return kept
+    kept = without_repeats(text)
+    if os.environ.get("CHRONICLE_CACHE") != "off":
+        with suppress(OSError):  # a cache that cannot be written is no cache
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, hashlib.sha256(kept).hexdigest().encode() + b"\n" + kept, durable=False)
+    return kept
+
+
+# --- Windows
 
 
 class TextWindows:
@@ -35,15 +97,11 @@ class TextWindows:
         if not usable:
             raise BadRecipe(f"source `{name}` has {len(text)} bytes, fewer than one window of {window_bytes}")
         self._windows = np.frombuffer(text, dtype=np.uint8)[:usable].reshape(-1, window_bytes)
+        self.num_samples = len(self._windows)
 
-    @property
-    def num_samples(self) -> int:
-        """How many windows there are."""
-        return len(self._windows)
-
-    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def read(self, index: int) -> NDArray[np.uint8]:
         """Return window `index`."""
-        window: np.ndarray[tuple[int], np.dtype[np.uint8]] = self._windows[index]
+        window: NDArray[np.uint8] = self._windows[index]
         return window
 
 
@@ -53,14 +111,15 @@ class ShardWindows:
     Raises ShardProblem or DataError at once where a shard is missing, truncated or differs from the manifest.
     """
 
-    def __init__(self, location: str, window_bytes: int, *, split: str = "train") -> None:
+    def __init__(self, location: str, window_bytes: int, *, split: str) -> None:
         manifest = read_source_manifest(location)
         self.name = manifest.source
         self.digest = f"{manifest.digest}:{split}:{window_bytes}"
-        paths = [shard_location(location, shard.name) for shard in manifest.of_split(split)]
-        self._readers = [ShardReader(path) for path in paths]
+        self._readers: list[ShardReader] = []
         rows: list[tuple[int, int, int]] = []
-        for number, (path, shard) in enumerate(zip(paths, manifest.of_split(split), strict=True)):
+        for number, shard in enumerate(manifest.of_split(split)):
+            path = shard_location(location, shard.name)
+            self._readers.append(ShardReader(path))
             places = text_members(path)
             if len(places) != shard.num_samples:
                 raise ShardProblem(f"shard `{path}` holds {len(places)} samples, the manifest says {shard.num_samples}",
@@ -69,16 +128,12 @@ class ShardWindows:
         members = np.array(rows, dtype=np.int64).reshape(-1, 3)
         self._windows_before = np.concatenate([[0], np.cumsum(members[:, 2] // window_bytes)])
         self._members, self._window_bytes = members, window_bytes
+        self.num_samples = int(self._windows_before[-1])
         if not self.num_samples:
             raise DataError(f"source `{location}` has no window of {window_bytes} bytes in its {split} shards",
                             "build it from more text, or choose a smaller window")
 
-    @property
-    def num_samples(self) -> int:
-        """How many windows there are."""
-        return int(self._windows_before[-1])
-
-    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def read(self, index: int) -> NDArray[np.uint8]:
         """Return window `index`."""
         member = int(np.searchsorted(self._windows_before, index, "right")) - 1
         shard, offset, _ = self._members[member]
@@ -89,12 +144,12 @@ class ShardWindows:
 SampleStore: TypeAlias = TextWindows | ShardWindows  # windows of whole bytes, by number
 
 
-def open_stores(sources: Iterable[str], window_bytes: int, *, data_dir: str | None) -> tuple[SampleStore, ...]:
-    """Return the training windows of each source: built shards below `data_dir`, or text in memory where it is None."""
+def open_store(name: str, window_bytes: int, *, split: str, data_dir: str | None) -> SampleStore:
+    """Return the windows of a source, `train` or `held_out`: built shards below `data_dir`, or text in memory (None)."""
     if data_dir is not None:
-        return tuple(ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes) for name in sources)
-    corpora = [read_corpus(name) for name in sources]
-    return tuple(TextWindows(c.name, c.train, c.digest, window_bytes) for c in corpora)
+        return ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes, split=split)
+    corpus = read_corpus(name)
+    return TextWindows(name, getattr(corpus, split), corpus.digest, window_bytes)
 
 
 def open_held_out(sources: Iterable[str], window_bytes: int, num_windows: int, *,
@@ -102,12 +157,7 @@ def open_held_out(sources: Iterable[str], window_bytes: int, num_windows: int, *
     """Return evenly spaced held-out windows of each source as bytes (num_windows, window_bytes), uint8."""
     found = {}
     for name in sources:
-        store: SampleStore
-        if data_dir is not None:
-            store = ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes, split="held_out")
-        else:
-            corpus = read_corpus(name)
-            store = TextWindows(name, corpus.held_out, corpus.digest, window_bytes)
+        store = open_store(name, window_bytes, split="held_out", data_dir=data_dir)
         if store.num_samples < num_windows:
             raise BadRecipe(f"source `{name}` holds out {store.num_samples} windows of {window_bytes} bytes, "
                             f"eval_windows asks for {num_windows}")
@@ -156,19 +206,21 @@ class Batch:
         return self.num_bits_B - 1
 
 
+@dataclass
 class StepDataset(Dataset[Batch]):
     """`dataset[step]` is this rank's batch of that step, a function of plan and segments alone.
 
     The ids of many steps are computed at once, at a twentieth of the cost of one by one; the last block is cached.
     """
 
-    def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
-                 world_size: int, compress: Callable[[int], float] = lambda step: 0.0, compress_longer: bool = False,
-                 as_bytes: bool = False) -> None:
-        self.plan, self.segments, self.stores = plan, segments, stores
-        self.rank, self.world_size, self.compress, self.as_bytes = rank, world_size, compress, as_bytes
-        self.compress_longer = compress_longer
-        self._stretch: tuple[int, SampleIds] | None = None
+    plan: DataPlan
+    segments: Segments
+    stores: tuple[SampleStore, ...]
+    config: DataConfig
+    rank: int
+    world_size: int
+    as_bytes: bool
+    _stretch: tuple[int, SampleIds] | None = None
 
     def _ids(self, step: int) -> SampleIds:
         count = max(1, _STRETCH_IDS // self.plan.batch_size)
@@ -181,17 +233,18 @@ class StepDataset(Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         ids = self._ids(step)
         share = len(ids) // self.world_size
-        mine = ids[self.rank * share:(self.rank + 1) * share]
+        part = slice(self.rank * share, (self.rank + 1) * share)
+        mine = ids[part]
         windows = torch.from_numpy(np.stack([self.stores[source].read(int(index)) for source, index in mine]))
         bits_BT = windows.long() if self.as_bytes else encode_bytes(windows)
         num_bits_B = torch.full((share,), bits_BT.shape[1])
-        probability = self.compress(step)
+        probability = self.config.compress_probability(step)
         if probability > 0:
             chosen = compressed_rows(seed=self.plan.seed, position=self.segments.position(step), num_rows=len(ids),
-                                     probability=probability)[self.rank * share:(self.rank + 1) * share]
+                                     probability=probability)[part]
             for row in np.flatnonzero(chosen):
                 coded_T, used = compress_window(bits_BT[row])
-                if used < len(coded_T) or self.compress_longer:
+                if used < len(coded_T) or self.config.compress_longer:
                     bits_BT[row], num_bits_B[row] = coded_T, used
         return Batch(step=step, bits_BT=bits_BT, sources_B=torch.from_numpy(mine[:, 0].copy()), num_bits_B=num_bits_B,
                      digest=step_digest(ids))
@@ -204,7 +257,7 @@ def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, ba
         for store in stores))
 
 
-def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
+def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int) -> Iterator[Batch]:
     """Yield the batches of steps first … end - 1; the number of workers does not change them."""
     # a loader draws a seed for its workers when it starts; from torch's global generator a restart would draw once more
     return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers,

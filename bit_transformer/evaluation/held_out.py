@@ -6,7 +6,7 @@ import lzma
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,9 @@ import zstandard
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bit_transformer.data.bits import COIN_FLIP_BITS_PER_BYTE, encode_bytes
+from bit_transformer.data.bits import encode_bytes
 from bit_transformer.model.conversion import export_int8, weight_bytes
-from bit_transformer.model.transformer import BitTransformer, copy_model, next_symbol_losses
+from bit_transformer.model.transformer import BitTransformer, next_symbol_losses
 
 _BATCH = 64
 
@@ -39,7 +39,7 @@ def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int 
         for bytes_BN in windows_BN[rank::world_size].to(device).split(_BATCH):  # type: ignore[no-untyped-call]
             symbols_BT = bytes_BN.long() if as_bytes else encode_bytes(bytes_BN)
             losses = next_symbol_losses(model(symbols_BT).logits_BTV, symbols_BT).double()
-            sums[row] += losses.sum() + math.log(256 if as_bytes else 2) * len(symbols_BT)
+            sums[row] += losses.sum() + math.log(model.config.vocab) * len(symbols_BT)
     model.train(was_training)
     if world_size > 1:
         dist.all_reduce(sums)
@@ -54,28 +54,23 @@ def mixture_bpb(found: Mapping[str, float], weights: Mapping[str, int]) -> float
 
 # --- Baselines
 
-_ORDER = 3
 MOST_READ = 500_000  # bytes of training text that a baseline reads
 
 
-def unigram_bpb(train: bytes, held_out: bytes) -> float:
-    """Return the cross-entropy of held-out bytes under the training text's byte frequencies, one added to each."""
-    counts = Counter(train)
-    total = len(train) + 256
-    return sum(-math.log2((counts[byte] + 1) / total) * n for byte, n in Counter(held_out).items()) / len(held_out)
+def order_bpb(train: bytes, held_out: bytes, order: int) -> float:
+    """Return the cross-entropy of the text under the counts of contexts of 0 to `order` bytes in the training text.
 
-
-def context_mix_bpb(train: bytes, held_out: bytes) -> float:
-    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the lower one (Witten-Bell weights)."""
-    tables: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(_ORDER + 1)]
+    Each length of context backs off to the shorter one (Witten-Bell weights), the last one to 256 equal bytes.
+    """
+    tables: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(order + 1)]
     for position, byte in enumerate(train):
-        for order in range(min(_ORDER, position) + 1):
-            tables[order][train[position - order:position]][byte] += 1
+        for length in range(min(order, position) + 1):
+            tables[length][train[position - length:position]][byte] += 1
     bits = 0.0
     for position, byte in enumerate(held_out):
         probability = 1 / 256
-        for order in range(min(_ORDER, position) + 1):
-            seen = tables[order].get(held_out[position - order:position])
+        for length in range(min(order, position) + 1):
+            seen = tables[length].get(held_out[position - length:position])
             if seen:
                 total, kinds = seen.total(), len(seen)
                 probability = (seen[byte] + kinds * probability) / (total + kinds)
@@ -83,30 +78,26 @@ def context_mix_bpb(train: bytes, held_out: bytes) -> float:
     return bits / len(held_out)
 
 
-def xz_bpb(train: bytes, held_out: bytes) -> float:
-    """Return the bits per byte that `xz -6` adds for the held-out text after it has read the training text."""
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
-
-    def size(text: bytes) -> int:
-        return len(lzma.compress(text, format=lzma.FORMAT_RAW, filters=filters))
-
-    return 8 * (size(train + held_out) - size(train)) / len(held_out)
+def compress_xz(text: bytes) -> bytes:
+    """`xz -6`, without the header of a file."""
+    return lzma.compress(text, format=lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2, "preset": 6}])
 
 
-def zstd_bpb(train: bytes, held_out: bytes) -> float:
-    """Return the bits per byte that `zstd -19` adds for the held-out text after it has read the training text."""
-    compressor = zstandard.ZstdCompressor(level=19)
-    return 8 * (len(compressor.compress(train + held_out)) - len(compressor.compress(train))) / len(held_out)
+def compress_zstd(text: bytes) -> bytes:
+    """`zstd -19`."""
+    return zstandard.ZstdCompressor(level=19).compress(text)
+
+
+def added_bpb(compress: Callable[[bytes], bytes], train: bytes, held_out: bytes) -> float:
+    """Return the bits per byte that a compressor adds for the held-out text after it has read the training text."""
+    return 8 * (len(compress(train + held_out)) - len(compress(train))) / len(held_out)
 
 
 def baselines(train: bytes, held_out: bytes) -> dict[str, float]:
-    """Return all baselines on the held-out text; each has read the first `MOST_READ` bytes of the training text.
-
-    The coin flip counts the parity bit, as the loss of the model does.
-    """
+    """Return all baselines on the held-out text; each has read the first `MOST_READ` bytes of the training text."""
     train = train[:MOST_READ]
-    return {"coin flip": COIN_FLIP_BITS_PER_BYTE, "unigram": unigram_bpb(train, held_out),
-            "order 3": context_mix_bpb(train, held_out), "xz": xz_bpb(train, held_out), "zstd": zstd_bpb(train, held_out)}
+    return {"unigram": order_bpb(train, held_out, 0), "order 3": order_bpb(train, held_out, 3),
+            "xz": added_bpb(compress_xz, train, held_out), "zstd": added_bpb(compress_zstd, train, held_out)}
 
 
 # --- The exported model
@@ -124,12 +115,12 @@ class ExportRow:
 
 def export_int8_beside_float32(model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
                                path: Path | None) -> list[ExportRow]:
-    """Export the model to int8, measure both forms, and write the export to `path` (None: measure only)."""
-    model = copy_model(model).cpu().eval()
+    """Move the model to the CPU, export it to int8, measure both forms; write the export to `path` (None: measure only)."""
+    model = model.cpu().eval()
     small = export_int8(model)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in small.state_dict().items()}, path)
+        save_file(small.state_dict(), path)
     rows = []
     for name, form in (("float32", model), ("int8", small)):
         started = time.process_time()

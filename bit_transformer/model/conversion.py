@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,6 @@ from torch.nn import functional as F
 
 from bit_transformer.errors import BadRecipe
 from bit_transformer.model.transformer import BitTransformer, ModelConfig
-
-_MIN_INT_MM_ROWS = 17  # torch._int_mm needs more than 16
 
 
 class Int8Linear(nn.Module):
@@ -32,7 +29,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = linear.weight.detach().float()
         if isinstance(linear, QatLinear) and linear.active:  # it was trained with this rounding
-            weight = FakeQuantise4.apply(weight)  # type: ignore[no-untyped-call]
+            weight = quantise_4(weight)
         scale = weight.abs().amax(1).clamp(min=1e-8) / 127
         self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
         self.register_buffer("scale", scale)
@@ -43,37 +40,26 @@ class Int8Linear(nn.Module):
         rows = x.float().flatten(0, -2)
         row_scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
         quantised = (rows / row_scale).round().to(torch.int8)
-        if len(rows) >= _MIN_INT_MM_ROWS:
-            product = torch._int_mm(quantised, self.weight.t()).float()
-        else:
-            product = quantised.float() @ self.weight.float().t()
+        few = max(0, 17 - len(rows))  # the kernel needs more than 16 rows
+        product = torch._int_mm(F.pad(quantised, (0, 0, 0, few)), self.weight.t())[:len(rows)]
         y = product * row_scale * self.scale + self.bias
         return y.view(*x.shape[:-1], -1)
 
 
-class FakeQuantise4(torch.autograd.Function):
-    """Round to sixteen levels between minimum and maximum; the gradient passes unchanged.
-
-    Weights have one range. Activations have one for each position (`per_position`): a range over the whole tensor would tell
-    a position what comes after it, and what else is in the batch.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, per_position: bool = False) -> Tensor:
-        """Return the rounded tensor."""
-        dims = -1 if per_position else tuple(range(x.dim()))
-        low, high = x.detach().amin(dims, keepdim=True), x.detach().amax(dims, keepdim=True)
-        scale = ((high - low) / 15).clamp(min=1e-8)
-        return ((x - low) / scale).round().clamp(0, 15) * scale + low
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient unchanged."""
-        return grad, None
+@torch.no_grad()
+def quantise_4(x: Tensor, dim: int | None = None) -> Tensor:
+    """Round to sixteen levels between minimum and maximum: of the whole tensor, or of each position along `dim`."""
+    low, high = torch.aminmax(x, dim=dim, keepdim=True)
+    scale = ((high - low) / 15).clamp(min=1e-8)
+    return ((x - low) / scale).round().clamp(0, 15) * scale + low
 
 
 class QatLinear(nn.Linear):
-    """A linear layer that trains with its weight and its input quantised to four bits while `active`."""
+    """A linear layer that trains with its weight and its input quantised to four bits while `active`.
+
+    The gradient passes unchanged. Inputs have a range for each position: one over the whole tensor would tell a position
+    what comes after it, and what else is in the batch.
+    """
 
     active = True
 
@@ -81,8 +67,8 @@ class QatLinear(nn.Linear):
         """Return the product of the quantised values."""
         if not self.active:
             return super().forward(x)
-        weight = FakeQuantise4.apply(self.weight)  # type: ignore[no-untyped-call]
-        return F.linear(FakeQuantise4.apply(x, True), weight, self.bias)  # type: ignore[no-untyped-call]
+        rounded = x + (quantise_4(x, -1) - x).detach()
+        return F.linear(rounded, self.weight + (quantise_4(self.weight) - self.weight).detach(), self.bias)
 
 
 def prepare_qat(model: BitTransformer) -> BitTransformer:
@@ -124,8 +110,8 @@ def weight_bytes(model: nn.Module) -> int:
 
 # --- Growth in depth and width
 
-LR_FACTOR = 1 / math.sqrt(2)
-WARMUP_STEPS = 100
+GROWTH_LR_FACTOR = 1 / math.sqrt(2)
+GROWTH_WARMUP_STEPS = 100
 
 
 def grown_config(config: ModelConfig, kinds: Sequence[str]) -> ModelConfig:

@@ -200,9 +200,8 @@ class BitTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=residual_std if last else 0.02)
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.embedding.weight, std=1.0)  # at 0.02 the positions would dominate the symbols
-        for name, bias in self.halting.named_parameters():
-            if name.endswith("bias"):
-                nn.init.constant_(bias, -1.0)  # p = 0.27: no position halts early before training
+        for unit in self.halting:
+            nn.init.constant_(unit.get_parameter("bias"), -1.0)  # p = 0.27: no position halts early before training
 
     def forward(self, symbols_BT: Tensor) -> Output:
         """Return logits for every position of (B, T) symbols, T at most `max_bits`."""
@@ -220,27 +219,26 @@ class BitTransformer(nn.Module):
             x1_BTD, x2_BTD = run_reversibly(list(self.blocks), x_BTD, x_BTD)
             return (x1_BTD + x2_BTD) / 2
         for block in self.blocks:
-            if self.config.checkpointing and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, use_reentrant=False)
-            else:
-                x_BTD = block(x_BTD)
+            x_BTD = self._through(block, x_BTD)
         return x_BTD
+
+    def _through(self, block: nn.Module, x_BTD: Tensor) -> Tensor:
+        recomputes = self.config.checkpointing and torch.is_grad_enabled()
+        y_BTD: Tensor = checkpoint(block, x_BTD, use_reentrant=False) if recomputes else block(x_BTD)
+        return y_BTD
 
     def _run_with_halting(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         state = HaltingState(x_BTD, self.config.act_threshold, self.config.num_layers)
         streams = (x_BTD, x_BTD)
-        running_BT = state.running_BT
         for layer, (block, unit) in enumerate(zip(self.blocks, self.halting, strict=True)):
-            keep = running_BT[..., None]
+            keep = state.running_BT[..., None]
             if self.config.reversible:
                 new = run_reversibly([block], *streams)
                 streams = (torch.where(keep, new[0], streams[0]), torch.where(keep, new[1], streams[1]))
                 x_BTD = (streams[0] + streams[1]) / 2
             else:
-                new_BTD = (checkpoint(block, x_BTD, use_reentrant=False)
-                           if self.config.checkpointing and torch.is_grad_enabled() else block(x_BTD))
-                x_BTD = torch.where(keep, new_BTD, x_BTD)
-            running_BT = state.take(layer, x_BTD, torch.sigmoid(unit(x_BTD).float()).squeeze(-1))
+                x_BTD = torch.where(keep, self._through(block, x_BTD), x_BTD)
+            state.take(layer, x_BTD, torch.sigmoid(unit(x_BTD).float()).squeeze(-1))
         return state.output_BTD, state.ponder()
 
 
@@ -248,19 +246,6 @@ def next_symbol_losses(logits_BTV: Tensor, symbols_BT: Tensor) -> Tensor:
     """Return the cross-entropy of every predicted symbol in nats, shape (B, T - 1), float32."""
     return F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), symbols_BT[:, 1:].flatten(),
                            reduction="none").view(symbols_BT.shape[0], -1)
-
-
-def copy_model(model: BitTransformer) -> BitTransformer:
-    """Return a plain copy of the model. It is built anew: Accelerate binds the forward of a wrapped model to that object."""
-    result = BitTransformer(model.config).to(next(model.parameters()).device)
-    result.load_state_dict(model.state_dict())
-    result.positions.copy_(model.positions)  # not in the state dict, and a model that grew in width repeats the old ones
-    return result
-
-
-def count_model_parameters(model: nn.Module) -> int:
-    """Return the number of trainable elements."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 # --- Positions
@@ -275,7 +260,7 @@ def sinusoids(num_positions: int, d_model: int, *, byte_phase: bool) -> Tensor:
     model without them has to learn first (6.7 against 4.6 held-out bits per byte after 700 steps of a 0.1M model).
     """
     t = torch.arange(num_positions, dtype=torch.float32)[:, None]
-    width = d_model - PHASE_CHANNELS if byte_phase else d_model
+    width = d_model - PHASE_CHANNELS * byte_phase
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
     parts = [torch.stack([torch.sin(t * rates), torch.cos(t * rates)], dim=-1).flatten(1)]
     if byte_phase:
@@ -300,27 +285,23 @@ class HaltingState:
         self.output_BTD = torch.zeros_like(x_BTD, dtype=torch.float32)
         self.total_BT = x_BTD.new_zeros(x_BTD.shape[:2], dtype=torch.float32)
         self.running_BT = torch.ones_like(self.total_BT, dtype=torch.bool)
-        self.layers_run_BT = torch.zeros_like(self.total_BT)
-        self.remainder_BT = torch.zeros_like(self.total_BT)
+        self.cost_BT = torch.zeros_like(self.total_BT)  # layers run, and the remainder where it halted
 
-    def take(self, layer: int, x_BTD: Tensor, probability_BT: Tensor) -> Tensor:
-        """Add the state after layer `layer` (from 0); return which positions still run, (B, T) bool."""
-        probability_BT = probability_BT.float()
+    def take(self, layer: int, x_BTD: Tensor, probability_BT: Tensor) -> None:
+        """Add the state after layer `layer` (from 0); `running_BT` then says which positions still run."""
         stops = self.running_BT & (self.total_BT + probability_BT >= self.threshold)
         if layer == self.num_layers - 1:
             stops = self.running_BT
         remainder_BT = 1.0 - self.total_BT
         weight_BT = torch.where(stops, remainder_BT, probability_BT) * self.running_BT
         self.output_BTD = self.output_BTD + weight_BT[..., None] * x_BTD
-        self.layers_run_BT = self.layers_run_BT + self.running_BT
-        self.remainder_BT = self.remainder_BT + torch.where(stops, remainder_BT, torch.zeros_like(remainder_BT))
+        self.cost_BT = self.cost_BT + self.running_BT + stops * remainder_BT
         self.total_BT = self.total_BT + weight_BT
         self.running_BT = self.running_BT & ~stops
-        return self.running_BT
 
     def ponder(self) -> Tensor:
         """Return the scalar ponder cost; its gradient reaches the halting units through the remainders."""
-        return (self.layers_run_BT + self.remainder_BT).mean()
+        return self.cost_BT.mean()
 
 
 # --- Reversible blocks
@@ -357,28 +338,21 @@ class _ReversibleStack(torch.autograd.Function):
     def backward(ctx: Any, grad_y1: Tensor, grad_y2: Tensor) -> tuple[Tensor | None, ...]:
         y1, y2 = ctx.saved_tensors
         device, enabled, dtype = ctx.autocast
-        gradients: list[tuple[Tensor | None, ...]] = []
+        gradients: list[Tensor] = []
         with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
             for block in reversed(ctx.blocks):
                 y2, grad_y1, of_feedforward = _undo(block.feedforward_branch, block, y1, y2, grad_y1, grad_y2)
                 y1, grad_y2, of_attention = _undo(block.attention_branch, block, y2, y1, grad_y2, grad_y1)
-                gradients.append(tuple(_add(a, b) for a, b in zip(of_attention, of_feedforward, strict=True)))
-        return (grad_y1, grad_y2, None, *(g for block in reversed(gradients) for g in block))
+                gradients[:0] = [a + b for a, b in zip(of_attention, of_feedforward, strict=True)]
+        return (grad_y1, grad_y2, None, *gradients)
 
 
 def _undo(branch: Callable[[Tensor], Tensor], block: nn.Module, source: Tensor, target: Tensor, grad_source: Tensor,
-          grad_target: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """Undo one branch; return the old target, the gradient of the source, and the gradients of the parameters."""
+          grad_target: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Undo one branch; return the old target, the gradient of the source, and those of the block's parameters (or 0)."""
     with torch.enable_grad():
         leaf = source.detach().requires_grad_()
         added = branch(leaf)
-    found = torch.autograd.grad(added, [leaf, *block.parameters()], grad_target.to(added.dtype), allow_unused=True)
+    found = torch.autograd.grad(added, [leaf, *block.parameters()], grad_target.to(added.dtype),
+                                materialize_grads=True)
     return target - added.detach(), grad_source + found[0], found[1:]
-
-
-def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None:
-        return other
-    if other is None:
-        return one
-    return one + other

@@ -7,7 +7,6 @@ byte is the loss of a coin flip, 8.0 where symbols are bytes. Ranks, devices and
 from __future__ import annotations
 
 import io
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -24,16 +23,14 @@ from bit_transformer.evaluation.held_out import (
     export_int8_beside_float32,
     mixture_bpb,
 )
-from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
+from bit_transformer.model.conversion import GROWTH_WARMUP_STEPS
 from bit_transformer.model.transformer import BitTransformer
 from bit_transformer.recipes import Recipe
-from bit_transformer.training.distributed import measure_sizes
-from bit_transformer.training.setup import TrainingData, TrainingRun
+from bit_transformer.training.setup import TrainingData, TrainingRun, measure_sizes
 from bit_transformer.training.state import StepResult, TrainingProgress
 from chronicle.data.usage import write_start
 from chronicle.journal import JournalWriter
-from chronicle.journal.events import Exported, Growth, JournalEvent
-from chronicle.journal.events import Gate as GateChanged
+from chronicle.journal.events import Exported, Gate, Growth, JournalEvent
 from chronicle.launch.ranks import open_rank_output
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
@@ -50,7 +47,7 @@ class LaunchLog:
 
     def __init__(self, environ: Mapping[str, str], *, is_main: bool, recipe: Recipe) -> None:
         self._recipe, self._is_main = recipe, is_main
-        self._launch = int(environ.get("CHRONICLE_LAUNCH") or 0)
+        self._launch = int(environ.get("CHRONICLE_LAUNCH", "0"))
         run_dir, launch_dir = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH_DIR")
         self._run = RunPaths(Path(run_dir)) if run_dir and is_main else None
         self._directory = Path(launch_dir) if launch_dir and is_main else None
@@ -72,11 +69,9 @@ class LaunchLog:
     def start(self, run: TrainingRun, *, resumed_from: Path | None) -> None:
         """Print and record what this launch starts with."""
         progress = run.progress
-        facts = {"recipe": self._recipe.name, "parameters": run.bare_model.config.num_parameters,
-                 "ranks": measure_sizes(run.accelerator), "wrapper": type(run.model).__name__, "start_step": progress.step,
-                 "data_position": progress.segments.position(progress.step),
-                 "resumed_from": str(resumed_from) if resumed_from else None}
-        self._say(f"start {json.dumps(facts)}")
+        position, origin = progress.segments.position(progress.step), resumed_from or "no checkpoint"
+        self._say(f"start of {self._recipe.name} after step {progress.step}, at batch {position} of the data, from {origin}, "
+                  f"ranks {measure_sizes(run.accelerator)}")
         if run.not_compiled:
             self._say(f"not compiled: {run.not_compiled}")
         if self._run is not None:
@@ -90,8 +85,9 @@ class LaunchLog:
              seconds: float) -> dict[str, float]:
         """Return the metrics of a step, and print a line for the first and every `log_every` steps."""
         bpb = bits_per_byte(step.loss, self._recipe.model.vocab)
+        tokens = progress.step * progress.plan.batch_size * self._recipe.window_symbols
         values = {"loss": step.loss, "loss_bpb": bpb, "lr": learning_rate, "grad_norm": step.grad_norm,
-                  "tokens": progress.bits_seen, "step_seconds": round(seconds, 6)}
+                  "tokens": tokens, "step_seconds": round(seconds, 6)}
         total = sum(step.source_rows.values())
         values |= {f"loss/{name}": loss for name, loss in step.source_losses.items()}
         values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
@@ -131,16 +127,15 @@ class LaunchLog:
 
     def gate(self, progress: TrainingProgress) -> None:
         """Report that the safety gate has closed, or is open again."""
-        verdict = progress.gate.verdict
-        self._report(progress.step, GateChanged.from_json({"state": str(verdict.state)}),
-                     f"{verdict.state}: {verdict.why or 'the held-out loss is within its limit again'}")
+        gate = progress.gate
+        self._report(progress.step, Gate.from_json({"state": str(gate.state)}),
+                     f"{gate.state}: {gate.why or 'the held-out loss is within its limit again'}")
 
-    def grown(self, progress: TrainingProgress, kind: str, model: BitTransformer, before: int) -> None:
+    def grown(self, progress: TrainingProgress, growth: Growth) -> None:
         """Report a growth."""
-        after = model.config.num_parameters
-        self._report(progress.step, Growth(kind=kind, before=before, after=after), (
-            f"twice the {kind}, {before:,} to {after:,} parameters, same function; the optimizer starts anew, the LR is "
-            f"multiplied by 1/√2 and warmed up over {GROWTH_WARMUP} steps"))
+        self._report(progress.step, growth, (
+            f"twice the {growth.kind}, {growth.before:,} to {growth.after:,} parameters, same function; the optimizer starts "
+            f"anew, the LR is multiplied by 1/√2 and warmed up over {GROWTH_WARMUP_STEPS} steps"))
 
     def _report(self, step: int, event: JournalEvent, text: str) -> None:
         """Say something on stderr and in the journal."""
@@ -158,17 +153,17 @@ class LaunchLog:
         if not self._is_main or model is None:
             return
         found = evaluate(model, data.held_out)
-        rows = {"model": found}
+        columns = []  # of the table, one a source
         for store in data.stores:
             train = spread_windows(store, MOST_READ // self._recipe.data.window_bytes).numpy().tobytes()
-            for name, value in baselines(train, data.held_out[store.name].numpy().tobytes()).items():
-                rows[name] = {**rows.get(name, {}), store.name: value}
+            yardsticks = baselines(train, data.held_out[store.name].numpy().tobytes())
+            columns.append({"model": found[store.name], "coin flip": self._coin_flip, **yardsticks})
         sizes = ", ".join(f"{name} {windows.numel():,} bytes" for name, windows in data.held_out.items())
         self._say(f"the same held-out text for every row: {sizes}, in windows of {self._recipe.data.window_bytes}; unigram, "
                   f"order 3, xz and zstd have read up to {MOST_READ:,} bytes of each source's training text before it")
         self._say(f"{'bits/byte, held out':<20}" + "".join(f"{name:>12}" for name in found))
-        for name, values in rows.items():
-            self._say(f"{name:<20}" + "".join(f"{values[source]:>12.3f}" for source in found))
+        for name in columns[0]:
+            self._say(f"{name:<20}" + "".join(f"{column[name]:>12.3f}" for column in columns))
         if not self._recipe.export:
             return
         path = self._directory / "export" / "int8.safetensors" if self._directory else None

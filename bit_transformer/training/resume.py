@@ -17,7 +17,7 @@ from chronicle.journal import read_journal
 from chronicle.latest import find_latest
 from chronicle.paths import RunPaths
 from chronicle.resume.contract import load_contract
-from rollback.checkpoint.manifest import MANIFEST_NAME
+from rollback.checkpoint.listing import list_checkpoints
 
 CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
 STATE_DIRECTORY = "accelerator_state"
@@ -45,7 +45,8 @@ def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) ->
         raise CannotResume(f"`{root}` is a file, expected a directory for checkpoints", "name another with --checkpoints")
     run_dir = Path(environ["CHRONICLE_RUN_DIR"]) if "CHRONICLE_RUN_DIR" in environ else None
     path = _find_path(requested, root, environ.get(RESUME_FROM), run_dir)
-    steps = _list_complete(root)
+    listed = list_checkpoints(root, include_abandoned=False)
+    steps = [one.step for one in listed if one.step is not None and one.written is not None]  # the save was completed
     if path is not None and not path.is_dir():
         raise CannotResume(f"checkpoint `{path}` does not exist; steps here: {', '.join(map(str, steps)) or 'none'}")
     match = CHECKPOINT_NAME.fullmatch(path.parent.name) if path is not None else None
@@ -82,13 +83,3 @@ def _find_path(requested: str, root: Path, handed: str | None, run_dir: Path | N
 def _state_directory(path: Path, root: Path) -> Path:
     path = path if path.is_absolute() or path.exists() else root / path
     return path / STATE_DIRECTORY if CHECKPOINT_NAME.fullmatch(path.name) else path
-
-
-def _list_complete(root: Path) -> list[int]:
-    """The steps whose save was completed: the manifest is written last."""
-    found = set()
-    for manifest in root.glob(f"opt_step-*/**/{MANIFEST_NAME}"):
-        match = CHECKPOINT_NAME.fullmatch(manifest.relative_to(root).parts[0])
-        if match:
-            found.add(int(match[1]))
-    return sorted(found)

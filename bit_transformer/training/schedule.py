@@ -7,13 +7,12 @@ clock, no torch, no state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from bit_transformer.config import Amount, Count, Positive, Size, require_fields
 from bit_transformer.errors import BadRecipe
-from chronicle.resume.learning_rate import warmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +52,10 @@ def plan_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     return factor
 
 
-def with_rewarms(factor: Callable[[int], float],
-                 rewarms: Callable[[], Sequence[tuple[int, int]]]) -> Callable[[int], float]:
-    """Return `factor` with a linear warm-up over each (first step, number of steps) that `rewarms()` lists."""
-
-    return lambda step: float(warmed(factor(step), step, rewarms()))
-
-
-def with_plateaus(factor: Callable[[int], float], decays: Callable[[], Sequence[int]],
-                  ratio: float) -> Callable[[int], float]:
-    """Return `factor`, multiplied by `ratio` for every step of `decays()` that is reached."""
-
-    def decayed(step: int) -> float:
-        return factor(step) * ratio ** sum(first <= step for first in decays())
-
-    return decayed
+def cosine_ramp(step: int, *, start: float, end: float, total_steps: int) -> float:
+    """Return start + (end − start) · ½(1 − cos(π · min(1, step / total)))."""
+    progress = min(1.0, step / total_steps) if total_steps else 1.0
+    return start + (end - start) * 0.5 * (1 - math.cos(math.pi * progress))
 
 
 def _constant(config: ScheduleConfig, step: int) -> float:
@@ -83,18 +71,16 @@ def _wsd(config: ScheduleConfig, step: int) -> float:
 
 
 def _cosine(config: ScheduleConfig, step: int) -> float:
-    span = max(1, config.total_steps - config.warmup_steps)
-    progress = min(1.0, max(0.0, (step - config.warmup_steps) / span))
-    return config.final_fraction + (1.0 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+    after = max(0, step - config.warmup_steps)
+    return cosine_ramp(after, start=1.0, end=config.final_fraction, total_steps=config.total_steps - config.warmup_steps)
 
 
 def _onecycle(config: ScheduleConfig, step: int) -> float:
     """Cosine from 1/25 up to 1 over the first 30 %, then cosine down to `final_fraction` at the last update."""
-    last, peak = config.total_steps - 1, max(1, round(0.3 * config.total_steps) - 1)
+    peak = max(1, round(0.3 * config.total_steps) - 1)
     if step <= peak:
-        return 1 / 25 + (1 - 1 / 25) * 0.5 * (1 - math.cos(math.pi * step / peak))
-    progress = min(1.0, (step - peak) / max(1, last - peak))
-    return config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+        return cosine_ramp(step, start=1 / 25, end=1.0, total_steps=peak)
+    return cosine_ramp(step - peak, start=1.0, end=config.final_fraction, total_steps=config.total_steps - 1 - peak)
 
 
 # `plateau` is constant here: its decays depend on held-out losses and are part of the saved progress

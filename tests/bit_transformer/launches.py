@@ -69,7 +69,7 @@ def _work(jobs: list[dict[str, Any]]) -> int:
     import torch.distributed as dist
     from accelerate.state import AcceleratorState, GradientState
 
-    from bit_transformer.errors import TrainerError, print_error
+    from bit_transformer.errors import print_error
     from bit_transformer.recipes import find_recipe, with_settings
     from bit_transformer.train import train
     from chronicle.errors import ChronicleError
@@ -86,9 +86,9 @@ def _work(jobs: list[dict[str, Any]]) -> int:
             try:
                 train(with_settings(find_recipe("demo"), each["settings"]), directory / "checkpoints", each["resume"],
                       stop_at=each["stop_at"])
-            except (TrainerError, ChronicleError) as problem:
+            except ChronicleError as problem:
                 print_error(problem)
-                return getattr(problem, "exit_code", 1)
+                return problem.exit_code
     finally:
         if dist.is_initialized():  # as the trainer does: ranks that just leave may abort while gloo's threads still run
             leave_group()

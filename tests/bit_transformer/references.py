@@ -1,9 +1,9 @@
 """References that the model is compared with: attention written out, and a count of parameters without memory."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_model_parameters
+from bit_transformer.model.transformer import BitTransformer, ModelConfig
 
 
 def attend_explicitly(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, allowed_TT: Tensor) -> Tensor:
@@ -16,6 +16,11 @@ def band_mask(num_positions: int, chunk: int, overlap: int) -> Tensor:
     """What each position may see, as one dense (T, T) mask."""
     query, key = torch.arange(num_positions)[:, None], torch.arange(num_positions)[None, :]
     return (key <= query) & (key >= query // chunk * chunk - overlap)
+
+
+def count_model_parameters(model: nn.Module) -> int:
+    """The number of trainable elements."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def count_on_meta_device(config: ModelConfig) -> int:

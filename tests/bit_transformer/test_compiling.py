@@ -1,13 +1,14 @@
 """The compile gate answers with a reason, never with a traceback, and leaves the generators alone."""
 
+import copy
 import dataclasses
 import shutil
 
 import pytest
 import torch
 
-from bit_transformer.model.transformer import BitTransformer, ModelConfig, copy_model, next_symbol_losses
-from bit_transformer.training import distributed
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
+from bit_transformer.training import setup
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=32, max_bits=90, norm="pre")
 
@@ -19,13 +20,14 @@ def test_missing_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "compile", refuse)
     model = BitTransformer(CONFIG)
-    assert distributed.compile_where_possible(model, torch.device("cpu")) == "RuntimeError: no C++ compiler found"
+    assert setup.compile_where_possible(model, torch.device("cpu")) == "RuntimeError: no C++ compiler found"
     assert all(block._compiled_call_impl is None for block in model.blocks)
 
 
 def test_reversible_model_is_not_compiled() -> None:
     """Its backward pass is its own."""
-    reason = distributed.why_not_compile(dataclasses.replace(CONFIG, reversible=True), torch.device("cpu"))
+    model = BitTransformer(dataclasses.replace(CONFIG, reversible=True))
+    reason = setup.compile_where_possible(model, torch.device("cpu"))
     assert reason == "reversible blocks have their own backward pass"
 
 
@@ -35,9 +37,9 @@ def test_compiled_blocks_compute_and_learn_the_same() -> None:
     """Where there is a compiler the blocks are compiled, with the logits and gradients of the model as written."""
     torch.manual_seed(0)
     model = BitTransformer(CONFIG)
-    plain = copy_model(model)
+    plain = copy.deepcopy(model)
     state = torch.get_rng_state()
-    assert distributed.compile_where_possible(model, torch.device("cpu")) is None
+    assert setup.compile_where_possible(model, torch.device("cpu")) is None
     assert torch.equal(torch.get_rng_state(), state)
     assert all(block._compiled_call_impl is not None for block in model.blocks)
     bits = torch.randint(0, 2, (4, 90))

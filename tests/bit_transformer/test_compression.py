@@ -12,16 +12,14 @@ from bit_transformer.data.bits import (
     compress_runs,
     compress_window,
     compressed_rows,
-    cosine_ramp,
     encode_bytes,
     runs_to_bits,
-    share_made_shorter,
 )
-from bit_transformer.data.corpora import read_corpus
-from bit_transformer.data.loaders import Batch, StepDataset, TextWindows, plan_data
+from bit_transformer.data.loaders import Batch, StepDataset, TextWindows, plan_data, read_corpus
 from bit_transformer.errors import BadRecipe
-from bit_transformer.recipes import find_recipe, with_settings
+from bit_transformer.recipes import DataConfig, find_recipe, with_settings
 from bit_transformer.train import predicted_share
+from bit_transformer.training.schedule import cosine_ramp
 from bit_transformer.training.setup import require_compressible
 from chronicle.data import Segments
 
@@ -65,8 +63,6 @@ def test_real_text_is_refused_with_the_figure_and_runs_are_not() -> None:
     with pytest.raises(BadRecipe, match=r"0 of 256 windows of this data shorter: they become 4\.\d times as long"):
         require_compressible(text)
     require_compressible(torch.cat([text, torch.zeros(1, 32, dtype=torch.uint8)]))
-    share, length = share_made_shorter(encode_bytes(torch.zeros(4, 32, dtype=torch.uint8)))
-    assert share == 1.0 and length < 0.1
 
 
 def test_a_window_that_would_be_longer_stays_unless_that_is_asked_for() -> None:
@@ -76,8 +72,8 @@ def test_a_window_that_would_be_longer_stays_unless_that_is_asked_for() -> None:
     plan = plan_data((store,), {"text": 1}, batch_size=64, seed=0)
 
     def rows(longer: bool) -> tuple[int, int]:
-        batch = StepDataset(plan, Segments(), (store,), rank=0, world_size=1, compress=lambda step: 1.0,
-                            compress_longer=longer)[0]
+        config = DataConfig(sources={"text": 1}, window_bytes=32, batch_size=64, compress_end=1.0, compress_longer=longer)
+        batch = StepDataset(plan, Segments(), (store,), config, rank=0, world_size=1, as_bytes=False)[0]
         coded = torch.stack([batch.bits_BT[row] for row in range(64)])
         windows = [store.read(int(index)) for _, index in plan.block_ids(0, 1, Segments())[0]]
         plain = encode_bytes(torch.from_numpy(np.stack(windows)))

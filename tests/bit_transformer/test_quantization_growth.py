@@ -14,7 +14,8 @@ from bit_transformer.model.conversion import (
     prepare_qat,
     weight_bytes,
 )
-from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_model_parameters, next_symbol_losses
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
+from tests.bit_transformer.references import count_model_parameters
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=64, max_bits=90, norm="pre")
 

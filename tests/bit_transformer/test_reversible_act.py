@@ -97,8 +97,8 @@ def test_halting_weights_sum_to_one() -> None:
     """The output is an average of the layers' states: constant states come out unchanged."""
     state, x = HaltingState(torch.ones(2, 5, 8), 0.9, 3), torch.full((2, 5, 8), 3.0)
     for layer, p in enumerate((0.3, 0.5, 0.7)):
-        running = state.take(layer, x, torch.full((2, 5), p))
-    assert torch.allclose(state.output_BTD, x) and not running.any()
+        state.take(layer, x, torch.full((2, 5), p))
+    assert torch.allclose(state.output_BTD, x) and not state.running_BT.any()
     assert state.ponder().item() == pytest.approx(3 + 0.2)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bit_transformer.errors import BadRecipe
-from bit_transformer.training.schedule import ScheduleConfig, plan_schedule, with_rewarms
+from bit_transformer.evaluation.gate import GateConfig
+from bit_transformer.training.schedule import ScheduleConfig, plan_schedule
+from bit_transformer.training.state import TrainingProgress
 
 WSD = ScheduleConfig(shape="wsd", warmup_steps=4, total_steps=20, decay_steps=10, final_fraction=0.1)
 
@@ -27,6 +31,19 @@ def test_cosine_begins_and_ends_where_it_should() -> None:
     values = [factor(step) for step in range(3, 30)]
     assert values[1] == 1.0 and values[17] == pytest.approx(0.1) and values[-1] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(values))
+
+
+def test_onecycle_is_torchs_and_ends_with_the_run() -> None:
+    """Playbook, tasks 1 and 2: the horizon is the run's own number of updates, and its last update has the final LR."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=100, final_div_factor=1 / (25 * 0.1))
+    factor = plan_schedule(ScheduleConfig(shape="onecycle", total_steps=100, final_fraction=0.1))
+    for step in range(100):
+        assert factor(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), step
+        optimizer.step()
+        if step < 99:
+            theirs.step()
+    assert factor(99) == pytest.approx(0.1, abs=1e-9) and factor(200) == pytest.approx(0.1, abs=1e-9)
 
 
 def test_raise_multiplies_from_its_step_on() -> None:
@@ -59,13 +76,29 @@ def test_rebuilt_schedule_goes_on_as_if_never_rebuilt(restart: int) -> None:
 
 def test_rewarm_rises_to_the_full_rate() -> None:
     """After a rollback with a warm-up of four steps the factor climbs in quarters, then is the schedule's own."""
-    factor = with_rewarms(plan_schedule(ScheduleConfig(shape="constant")), lambda: [(10, 4)])
+    progress, factor = flat_run()
+    progress.rewarms = ((10, 4),)
     assert [factor(step) for step in (9, 10, 11, 12, 13, 14)] == [1, 0.25, 0.5, 0.75, 1, 1]
 
 
 def test_newer_rewarm_ends_the_older_one_for_good() -> None:
-    factor = with_rewarms(plan_schedule(ScheduleConfig(shape="constant")), lambda: [(0, 100), (10, 2)])
+    progress, factor = flat_run()
+    progress.rewarms = ((0, 100), (10, 2))
     assert [factor(step) for step in (9, 10, 11, 12, 50)] == [0.1, 0.5, 1, 1, 1]
+
+
+def test_plateaus_and_growths_cut_the_rate_from_their_step_on() -> None:
+    """Half at each plateau, 1/√2 at each growth; what the run learns later counts without a new schedule."""
+    progress, factor = flat_run()
+    progress.decays, progress.growths = (5, 9), ((7, "depth"),)
+    assert [factor(step) for step in (4, 5, 6, 7, 9)] == pytest.approx([1, 0.5, 0.5, 0.5 / 2**0.5, 0.25 / 2**0.5])
+
+
+def flat_run() -> tuple[TrainingProgress, Callable[[int], float]]:
+    """A run of constant LR, and its planned factor; no data are read."""
+    plan: Any = None
+    progress = TrainingProgress(plan, GateConfig())
+    return progress, progress.planned_factor(ScheduleConfig(shape="constant"))
 
 
 @pytest.mark.parametrize(("change", "sentence"), [

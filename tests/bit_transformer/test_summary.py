@@ -17,7 +17,7 @@ def test_sharded_model_ends_with_the_table(tmp_path: Path, kinds: tuple[str, ...
     """The table's first row is the last held-out evaluation; once, from the main rank."""
     done = run_jobs([job(tmp_path / kind, f"sharding={kind}", "total_steps=8", "summary=true",
                          "eval_windows=32", "mixed_precision=bf16") for kind in kinds], num_processes=2)
-    for part in done.stdout.split("start {")[1:]:
+    for part in done.stdout.split("start of demo")[1:]:
         held_out = re.search(r"held-out at step 8: code ([\d.]+), reference ([\d.]+)", part)
         model = re.search(r"^model +([\d.]+) +([\d.]+)$", part, re.MULTILINE)
         assert held_out and model, part

@@ -73,6 +73,7 @@ def test_export_is_measured_beside_float32_and_lies_outside_the_checkpoints(runs
     assert rows["int8"]["bytes"] < rows["float32"]["bytes"] / 2
     weights = load_file(runs / "qat/launch/export/int8.safetensors")
     assert weights["blocks.0.feedforward.0.weight"].dtype == torch.int8
+    assert all(len(row.unique()) <= 16 for row in weights["blocks.0.feedforward.0.weight"])  # the levels it was trained with
     assert not list((runs / "qat/checkpoints").rglob("int*"))
     assert ", int8 " in (runs / "stdout").read_text()
 

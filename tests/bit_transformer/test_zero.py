@@ -6,7 +6,7 @@ import pytest
 
 from bit_transformer.errors import TopologyMismatch
 from bit_transformer.recipes import find_recipe, with_settings
-from bit_transformer.training.distributed import plan_zero, require_agreement
+from bit_transformer.training.setup import plan_zero, require_agreement
 
 TWO = {"launcher": 2, "torch": 2, "accelerate": 2}
 

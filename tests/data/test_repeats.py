@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bit_transformer.data.corpora import read_corpus
+from bit_transformer.data.loaders import read_corpus
 from chronicle.data.corpora import read_text
 from chronicle.data.repeats import SHINGLE_BYTES, repeated_positions, shared_positions, without_repeats
 from chronicle.data.shards import build_source
