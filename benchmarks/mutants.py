@@ -146,8 +146,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _loop("find_resume_point", "found > step", "found > step + 1000"),
     # studies
     _study("_crossed_error", "total -= residual", "pass"),
-    _study("Judged.is_real", "max(self.t_p, self.sign_flip_p) <= self.alpha", "min(self.t_p, self.sign_flip_p) <= self.alpha"),
-    _study("average", "setdefault(units[pair], []).append(value)", "setdefault((pair,), []).append(value)"),
+    _study("Estimate.is_real", "max(self.t_p, self.sign_flip_p) <= alpha", "min(self.t_p, self.sign_flip_p) <= alpha"),
+    _study("average", "setdefault(unit_of(pair), []).append(value)", "setdefault((pair,), []).append(value)"),
     _model("HeldOutGate._find_fault", "if not math.isfinite(bpb):", "if False:"),
     _study("read_history", "setdefault(number, finished)", "update({number: finished})"),
     _study("_compare_until_treated", "seen < until", "False"),

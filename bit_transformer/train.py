@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, dataset: Callable[..., StepDatase
     return 0
 
 
-def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: int | None = None,
+def train(recipe: Recipe, checkpoints: Path, resume: str, *, stop_at: int | None = None,
           accident: str = "none", dataset: Callable[..., StepDataset] = StepDataset) -> None:
     """Train `recipe` to its last step, to `stop_at` or until SIGTERM; a checkpoint is saved in each case.
 

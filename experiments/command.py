@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -73,14 +74,8 @@ def run(
         lines.append(f"open: {', '.join(outcome.open)}")
     else:
         lines.append(f"next: chronicle experiment report {paths.study_dir.name}")
-    data = {
-        "complete": outcome.complete,
-        "stopped": outcome.stopped,
-        "open": outcome.open,
-        "directory": str(paths.study_dir),
-    }
     code = ExitCode.FINDINGS if outcome.stopped else ExitCode.DONE
-    return CommandResult(text="\n".join(lines), data=data, exit_code=code)
+    return CommandResult(text="\n".join(lines), data={**asdict(outcome), "directory": str(paths.study_dir)}, exit_code=code)
 
 
 @app.command()
@@ -101,11 +96,9 @@ def report(
     from experiments.report import MEASURED, build_report, judge_folder
 
     if (Path(name) / MEASURED).is_file():
-        built = judge_folder(Path(name))
-        return CommandResult(text=built.text, data=built.data)
+        return judge_folder(Path(name))
     paths = _paths(name, logs)
-    built = build_report(paths, out or paths.report_dir)
-    return CommandResult(text=built.text, data=built.data)
+    return build_report(paths, out or paths.report_dir)
 
 
 def _plan(study: str, profile: str) -> StudyPlan:

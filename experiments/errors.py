@@ -3,7 +3,6 @@
 ChronicleError
 └── StudyError          1  base of everything raised here
     ├── BadStudy        2  a study file is not usable; the message names the key
-    ├── NoData          1  the sources have fewer samples than the slices of a seed need
     ├── GateFailed      3  the control arm is not bit-identical, or data differ before the treatment: no report
     └── NotRegistered   2  the journal has no registration of this study, or one of another plan
 """
@@ -19,10 +18,6 @@ class BadStudy(StudyError):
     """A study file cannot be used; nothing has been started."""
 
     exit_code = 2
-
-
-class NoData(StudyError):
-    """A source has fewer samples than the slices of this seed need."""
 
 
 class GateFailed(StudyError):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from chronicle.paths import RunPaths
-from experiments.errors import StudyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +47,10 @@ class StudyPaths:
         return self.study_dir / "report"
 
 
-VERSION = 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegResult:
     """The result of one launch. Digests are sha256 of its last checkpoint; `final` has the outcomes, for a last leg."""
 
-    run: str
-    leg: int
-    first: int
-    last: int
     weights: str
     moments: str
     final: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"v": VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> LegResult:
-        """Read the output of `to_json`. Raises `StudyError` for another version."""
-        if record.get("v") != VERSION:
-            raise StudyError(f"result of a launch has version {record.get('v')!r}: this program reads {VERSION}")
-        return cls(**{one.name: record[one.name] for one in fields(cls)})

@@ -7,7 +7,7 @@ runner loses at most the launches that were running.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from chronicle.journal import Entry
@@ -29,7 +29,6 @@ class Finished:
 class StudyHistory:
     """The registered plan, the finished legs by run, and the reasons of stopped runs."""
 
-    plan_hash: str | None = None
     plan: Mapping[str, Any] | None = None
     done: Mapping[str, tuple[Finished, ...]] = field(default_factory=dict)
     stopped: Mapping[str, str] = field(default_factory=dict)
@@ -41,22 +40,22 @@ class StudyHistory:
 
 def read_history(entries: Iterable[Entry]) -> StudyHistory:
     """Return the state of a study from the entries of its journal."""
-    plan_hash: str | None = None
     plan: Mapping[str, Any] | None = None
     done: dict[str, dict[int, Finished]] = {}
     stopped: dict[str, str] = {}
     for entry in entries:
         match read(entry):
-            case StudyRegistered() as registered if plan_hash is None:
-                plan_hash, plan = registered.plan_hash, registered.plan
+            case StudyRegistered() as registered if plan is None:
+                plan = registered.plan
             case StudyLeg(leg=int(number), launch=int(launch)) as leg:
-                finished = Finished(result=LegResult.from_json(leg.result), launch=launch, guard=leg.guard)
+                result = LegResult(**{one.name: leg.result[one.name] for one in fields(LegResult)})
+                finished = Finished(result=result, launch=launch, guard=leg.guard)
                 done.setdefault(leg.run, {}).setdefault(number, finished)
                 stopped.pop(leg.run, None)
             case StudyStop() as stop:
                 stopped[stop.run] = stop.reason
     in_order = {run: tuple(legs.values()) for run, legs in done.items()}
-    return StudyHistory(plan_hash=plan_hash, plan=plan, done=in_order, stopped=stopped)
+    return StudyHistory(plan=plan, done=in_order, stopped=stopped)
 
 
 def list_ready(plan: StudyPlan, history: StudyHistory, taken: Collection[str] = ()) -> Iterator[tuple[StudyRun, Leg]]:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +16,13 @@ from chronicle.errors import UsageProblem
 from chronicle.metrics.log import MetricsWriter, Point, read_metrics
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.readers import read_log
+from chronicle.rehearse.leaves import LeafForm, read_leaves
 from experiments.definition import Setting
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
 
+RANDOM = re.compile("rng|random")
 OUTPUT, GUARD = "output", "guard"  # where metrics come from; anything else is the path of a log
 
 # --- The command line
@@ -113,9 +114,8 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
         for step, row in sorted(rows.items()):
             hidden = set(renamed.values()) - renamed.keys()  # the trainer's own channels of these names
             metrics.write(step, {renamed.get(name, name): value for name, value in row.items() if name not in hidden})
-    weights, moments = digest_checkpoint(checkpoint)
-    return LegResult(run=run.name, leg=leg.number, first=leg.first, last=leg.last, weights=weights, moments=moments,
-                     final=final)
+    weights, moments = digest_checkpoint(checkpoint, begin + leg.last)
+    return LegResult(weights=weights, moments=moments, final=final)
 
 
 def _points(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch: int) -> Iterator[Point]:
@@ -148,27 +148,14 @@ def _digests(path: Path) -> Iterator[Point]:
         yield Point(row=0, step=row["step"], time=None, values={"data_digest": digest})
 
 
-def digest_checkpoint(checkpoint: Path) -> tuple[str, str]:
-    """Hex sha256 over the tensors of a checkpoint: of the optimizer's files, and of all others but random generators.
+def digest_checkpoint(checkpoint: Path, step: int) -> tuple[str, str]:
+    """Hex sha256 over the tensors of a checkpoint by name: of the optimizer's, and of all others but random generators'.
 
-    The bytes of the tensors, in the order of their files; what is stored beside them (times, paths) does not count. A file that
-    holds weights and moments counts as weights.
+    What is stored beside them (times, paths) does not count.
     """
     weights, moments = hashlib.sha256(), hashlib.sha256()
-    for path in sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]:
-        name = path.name.lower()
-        if path.is_file() and not any(word in name for word in ("rng", "random", "scheduler", "training_args")):
+    for name, leaf in sorted(read_leaves(checkpoint, step, checkpoint).items()):
+        if leaf.form is LeafForm.TENSOR and not RANDOM.search(name):
             digest = moments if "optim" in name else weights
-            for part in _tensor_bytes(path):
-                digest.update(part)
+            digest.update(f"{name} {leaf.value}".encode())
     return weights.hexdigest(), moments.hexdigest()
-
-
-def _tensor_bytes(path: Path) -> Iterator[bytes]:
-    if path.suffix == ".safetensors":
-        yield path.read_bytes()
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as file:
-            for name in sorted(file.namelist()):
-                if "/data/" in name:
-                    yield name.rpartition("/")[2].encode() + file.read(name)

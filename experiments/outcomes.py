@@ -112,7 +112,7 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
 # --- Excess loss after each restart
 
 HORIZONS = (20, 80, 320)  # updates after a restart
-TREND_HALF_WIDTH = 12
+TREND_WIDTH = 25  # updates
 SMOOTHED = 5
 
 
@@ -160,7 +160,8 @@ def find_transients(run: RunData, reference: RunData) -> tuple[Transient, ...]:
 
 
 def _local_mean(curve: Curve) -> Curve:
+    from scipy.ndimage import uniform_filter1d
+
     filled = np.nan_to_num(curve, nan=float(np.nanmean(curve)) if np.isfinite(curve).any() else 0.0)
-    padded = np.pad(filled, TREND_HALF_WIDTH, mode="edge")
-    width = 2 * TREND_HALF_WIDTH + 1
-    return np.convolve(padded, np.ones(width) / width, mode="valid")
+    mean: Curve = uniform_filter1d(filled, TREND_WIDTH, mode="nearest")
+    return mean

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from experiments.design import StudyPlan
 from experiments.tables import ReportTable
@@ -15,7 +17,7 @@ PLOTS = {
     "transients": "Excess loss around the restarts, mean over restarts and seeds. Left: on identical batches. Right: another "
     "order, over the reference's local mean.",
     "contrasts": "Contrasts on the primary outcome: 95 % intervals (thin) and 90 % intervals (thick) over independent units, "
-    "dots are pairs; shaded: the registered margin of equivalence.",
+    "dots are pairs; shaded: the registered margin of equivalence. Logarithmic beyond twice the margin of the outcome.",
 }
 COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e",
            "#7b3294", "#b2182b", "#2166ac", "#a6761d")
@@ -33,16 +35,12 @@ def _draw_transients(directory: Path, table: ReportTable, colours: Mapping[str, 
     """A line an arm; a panel for identical batches, and one for another order."""
     figure = _figure()
     kinds = sorted({row[1] for row in table.rows}, reverse=True)
-    lines: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    for arm, kind, offset, excess in table.rows:
-        xs, ys = lines.setdefault((kind, arm), ([], []))
-        xs.append(float(offset))
-        ys.append(float(excess))
     words = {"yes": "identical batches", "no": "another order"}
     for kind, axes in zip(kinds, figure.subplots(1, max(1, len(kinds)), squeeze=False)[0], strict=False):
-        for (panel, arm), (xs, ys) in lines.items():
-            if panel == kind:
-                axes.plot(xs, ys, color=colours.get(arm, "black"), lw=1.3, label=arm)
+        shown = [row for row in table.rows if row[1] == kind]
+        for arm in dict.fromkeys(row[0] for row in shown):
+            points = np.array([row[2:] for row in shown if row[0] == arm], dtype=float)
+            axes.plot(*points.T, color=colours[arm], lw=1.3, label=arm)
         axes.axvline(0, color="black", ls="--", lw=0.5, alpha=0.5)
         axes.axhline(0.0, color="black", lw=0.8)
         axes.set_title(words[kind], fontsize=9)
@@ -52,24 +50,18 @@ def _draw_transients(directory: Path, table: ReportTable, colours: Mapping[str, 
     _save(figure, directory / "transients.png")
 
 
-def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:
-    """Half the length of the axis of contrasts. An arm that nearly diverged is cut, so that the others can be read."""
-    ends = [max(abs(low), abs(high)) for low, high in intervals]
-    return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
-
-
 def _draw_contrasts(directory: Path, judged: Sequence[Judged], margin: float, unit: str) -> None:
+    """Linear up to twice the margin, logarithmic beyond: an arm that nearly diverged does not hide the others."""
     figure = _figure(height=1.2 + 0.42 * max(3, len(judged)))
     axes = figure.subplots()
-    axes.axvspan(-margin, margin, color="#009e73", alpha=0.12, lw=0)
     axes.axvline(0, color="black", lw=0.8)
-    reach = contrast_reach([(one.result.low, one.result.high) for one in judged if one.result is not None], margin)
     labels = []
     for row, one in enumerate(reversed(judged)):
         main = " (main)" if one.asked.family == "main" else ""
         labels.append(f"{one.name}{main}\n{one.asked.formula}, {count_units(one).partition(' (')[0]}")
         colour = VERDICT_COLOURS.get(one.verdict, "#555555")
         place = axes.get_yaxis_transform()
+        axes.barh(row, 2 * one.margin, left=-one.margin, height=1, color="#009e73", alpha=0.12)
         axes.scatter(list(one.differences.values()), [row + 0.22] * len(one.differences), s=7, color="grey", alpha=0.6, lw=0)
         axes.text(1.01, row, str(one.verdict), transform=place, va="center", fontsize=8, color=colour)
         r = one.result
@@ -78,10 +70,7 @@ def _draw_contrasts(directory: Path, judged: Sequence[Judged], margin: float, un
         axes.plot([r.low, r.high], [row, row], color=colour, lw=1)
         axes.plot([r.inner_low, r.inner_high], [row, row], color=colour, lw=3)
         axes.plot([r.mean], [row], "o", color=colour, ms=5)
-        if max(-r.low, r.high) > reach:
-            said = f"{r.mean:+.2g} ({r.low:+.2g} … {r.high:+.2g}), beyond the axis"
-            axes.text(0.99, row - 0.32, said, transform=place, ha="right", va="center", fontsize=7)
-    axes.set_xlim(-reach, reach)
+    axes.set_xscale("symlog", linthresh=2 * margin)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(-0.6, len(labels) - 0.4)
     axes.set_xlabel(f"difference, {unit} (below 0: the first arm is better)", fontsize=8)

@@ -12,12 +12,12 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from chronicle.cli.options import CommandResult
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import StudyReport, events_of
 from chronicle.journal.writer import store_file
@@ -54,20 +54,13 @@ VERSION = 1
 MEASURED = "measured.json"
 RAW = ("outcomes", "controls", "transients", "transient-table")
 FOLLOWS = ("contrast-table", "transient-means", "secondary")
-DOCUMENTS = ("plan.json", MEASURED, "summary.json", "report.md")
+FILES = ("plan.json", MEASURED, "summary.json", "report.md", *(f"{name}.csv" for name in (*RAW, *FOLLOWS)),
+         *(f"{name}.png" for name in PLOTS))
 Transients: TypeAlias = dict[tuple[str, str, str], list[tuple[str, ...]]]  # rows by arm, channel and horizon
 SHOWN = {"controls": 12, "outcomes": 16, "transient-table": 0}  # rows of a table on the page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """The report as printed text and as data."""
-
-    text: str
-    data: Mapping[str, Any]
-
-
-def build_report(paths: StudyPaths, directory: Path) -> Built:
+def build_report(paths: StudyPaths, directory: Path) -> CommandResult:
     """Write the report. Raises `GateFailed` where a control failed, `StudyError` where there is nothing to compare."""
     plan, history = read_registered(paths)
     data = read_study(plan, history, paths)
@@ -75,24 +68,30 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
         raise StudyError(f"arm {plan.study.reference} has no complete run yet", "continue with `chronicle experiment run`")
     _measure(data, directory)
     folder = _Folder(directory)
-    built = _judge(folder)
-    return Built(text=built.text, data={**built.data, "entry": _record(paths, data, folder)})
+    _write_report(folder)
+    return _result(folder, entry=_record(paths, data, folder))
 
 
-def judge_folder(directory: Path) -> Built:
+def judge_folder(directory: Path) -> CommandResult:
     """Judge the study whose raw files are in `directory` and write its report there."""
-    return _judge(_Folder(directory))
+    folder = _Folder(directory)
+    _write_report(folder)
+    return _result(folder)
 
 
-def _judge(folder: _Folder) -> Built:
-    directory, summary = folder.directory, _summary(folder)
+def _write_report(folder: _Folder) -> None:
+    directory = folder.directory
     for table in (_contrast_table(folder.judged), _transient_means(folder), _secondary(folder)):
         _write_csv(directory, table)
     (directory / "report.md").write_text(format_markdown(list(_blocks(folder))), encoding="utf-8")
-    _write_json(directory / "summary.json", summary)
+    _write_json(directory / "summary.json", _summary(folder))
     draw_plots(folder.plan, folder.tables["transients"], folder.judged, directory)
-    lines = [str(directory / "report.md"), *(f"{question} {said}" for question, said in folder.told)]
-    return Built(text="\n".join(lines), data={"directory": str(directory), "verdicts": _verdicts(folder), **summary})
+
+
+def _result(folder: _Folder, **more: str) -> CommandResult:
+    lines = [str(folder.directory / "report.md"), *(f"{question} {said}" for question, said in folder.told)]
+    data = {"directory": str(folder.directory), "verdicts": folder.verdicts, **_summary(folder), **more}
+    return CommandResult(text="\n".join(lines), data=data)
 
 
 class _Folder:
@@ -101,8 +100,8 @@ class _Folder:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         try:
-            self.plan = StudyPlan.from_json(_read_json(directory / "plan.json"))
-            self.measured = _read_json(directory / MEASURED)
+            self.plan = StudyPlan.from_json(json.loads((directory / "plan.json").read_text(encoding="utf-8")))
+            self.measured = json.loads((directory / MEASURED).read_text(encoding="utf-8"))
             self.tables = {}
             for name in RAW:
                 self.tables[name] = parse_csv(name, (directory / f"{name}.csv").read_text(encoding="utf-8"), SHOWN.get(name))
@@ -114,6 +113,7 @@ class _Folder:
         bounces = judge_bounce(self.plan, _excess(self.transients), column(outcomes, "bounce"))
         self.judged = (*judge_study(self.plan, self.outcomes), *bounces)
         self.told = answer_questions(self.plan.study, self.judged)
+        self.verdicts = {one.name: str(one.verdict) for one in self.judged}
         if bounces:
             self.told.append(("Does the curve bounce after a restart?", answer_bounce(bounces)))
 
@@ -124,7 +124,7 @@ class _Folder:
 
     def mean(self, differences: Mapping[int, float]) -> Mean | None:
         """The mean of values by seed over the independent units."""
-        return average(differences, {seed: self.plan.unit_of(seed) for seed in differences}) if differences else None
+        return average(differences, self.plan.unit_of)
 
 
 # --- What was measured
@@ -219,9 +219,9 @@ def _contrast_table(judged: Sequence[Judged]) -> ReportTable:
         r = one.result
         cells = [""] * 9
         if r is not None:
-            cells = [str(r.num_pairs), str(r.num_units), format_bpb(r.mean), _span(r.low, r.high), f"{one.t_p:.4f}",
-                     f"{one.sign_flip_p:.4f}", _span(r.inner_low, r.inner_high), f"{r.tost_p:.4f}",
-                     f"{one.rank_p:.4f} / {r.rank_tost_p:.4f}"]
+            cells = [str(r.num_pairs), str(r.num_units), format_bpb(r.mean), _span(r.low, r.high), f"{r.t_p:.4f}",
+                     f"{r.sign_flip_p:.4f}", _span(r.inner_low, r.inner_high), f"{r.tost_p:.4f}",
+                     f"{r.rank_p:.4f} / {r.rank_tost_p:.4f}"]
         rows.append((one.name, one.asked.formula, *cells, str(one.verdict)))
     header = ("contrast", "difference", "pairs", "independent units", "mean", "95 % interval", "t p", "sign-flip p",
               "90 % interval", "TOST p", "signed-rank p / TOST", "verdict")
@@ -294,9 +294,9 @@ def _summary(folder: _Folder) -> dict[str, Any]:
     for one in folder.judged:
         r = one.result
         if r is not None:
-            contrasts[one.name] = {"mean": r.mean, "low": r.low, "high": r.high, "inner_low": r.inner_low,
-                                   "inner_high": r.inner_high, "pairs": r.num_pairs, "units": r.num_units,
-                                   "n": count_units(one), "verdict": str(one.verdict)}
+            numbers = {name: getattr(r, name) for name in ("mean", "low", "high", "inner_low", "inner_high")}
+            contrasts[one.name] = {**numbers, "pairs": r.num_pairs, "units": r.num_units, "n": count_units(one),
+                                   "verdict": str(one.verdict)}
     plan = folder.plan
     return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "contrasts": contrasts,
             "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
@@ -307,20 +307,17 @@ def _summary(folder: _Folder) -> dict[str, Any]:
 
 def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
-    files = {}
-    for name in (*(f"{table}.csv" for table in (*RAW, *FOLLOWS)), *(f"{plot}.png" for plot in PLOTS), *DOCUMENTS):
-        files[name] = hashlib.sha256((folder.directory / name).read_bytes()).hexdigest()
+    files = {name: hashlib.sha256((folder.directory / name).read_bytes()).hexdigest() for name in FILES}
     for entry, report in events_of(read_journal(paths.journal).entries, StudyReport):
         if dict(report.files) == files:
             return entry.id
-    study, verdicts = data.plan.study, _verdicts(folder)
-    evidence, arms = [], []
+    study, verdicts, evidence, arms = data.plan.study, folder.verdicts, [], []
     for name, caption in PLOTS.items():
         stored = store_file(paths.journal, folder.directory / f"{name}.png")
         evidence.append({**stored, "kind": "plot", "what": caption})
-    for arm in folder.arms:
-        arms.append({"id": arm, "name": study.arm(arm).says, "restarts": folder.measured["restarts"][arm],
-                     "data": " ".join(map(str, study.arm(arm).slices))})
+    for arm in map(study.arm, folder.arms):
+        read = " ".join(map(str, arm.slices))
+        arms.append({"id": arm.name, "name": arm.says, "restarts": folder.measured["restarts"][arm.name], "data": read})
     report = StudyReport(
         plan_hash=data.plan.plan_hash, study=study.name, profile=data.plan.profile.name,
         checkpoint=folder.measured["checkpoint"], seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts,
@@ -329,15 +326,6 @@ def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
     settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     with JournalWriter(paths.journal) as writer:
         return writer.write(report, title=f"{study.title} {settled}"[:200]).id
-
-
-def _verdicts(folder: _Folder) -> dict[str, str]:
-    return {one.name: str(one.verdict) for one in folder.judged}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _write_csv(directory: Path, table: ReportTable) -> None:

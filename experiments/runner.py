@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from chronicle.cli.options import ExitCode
@@ -30,6 +29,8 @@ from chronicle.journal.events import (
 )
 from chronicle.launch.admission import find_alive, list_launches
 from chronicle.launch.containment import die_with_parent
+from chronicle.launch.ending import last_exception
+from chronicle.launch.processes import signal_name
 from experiments.design import Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import StudyPaths
@@ -174,7 +175,7 @@ class _Keeper:
 
     def _done(self, run: StudyRun, leg: Leg, finished: Finished) -> None:
         entry = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
-                         guard=finished.guard, result=finished.result.to_json())
+                         guard=finished.guard, result=asdict(finished.result))
         self.writer.write(entry, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
         done = sum(map(len, _history(self.paths).done.values()))
         self.say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {done} of {self.plan.num_launches} launches")
@@ -268,14 +269,11 @@ class Running:
     def explain(self, code: int) -> str:
         """Return in words why a launch ended with a code other than 0."""
         number = -code if code < 0 else code - 128
-        if 0 < number < 65 and number in {one.value for one in signal.Signals}:
-            return f"killed by {signal.Signals(number).name}"
-        said = _last_error(self.output)
-        if code == 78:
-            return f"refused by the guard: {said or 'see its output'}"
-        if code == 125:
-            return f"not started: {said or 'see its output'}"
-        return f"ended with code {code}: {said or 'no message'}"
+        if 0 < number < 65:
+            return f"killed by {signal_name(number)}"
+        how = {78: "refused by the guard", 125: "not started"}.get(code, f"ended with code {code}")
+        lines = self.output.read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"{how}: {last_exception(lines).removeprefix('error: ') or 'no message'}"
 
     def stop(self) -> None:
         """End the launch and wait for it."""
@@ -286,14 +284,3 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def _last_error(output: Path) -> str | None:
-    try:
-        text = output.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    for pattern in (r"(?m)^error: (.*)", r"(?m)^(\w[\w.]*(?:Error|Exception): .*)", r"(?m)error: (.*)"):
-        if said := re.findall(pattern, text):
-            return str(said[-1]).strip()[:300]
-    return None

@@ -9,7 +9,7 @@ sign-flip and signed-rank tests over units; Holm (1979) over the main contrasts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,9 +40,9 @@ class Mean(NamedTuple):
         return float(low), float(high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Estimate:
-    """The mean of one contrast with both tests; p values are two-sided and unadjusted.
+    """The mean of one contrast with both tests; p values are two-sided, and adjusted later where a family shares its error.
 
     `low` and `high` are the 95 % interval, `inner_low` and `inner_high` the 90 % interval, which lies inside the margin where
     equivalence is shown. `rank_tost_p` is the signed-rank form of that test.
@@ -62,8 +62,12 @@ class Estimate:
     rank_p: float
     rank_tost_p: float
 
+    def is_real(self, alpha: float) -> bool:
+        """Whether both tests claim a difference, however small."""
+        return max(self.t_p, self.sign_flip_p) <= alpha
 
-def average(differences: Mapping[int, float], units: Mapping[int, Unit]) -> Mean | None:
+
+def average(differences: Mapping[int, float], unit_of: Callable[[int], Unit]) -> Mean | None:
     """Return the mean of the differences of pairs by number; None below two units of a kind.
 
     Of crossed units only those are used that are complete. Raises ValueError for numbers that are not finite.
@@ -72,7 +76,7 @@ def average(differences: Mapping[int, float], units: Mapping[int, Unit]) -> Mean
         raise ValueError(f"differences are {list(differences.values())}, expected finite numbers")
     cells: dict[Unit, list[float]] = {}
     for pair, value in differences.items():
-        cells.setdefault(units[pair], []).append(value)
+        cells.setdefault(unit_of(pair), []).append(value)
     table = _complete_table(cells)
     if min(table.shape, default=0) < 2:
         return None
@@ -81,12 +85,12 @@ def average(differences: Mapping[int, float], units: Mapping[int, Unit]) -> Mean
 
 
 def analyse(
-    differences: Mapping[int, float], units: Mapping[int, Unit], *, margin: float, alpha: float = 0.05
+    differences: Mapping[int, float], unit_of: Callable[[int], Unit], *, margin: float, alpha: float = 0.05
 ) -> Estimate | None:
     """Analyse one contrast as `average` does; the exact tests are over the more numerous kind of units."""
     if margin <= 0:
         raise ValueError(f"margin is {margin}, expected a number above 0")
-    found = average(differences, units)
+    found = average(differences, unit_of)
     if found is None:
         return None
     table = found.table
@@ -102,14 +106,12 @@ def analyse(
 
 
 def _complete_table(cells: Mapping[Unit, Sequence[float]]) -> Values:
-    """The mean of every unit; of crossed units a table, without the rows and columns in which a cell is missing."""
+    """The mean of every unit; of crossed units a table, without the columns in which a cell is missing."""
     axes = [sorted(set(labels)) for labels in zip(*cells, strict=True)]
-    if len(axes) < 2:
-        return np.array([np.mean(cells[(label,)]) for axis in axes for label in axis])
-    rows, columns = axes
-    rows = [row for row in rows if any((row, column) in cells for column in columns)]
-    columns = [column for column in columns if all((row, column) in cells for row in rows)]
-    return np.array([[np.mean(cells[row, column]) for column in columns] for row in rows]).reshape(len(rows), len(columns))
+    table = np.full([len(axis) for axis in axes], np.nan)
+    for unit, values in cells.items():
+        table[tuple(axis.index(label) for axis, label in zip(axes, unit, strict=True))] = np.mean(values)
+    return np.compress(~np.isnan(table).any(axis=0), table, axis=1) if table.ndim == 2 else table
 
 
 def _plain_error(values: Values) -> tuple[float, float]:
@@ -169,8 +171,8 @@ def _rank_tests(units: Values, margin: float) -> tuple[float, float]:
 
 def adjust_holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """Holm's step-down adjusted p values, in the order given."""
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return tuple(adjusted)
+    order = np.argsort(p_values, kind="stable")
+    stepped = np.take(p_values, order) * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(stepped))
+    return tuple(adjusted.tolist())

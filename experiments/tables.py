@@ -70,11 +70,9 @@ def _around_restarts(data: StudyData) -> ReportTable:
 
 def _cut(curve: Curve, after: int, begin: int, end: int) -> Curve:
     """The curve at offsets −NEAR … NEAR of a restart, 0 the last update before it; NaN beyond the neighbouring restarts."""
-    found = np.full(2 * NEAR + 1, np.nan)
-    first, last = max(begin, after - 1 - NEAR), min(end, after + NEAR)
-    offset = first - (after - 1 - NEAR)
-    found[offset : offset + last - first] = curve[first:last]
-    return found
+    padded = np.full(len(curve) + 2 * NEAR + 1, np.nan)  # its element NEAR is the last update before a restart at 0
+    padded[NEAR + 1 + begin : NEAR + 1 + end] = curve[begin:end]
+    return padded[after : after + 2 * NEAR + 1]
 
 
 def _transients(data: StudyData) -> ReportTable:

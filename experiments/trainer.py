@@ -70,17 +70,22 @@ def _shuffled(ids: SampleIds, key: int) -> SampleIds:
     return rows.reshape(ids.shape)
 
 
+def parse_parts(text: str) -> tuple[range, ...]:
+    """Parse `500:600,500:600`."""
+    return tuple(range(*map(int, part.split(":"))) for part in text.split(","))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; return the exit code of `bit_transformer.train`."""
     parser = argparse.ArgumentParser(prog="python -m experiments.trainer", allow_abbrev=False)
     parser.add_argument("--begin", type=int, required=True, help="updates of the common checkpoint")
     parser.add_argument("--first", type=int, required=True, help="step after which this launch starts")
     parser.add_argument("--seed", type=int, required=True, help="of the order of the data")
-    parser.add_argument("--positions", required=True, help="batches of a continuous run, for example 500:600,500:600")
+    parser.add_argument("--positions", dest="parts", type=parse_parts, required=True,
+                        help="batches of a continuous run, for example 500:600,500:600")
     parser.add_argument("--order", type=int, default=0, help="how often the order was changed by a restart")
     own, words = parser.parse_known_args(argv)
-    parts = tuple(range(*map(int, part.split(":"))) for part in own.positions.split(","))
-    leg = LegData(begin=own.begin, first=own.first, seed=own.seed, parts=parts, order=own.order)
+    leg = LegData(**vars(own))
     return train.main(words, dataset=lambda *args, **options: LegDataset(*args, leg=leg, **options))
 
 

@@ -8,10 +8,12 @@ robust second opinion claims only what the signed-rank tests say, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from experiments.definition import Study
 from experiments.design import StudyPlan
@@ -44,7 +46,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One contrast with its verdict. `t_p`, `sign_flip_p` and `rank_p` are adjusted where the family is adjusted."""
+    """One contrast with its verdict. Its `t_p`, `sign_flip_p` and `rank_p` are adjusted where the family is adjusted."""
 
     asked: Question
     differences: Mapping[int, float]  # by seed
@@ -53,20 +55,12 @@ class Judged:
     margin: float
     alpha: float = ALPHA
     unit: str = "bits per byte"
-    t_p: float = 1.0
-    sign_flip_p: float = 1.0
-    rank_p: float = 1.0
     verdict: EffectVerdict = EffectVerdict.NOT_TESTED
 
     @property
     def name(self) -> str:
         """Name of the contrast."""
         return self.asked.name
-
-    @property
-    def is_real(self) -> bool:
-        """Whether both tests claim a difference, however small."""
-        return max(self.t_p, self.sign_flip_p) <= self.alpha
 
 
 def paired_differences(outcomes: Outcomes, plus: str, minus: str) -> dict[int, float]:
@@ -85,10 +79,8 @@ def judge_study(plan: StudyPlan, outcomes: Outcomes) -> tuple[Judged, ...]:
             asked.append((question, paired_differences(outcomes, c.plus, c.minus)))
     if study.factorial and set(study.factorial.values()) <= set(plan.arm_names):
         asked += _factorial(study.factorial, outcomes)
-    seeds = {seed for values in outcomes.values() for seed in values}
-    units = {seed: plan.unit_of(seed) for seed in seeds}
-    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust, units=units,
-                 kinds=plan.unit_kinds)
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha, unit=study.unit, robust=study.robust,
+                 unit_of=plan.unit_of, kinds=plan.unit_kinds)
 
 
 def judge_bounce(
@@ -101,7 +93,6 @@ def judge_bounce(
     study, asked = plan.study, []
     if not study.bounce_margin:
         return ()
-    units = {seed: plan.unit_of(seed) for values in excess.values() for seed in values}
     for (arm, horizon), values in excess.items():
         formula = f"{arm} over {plan.twin_of(arm)} after a restart"
         asked.append((Question(f"bounce of {arm}, {horizon}", formula, "bounce"), values))
@@ -109,62 +100,54 @@ def judge_bounce(
         twin = plan.twin_of(arm)
         question = Question(f"scatter of {arm}", f"{arm} − {twin}, between evaluations", "bounce")
         asked.append((question, paired_differences(scatter, arm, twin)))
-    return judge(asked, margin=study.bounce_margin, alpha=study.alpha, unit=study.unit, units=units, kinds=plan.unit_kinds)
+    return judge(asked, margin=study.bounce_margin, alpha=study.alpha, unit=study.unit, unit_of=plan.unit_of,
+                 kinds=plan.unit_kinds)
 
 
 def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Question, dict[int, float]]]:
     """Main effects and interaction of {fresh, repeated} × {continuous, restarted}, at seeds where all four are complete."""
-    on_fresh = paired_differences(outcomes, cells["fresh-restarted"], cells["fresh-continuous"])
-    on_repeated = paired_differences(outcomes, cells["repeated-restarted"], cells["repeated-continuous"])
-    of_continuous = paired_differences(outcomes, cells["repeated-continuous"], cells["fresh-continuous"])
-    of_restarted = paired_differences(outcomes, cells["repeated-restarted"], cells["fresh-restarted"])
-    seeds = sorted(on_fresh.keys() & on_repeated.keys())
-    return [
-        (Question("restart, main effect", "half of (fresh + repeated)", "factorial"),
-         {seed: (on_fresh[seed] + on_repeated[seed]) / 2 for seed in seeds}),
-        (Question("repetition, main effect", "half of (continuous + restarted)", "factorial"),
-         {seed: (of_continuous[seed] + of_restarted[seed]) / 2 for seed in seeds}),
-        (Question("interaction", "restart on repeated − restart on fresh", "factorial"),
-         {seed: on_repeated[seed] - on_fresh[seed] for seed in seeds}),
-    ]
+    names = ("fresh-continuous", "fresh-restarted", "repeated-continuous", "repeated-restarted")
+    columns = [outcomes.get(cells[name], {}) for name in names]
+    seeds = sorted(set.intersection(*map(set, columns)))
+    fresh, fresh_restarted, repeated, repeated_restarted = np.array([[column[seed] for seed in seeds] for column in columns])
+    on_fresh, on_repeated = fresh_restarted - fresh, repeated_restarted - repeated
+    of_continuous, of_restarted = repeated - fresh, repeated_restarted - fresh_restarted
+    effects = (("restart, main effect", "half of (fresh + repeated)", (on_fresh + on_repeated) / 2),
+               ("repetition, main effect", "half of (continuous + restarted)", (of_continuous + of_restarted) / 2),
+               ("interaction", "restart on repeated − restart on fresh", on_repeated - on_fresh))
+    return [(Question(name, formula, "factorial"), dict(zip(seeds, values.tolist(), strict=True)))
+            for name, formula, values in effects]
 
 
 def judge(
     asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float = ALPHA,
-    unit: str = "bits per byte", robust: bool = False, units: Mapping[int, Unit] | None = None,
+    unit: str = "bits per byte", robust: bool = False, unit_of: Callable[[int], Unit] = lambda seed: (seed,),
     kinds: tuple[str, ...] = ("seed",),
 ) -> tuple[Judged, ...]:
     """Return a verdict on the differences (by seed) of each question; the family `main` is adjusted together.
 
-    `units` says to which independent unit a seed belongs; every seed is one where it is None.
+    `unit_of` says to which independent unit a seed belongs.
     """
-    judged = []
-    for question, differences in asked:
-        own = units if units is not None else {seed: (seed,) for seed in differences}
-        result = analyse(differences, own, margin=margin, alpha=alpha) if differences else None
-        one = Judged(asked=question, differences=differences, result=result, kinds=kinds, margin=margin, alpha=alpha, unit=unit)
-        if result is not None:
-            one = replace(one, t_p=result.t_p, sign_flip_p=result.sign_flip_p, rank_p=result.rank_p)
-        judged.append(one)
-    main = [number for number, one in enumerate(judged) if one.asked.family == "main" and one.result is not None]
+    results = [analyse(differences, unit_of, margin=margin, alpha=alpha) for _, differences in asked]
     for name in ("t_p", "sign_flip_p", "rank_p"):
-        adjusted = adjust_holm([getattr(judged[number], name) for number in main])
-        for number, p in zip(main, adjusted, strict=True):
-            changed: dict[str, Any] = {name: p}
-            judged[number] = replace(judged[number], **changed)
-    return tuple(_with_verdict(one, robust) for one in judged)
+        main = [r for (question, _), r in zip(asked, results, strict=True) if question.family == "main" and r is not None]
+        adjusted = adjust_holm([getattr(r, name) for r in main])
+        for r, p in zip(main, adjusted, strict=True):
+            setattr(r, name, p)
+    return tuple(
+        Judged(asked=question, differences=differences, result=r, kinds=kinds, margin=margin, alpha=alpha, unit=unit,
+               verdict=_decide(r, alpha, robust))
+        for (question, differences), r in zip(asked, results, strict=True))
 
 
-def _with_verdict(one: Judged, robust: bool) -> Judged:
-    result = one.result
-    if result is None:
-        return one
-    by_mean = by_ranks = EffectVerdict.INCONCLUSIVE
-    if result.num_units >= LEAST_UNITS:
-        by_mean = _say(result.tost_p <= one.alpha, one.is_real)
-        by_ranks = _say(result.rank_tost_p <= one.alpha, one.rank_p <= one.alpha)
-    agreed = by_mean if not robust or by_mean is by_ranks else EffectVerdict.INCONCLUSIVE
-    return replace(one, verdict=agreed)
+def _decide(r: Estimate | None, alpha: float, robust: bool) -> EffectVerdict:
+    if r is None:
+        return EffectVerdict.NOT_TESTED
+    if r.num_units < LEAST_UNITS:
+        return EffectVerdict.INCONCLUSIVE
+    by_mean = _say(r.tost_p <= alpha, r.is_real(alpha))
+    by_ranks = _say(r.rank_tost_p <= alpha, r.rank_p <= alpha)
+    return EffectVerdict.INCONCLUSIVE if robust and by_mean is not by_ranks else by_mean
 
 
 def _say(is_inside: bool, is_apart: bool) -> EffectVerdict:
@@ -176,18 +159,10 @@ def _say(is_inside: bool, is_apart: bool) -> EffectVerdict:
 def judge_runs(arms: tuple[str, str], differences: Mapping[int, float], margin: float) -> tuple[str, dict[str, Any]]:
     """What `chronicle compare` says of two arms of runs: the second minus the first at equal seeds, as words and as values."""
     question = Question("second − first", f"{arms[1]} − {arms[0]}", "compare")
-    (one,) = judge([(question, differences)], margin=margin)
-    r = one.result
-    if r is None:
-        return f"not tested: {_few(one)}, two are the least", {"verdict": one.verdict.value}
-    verdict = one.verdict.value
-    if one.verdict is EffectVerdict.EQUIVALENT and one.is_real:
-        verdict += ", though the difference is real"
-    numbers = {"mean": r.mean, "low": r.low, "high": r.high, "pairs": r.num_pairs, "margin": margin, "t_p": r.t_p,
-               "sign_flip_p": r.sign_flip_p, "tost_p": r.tost_p}
-    said = (f"{verdict}: {one.asked.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, {r.num_pairs} seeds; "
-            f"paired t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}, within ±{margin:g} (TOST) {format_p(r.tost_p)}")
-    return f"{said}. {what_would_settle(one)}".rstrip(), {"verdict": one.verdict.value, **numbers}
+    (one,) = judge([(question, differences)], margin=margin, unit="of this value")
+    numbers: dict[str, Any] = asdict(one.result) if one.result is not None else {}
+    numbers |= {"verdict": str(one.verdict), "margin": margin, "pairs": len(differences)}
+    return f"{one.verdict}. {_plainly(one)}", numbers
 
 
 # --- Verdicts as sentences
@@ -246,9 +221,9 @@ def what_would_settle(one: Judged) -> str:
     if r.num_units < LEAST_UNITS:
         return f"{r.num_units} independent units are too few for a verdict, {LEAST_UNITS} are the least."
     parts = []
-    if r.num_units < LEAST_FOR_SIGNS and one.t_p <= one.alpha:
+    if r.num_units < LEAST_FOR_SIGNS and r.t_p <= one.alpha:
         parts.append(f"the t test sees a difference, but below {LEAST_FOR_SIGNS} units the sign-flip test cannot agree")
-    elif one.t_p <= one.alpha < one.sign_flip_p:
+    elif r.t_p <= one.alpha < r.sign_flip_p:
         parts.append("the t test sees a difference, the sign-flip test does not")
     for half, room, what in ((r.inner_high - r.mean, one.margin - abs(r.mean), f"equivalence within ±{one.margin:g}"),
                              (r.high - r.mean, abs(r.mean), "a difference of the observed size")):
@@ -290,13 +265,13 @@ def _plainly(one: Judged) -> str:
     r = one.result
     if r is None:
         return f"Not tested: {_few(one)}, two independent units are the least."
-    where = (f"difference: 95 % interval {_interval(one)}, t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}; "
+    where = (f"difference: 95 % interval {_interval(one)}, t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}; "
              f"equivalence: 90 % interval {format_bpb(r.inner_low)} to {format_bpb(r.inner_high)}, TOST {format_p(r.tost_p)}; "
              f"{count_units(one)}")
     is_control = one.asked.family == "control"
     if one.verdict is EffectVerdict.DIFFERENCE:
         return f"An effect: {_direction(one)} ({where})."
-    if one.verdict is EffectVerdict.EQUIVALENT and one.is_real:
+    if one.verdict is EffectVerdict.EQUIVALENT and r.is_real(one.alpha):
         weak = " It was seen, but it is small: that a larger effect would be seen, this control does not show by itself."
         return f"An effect, but smaller than {one.margin:g} {one.unit}: {_direction(one)} ({where}).{weak * is_control}"
     missed = ""

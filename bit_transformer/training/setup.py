@@ -184,7 +184,7 @@ def build_model(recipe: Recipe, growths: Iterable[tuple[int, str]]) -> BitTransf
     return model if recipe.qat_from_step is None else prepare_qat(model)
 
 
-def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str = "none") -> None:
+def load_checkpoint(run: TrainingRun, point: ResumePoint, *, accident: str) -> None:
     """Load the checkpoint of `point`, if it names one, and apply what a rollback asked of LR and data.
 
     `accident` loses state on purpose after the load, for demonstrations of the guard and for studies.

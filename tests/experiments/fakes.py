@@ -66,8 +66,7 @@ class FakeRunning:
                 values = {"lr": 0.1, "data_digest": digest, **fake.values(self.run, leg, update)}
                 metrics.write(self.plan.profile.start_updates + update, values)
         final = dict(fake.final(self.run)) if leg is self.run.legs[-1] else {}
-        result = LegResult(run=self.run.name, leg=leg.number, first=leg.first, last=leg.last, weights=fake.weights(self.run),
-                           moments="m", final=final)  # fmt: skip
+        result = LegResult(weights=fake.weights(self.run), moments="m", final=final)
         return Finished(result=result, launch=launch, guard="passed")
 
     def explain(self, code: int) -> str:

@@ -272,7 +272,7 @@ def test_equal_tensors_are_equal_whatever_else_a_checkpoint_says(plan: StudyPlan
     found = []
     for number, changed in enumerate(({}, {"saved_at": 2.0}, {"model": {"w": torch.zeros(3)}})):
         torch.save(state | changed, paths.study_dir.parent / f"{number}.pt")
-        found.append(digest_checkpoint(paths.study_dir.parent / f"{number}.pt")[0])
+        found.append(digest_checkpoint(paths.study_dir.parent / f"{number}.pt", 1)[0])
     assert found[0] == found[1] != found[2]
 
 
