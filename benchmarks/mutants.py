@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _study("average", "setdefault(unit_of(pair), []).append(value)", "setdefault((pair,), []).append(value)"),
     _model("HeldOutGate._find_fault", "if not math.isfinite(bpb):", "if False:"),
     _study("read_history", "setdefault(number, finished)", "update({number: finished})"),
-    _study("_compare_until_treated", "seen < until", "False"),
+    _study("_compare_until_treated", "equal[channel] < limit", "False"),
 )
 
 

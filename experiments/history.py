@@ -7,7 +7,7 @@ runner loses at most the launches that were running.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from chronicle.journal import Entry
@@ -29,9 +29,9 @@ class Finished:
 class StudyHistory:
     """The registered plan, the finished legs by run, and the reasons of stopped runs."""
 
-    plan: Mapping[str, Any] | None = None
-    done: Mapping[str, tuple[Finished, ...]] = field(default_factory=dict)
-    stopped: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, Any] | None
+    done: Mapping[str, tuple[Finished, ...]]
+    stopped: Mapping[str, str]
 
     def is_complete(self, run: StudyRun) -> bool:
         """Whether every leg of the run is finished."""

@@ -104,7 +104,7 @@ def read_leg(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths, launch
     is_last = run.arm != START and leg is run.legs[-1]
     for channel in (trainer.loss, *(wanted if is_last else ())):
         if channel not in last:
-            had = ", ".join(f"`{name}`" for name in sorted({name for row in rows.values() for name in row})[:12])
+            had = ", ".join(f"`{name}`" for name in sorted(last)[:12])
             raise StudyError(
                 f"launch {launch} of `{run.name}` has no `{channel}` in steps {begin + leg.first + 1} to {begin + leg.last}; "
                 f"there is {had or 'no channel at all'}", "keys `loss`, `outcome` and `metrics` of the trainer")

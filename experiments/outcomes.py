@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,9 +54,9 @@ class StudyData:
 
     plan: StudyPlan
     runs: Mapping[tuple[str, int], RunData]
-    starts: tuple[Finished, ...] = ()  # of every common checkpoint
-    stopped: Mapping[str, str] = field(default_factory=dict)
-    open: tuple[str, ...] = ()
+    starts: tuple[Finished, ...]  # of every common checkpoint
+    stopped: Mapping[str, str]
+    open: tuple[str, ...]
 
     def seeds(self, *arms: str) -> tuple[int, ...]:
         """Seeds at which all of these arms are complete."""

@@ -20,6 +20,7 @@ Values: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 SIGN_FLIPS = 2**16  # exact below; above, so many drawn with a fixed seed
 ALMOST_NOTHING = 1e-12
+NO_ERROR = 1e-300  # in place of 0: units that are equal to the last digit are tested like others
 
 
 class Mean(NamedTuple):
@@ -34,8 +35,6 @@ class Mean(NamedTuple):
         """Return the t interval of this level."""
         from scipy import stats
 
-        if self.error == 0:
-            return self.mean, self.mean
         low, high = stats.t.interval(level, self.df, loc=self.mean, scale=self.error)
         return float(low), float(high)
 
@@ -81,7 +80,7 @@ def average(differences: Mapping[int, float], unit_of: Callable[[int], Unit]) ->
     if min(table.shape, default=0) < 2:
         return None
     error, df = _crossed_error(table) if table.ndim == 2 else _plain_error(table)
-    return Mean(float(table.mean()), error, df, table)
+    return Mean(float(table.mean()), max(error, NO_ERROR), df, table)
 
 
 def analyse(
@@ -143,8 +142,6 @@ def _t_tests(found: Mean, margin: float) -> tuple[float, float]:
     """The two-sided t p, and the larger of the two one-sided ones at the margin."""
     from scipy import stats
 
-    if found.error == 0:
-        return float(found.mean == 0), float(abs(found.mean) >= margin)
     outside, inside = abs(found.mean) / found.error, (margin - abs(found.mean)) / found.error
     return float(2 * stats.t.sf(outside, found.df)), float(stats.t.sf(inside, found.df))
 

@@ -51,11 +51,11 @@ class Judged:
     asked: Question
     differences: Mapping[int, float]  # by seed
     result: Estimate | None
-    kinds: tuple[str, ...] = ("seed",)  # of independent units
+    kinds: tuple[str, ...]  # of independent units
     margin: float
-    alpha: float = ALPHA
-    unit: str = "bits per byte"
-    verdict: EffectVerdict = EffectVerdict.NOT_TESTED
+    alpha: float
+    unit: str
+    verdict: EffectVerdict
 
     @property
     def name(self) -> str:

@@ -255,7 +255,7 @@ def test_an_unequal_learning_rate_refuses_the_report(spoiled: Spoiled, tmp_path:
     original = launcher.values
     launcher.values = lambda run, leg, update: {
         **original(run, leg, update), "lr": 0.1 + 1e-12 * (run.arm == "B" and update > 50)}
-    with pytest.raises(GateFailed, match="learning rate: differs in B-s0"):
+    with pytest.raises(GateFailed, match="A/A B-s0: LR differs from update 51 on"):
         build_report(run_small(spoiled), tmp_path)
 
 
