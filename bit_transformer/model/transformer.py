@@ -205,7 +205,8 @@ class BitTransformer(nn.Module):
 
     def forward(self, symbols_BT: Tensor) -> Output:
         """Return logits for every position of (B, T) symbols, T at most `max_bits`."""
-        x_BTD = self.embedding(symbols_BT) + self.positions[: symbols_BT.shape[1]]
+        x_BTD = self.embedding(symbols_BT)
+        x_BTD = x_BTD + self.positions[: x_BTD.shape[1]].to(x_BTD.dtype)  # FSDP2 casts weights, and leaves buffers as they are
         if self.config.act:
             x_BTD, ponder = self._run_with_halting(x_BTD)
         else:
@@ -239,7 +240,7 @@ class BitTransformer(nn.Module):
             else:
                 x_BTD = torch.where(keep, self._through(block, x_BTD), x_BTD)
             state.take(layer, x_BTD, torch.sigmoid(unit(x_BTD).float()).squeeze(-1))
-        return state.output_BTD, state.ponder()
+        return state.output_BTD, state.cost_BT.mean()  # its gradient reaches the halting units through the remainders
 
 
 def next_symbol_losses(logits_BTV: Tensor, symbols_BT: Tensor) -> Tensor:
@@ -298,10 +299,6 @@ class HaltingState:
         self.cost_BT = self.cost_BT + self.running_BT + stops * remainder_BT
         self.total_BT = self.total_BT + weight_BT
         self.running_BT = self.running_BT & ~stops
-
-    def ponder(self) -> Tensor:
-        """Return the scalar ponder cost; its gradient reaches the halting units through the remainders."""
-        return self.cost_BT.mean()
 
 
 # --- Reversible blocks

@@ -99,7 +99,7 @@ def test_halting_weights_sum_to_one() -> None:
     for layer, p in enumerate((0.3, 0.5, 0.7)):
         state.take(layer, x, torch.full((2, 5), p))
     assert torch.allclose(state.output_BTD, x) and not state.running_BT.any()
-    assert state.ponder().item() == pytest.approx(3 + 0.2)
+    assert state.cost_BT.mean().item() == pytest.approx(3 + 0.2)
 
 
 @pytest.mark.parametrize("reversible", [False, True])
