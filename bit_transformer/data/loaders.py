@@ -111,7 +111,7 @@ class ShardWindows:
     Raises ShardProblem or DataError at once where a shard is missing, truncated or differs from the manifest.
     """
 
-    def __init__(self, location: str, window_bytes: int, *, split: str) -> None:
+    def __init__(self, location: str, window_bytes: int, *, split: str = "train") -> None:
         manifest = read_source_manifest(location)
         self.name = manifest.source
         self.digest = f"{manifest.digest}:{split}:{window_bytes}"
