@@ -91,9 +91,9 @@ def row_of(script: Mapping[str, Any], versions: Mapping[str, str], answers: Path
     if not found:
         found = killed["not_compared"] if "exactly" not in killed["verdict"] else []
     more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    term = told["findings"][0]["text"] if told["findings"] else told["notes"][0]
-    if told["verdict"] == "could not be told":
-        term = "not told: it ended before the signal"
+    term = "not told: it ended before the signal"
+    if told["verdict"] != "could not be told":
+        term = told["findings"][0]["text"] if told["findings"] else told["notes"][0]
     cells = [script["name"], where, verdict, "<br>".join([*found[:SHOWN], *more]) or "–", script.get("cause", "–"), term]
     return "| " + " | ".join(re.sub(r"\x1b\[\d*m", "", cell).replace("|", "¦").replace("\n", " ") for cell in cells) + " |"
 

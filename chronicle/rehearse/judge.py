@@ -267,9 +267,10 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
 
 
 def _is_anew(one: Value, other: Value, at_save: Value | None) -> bool:
-    if at_save is None or not at_save.value or not one.form is other.form is at_save.form is LeafForm.NUMBER:
+    """A count of 1 that is one behind may have missed a step as well."""
+    if at_save is None or at_save.value in (0, 1) or not one.form is other.form is at_save.form is LeafForm.NUMBER:
         return False
-    return math.isclose(float(one.value) - float(other.value), float(at_save.value), rel_tol=1e-6)
+    return math.isclose(float(one.value) - float(other.value), float(at_save.value))
 
 
 def _word(value: Value) -> str:

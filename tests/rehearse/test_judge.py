@@ -41,6 +41,12 @@ def test_a_counter_that_began_anew_is_told_with_what_the_checkpoint_held() -> No
     assert text == "20 → 10: it began anew at the resume; at step 10 it was 10"
 
 
+def test_a_count_that_is_one_behind_after_one_did_not_begin_anew_for_certain() -> None:
+    """MACE steps its scheduler one time less after a restart: 3 → 2, where the checkpoint held 1."""
+    ((rank, _, text),) = found(numbers(epoch=3), numbers(epoch=2), saved=numbers(epoch=1))
+    assert (rank, text) == (Rank.STATE, "3 → 2")
+
+
 def test_values_of_one_list_are_one_finding() -> None:
     first = numbers(log__0__loss=1.0, log__1__loss=2.0, log__2__loss=3.0)
     ((rank, what, text),) = found(first, numbers(log__0__loss=1.0, log__1__loss=2.5, log__2__loss=3.5))
