@@ -266,8 +266,8 @@ class _Seen:
     def newest_save(self) -> int:
         """The step of the newest checkpoint, read where nothing has changed for some looks. 0: none."""
         try:
-            files = [path for path in self._place.out.rglob("*") if path.is_file()]
-            now = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+            files = sorted(path for path in self._place.out.rglob("*") if path.is_file())
+            now = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         except OSError:
             return self._newest  # it was moved meanwhile
         self._files = [*self._files, now][-STILL_LOOKS - 1 :]
@@ -308,7 +308,7 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
     """Every checkpoint in a directory, and in those below it.
 
     Where no layout is known, what has exactly one number in its name, and a number that nothing else there has, is the save of
-    that step: `rl_model_400_steps.zip`.
+    that step: `rl_model_400_steps.zip`. An empty directory is none: its save has only begun.
     """
     found: list[Checkpoint] = []
     named: dict[int | None, list[Path]] = defaultdict(list)
@@ -327,11 +327,13 @@ def checkpoints_below(out: Path) -> list[Checkpoint]:
             named[_number_in(name)].append(folder / name)
     if any(one.step is not None for one in found):
         return found
-    alone = {step: paths[0] for step, paths in named.items() if step is not None and len(paths) == 1}
-    return [
-        Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
-        for step, path in alone.items()
-    ]
+    alone = []
+    for step, (path, *more) in named.items():
+        if step is not None and not more and files_below(path):
+            alone.append(
+                Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
+            )
+    return alone
 
 
 def _counted(one: Checkpoint) -> Checkpoint:

@@ -73,6 +73,14 @@ def test_numbers_beyond_the_last_step_are_samples_and_saves_alone_tell(tmp_path:
     assert seen.step() == (step or 3)
 
 
+def test_a_directory_without_a_file_is_no_save_yet(tmp_path: Path) -> None:
+    """LitGPT makes `step-00000010` and serialises in memory first: it was killed there, and had nothing to resume from."""
+    (tmp_path / "step-00000010").mkdir()
+    assert saved_in(tmp_path) == {}
+    (tmp_path / "step-00000010" / "lit_model.bin").write_bytes(b"x")
+    assert set(saved_in(tmp_path)) == {10}
+
+
 def played(saves: tuple[int, ...], last: int) -> Played:
     """A launch that was told after step 10, when the save of step 7 was there."""
     listed = tuple(
