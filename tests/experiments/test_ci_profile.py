@@ -69,7 +69,7 @@ def test_the_report_passes_its_own_gates_and_is_not_empty(paths: StudyPaths, tmp
     build_report(paths, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| exact restart, seed 0 |" in text and "identical" in text
-    assert "data equal until 10, loss until 10, of 40" in text
+    assert "equal: data_digest until 10, loss until 10, lr until 40, of 40" in text
     assert len(text) > 5000
 
 
