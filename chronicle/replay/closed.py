@@ -27,9 +27,11 @@ WRITES = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
 
 
 def main() -> None:
-    """Close, and become the words. `network` true in SPEC leaves it open."""
+    """Close, and become the words. `network` true in SPEC leaves it open; `parent` is the process that started this one."""
     spec = json.loads(sys.argv[1])
     _libc().prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != spec["parent"]:
+        sys.exit("the replay was ended before its launch began")
     if not spec["network"]:
         _close_network()
     _close_files(spec["writable"])

@@ -4,6 +4,7 @@ Two plays of the same steps tell whether anything is repeatable.
 """
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def _play(plan: ReplayPlan, replica: Replica) -> Played:
             return False  # it is being made
         return all(rank in rings and max(rings[rank].steps(), default=0) >= until for rank in plan.rings)
 
-    closed = json.dumps({"network": plan.network, "writable": replica.writable()})
+    closed = json.dumps({"network": plan.network, "writable": replica.writable(), "parent": os.getpid()})
     played = play(
         replica,
         [replica.told(word) for word in plan.origin.command],

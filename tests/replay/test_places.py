@@ -178,11 +178,14 @@ def test_large_files_are_links_and_a_play_cannot_write_through_them(tmp_path: Pa
     place = replica(tmp_path, root=tmp_path / "ck", saves=(), begin=None)
     assert (place.cwd / "table.bin").readlink() == tmp_path / "table.bin" and not (place.cwd / "small.bin").is_symlink()
     if landlock_version():
-        spec = json.dumps({"network": True, "writable": [str(place.scratch)]})
+        spec = json.dumps({"network": True, "writable": [str(place.scratch)], "parent": os.getpid()})
         script = "echo x > small.bin; echo x > table.bin"
         words = [sys.executable, "-m", "chronicle.replay.closed", spec, "sh", "-c", script]
         done = subprocess.run(words, cwd=place.cwd, env=environ(), capture_output=True, text=True, check=False)
         assert done.returncode != 0 and "table.bin" in done.stderr and "small.bin" not in done.stderr
+        words[3] = json.dumps({"network": True, "writable": [], "parent": 1 if os.getpid() != 1 else 2})
+        late = subprocess.run(words, cwd=place.cwd, env=environ(), capture_output=True, text=True, check=False)
+        assert late.returncode == 1 and "was ended before its launch began" in late.stderr
     assert (tmp_path / "table.bin").read_bytes() == bytes(200)
 
 
