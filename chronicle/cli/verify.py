@@ -77,6 +77,8 @@ def verify_checkpoints(
         with open_run(at.settings()) as opened:
             return move_back(opened, restore, yes=yes)
     if newest or print_path:
+        if checkpoint or all_ or write or quarantine:
+            raise UsageProblem("--newest looks for the checkpoint itself: expected no CKPT and no other action beside it")
         return latest(full, print_path, at)
     if write:
         if not checkpoint:

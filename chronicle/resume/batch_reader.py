@@ -12,8 +12,11 @@ from hashlib import sha256
 from typing import Any, TypeGuard
 
 from chronicle.journal.events import FirstBatchSeen, Incident
+from chronicle.resume.batches import is_call
 from chronicle.resume.checks.check import Check, noted
 from chronicle.resume.configuration import unwrapped
+from chronicle.resume.contract import wants_batch_text
+from chronicle.resume.events import BatchEntered
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_batch import (
     IGNORED,
@@ -25,8 +28,9 @@ from chronicle.resume.first_batch import (
     tell_batch,
 )
 from chronicle.resume.horizon import LrCurve, find_in_plan
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import forecast_lrs
+from chronicle.resume.training import Training
 
 NUM_ROWS = 32  # of one launch; a claim about a batch needs no more
 NUM_STEPPED = 2000  # steps of a scheduler that has no function of the step
@@ -46,12 +50,15 @@ class TrainerSays:
     revisions: dict[str, str] = field(default_factory=dict)
 
 
-class FirstBatch:
+class FirstBatch(Observer):
     """The first batch of one launch."""
 
-    def __init__(self, journal: GuardJournal, tokenizer: Any, *, with_text: bool) -> None:
-        self._journal, self.with_text = journal, with_text
-        self.says = TrainerSays(tokenizer=tokenizer)
+    about = "first batch in words"
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._journal = training, training.journal
+        self.with_text = wants_batch_text(training.environ)
+        self.says = TrainerSays(tokenizer=training.options.tokenizer)
         self._rows: list[TokenRow] = []
         self._told = False
         self.told: dict[str, Any] = {}  # the batch in words, once it was told
@@ -60,6 +67,15 @@ class FirstBatch:
     def knows(self, **known: Any) -> None:
         """What an adapter knows beside the batch: fields of `TrainerSays`."""
         self.says = replace(self.says, **known)
+
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """One of the first batches of a launch, unless the trainer's own step shows it."""
+        if not event.is_looked_at or self._training.off or self.says.reads_trainer:
+            return RESTS
+        self.knows(apart=any(has_decoder(model) for model in self._training.observe().models))
+        args, inputs = event.batch if is_call(event.batch) else ((event.batch,), {})
+        self.see(args, inputs)
+        return None
 
     def see(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
         """One micro-batch, before it enters the model."""

@@ -64,11 +64,6 @@ class BatchRecord:
         self._early: list[tuple[int, int, int]] = []  # batches before the first step
         self._first = 0  # index of the first batch that is kept in the file
 
-    @property
-    def begun(self) -> bool:
-        """Whether the first optimizer step was taken."""
-        return self._path is not None
-
     def position_after(self, num_waiting: int) -> str:
         """What a checkpoint saved now carries, with batches that are still to be added; "" when nothing is recorded."""
         return "" if self._path is None else str(Position(self.record, self.num_seen + num_waiting))

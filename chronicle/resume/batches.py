@@ -19,6 +19,7 @@ from typing import Any
 
 from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
 from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
+from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.faults import shield
 from chronicle.resume.patches import change
 
@@ -30,39 +31,24 @@ NUM_DEFERRED = 256  # batches on a device whose samples wait to be read
 DEPTH = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Hears:
-    """Who hears of what enters the model."""
-
-    enters: Callable[[Any], None] = lambda batch: None  # before every batch; of a container: what no part made
-    called: Callable[[Any, Any, Any], None] | None = None  # after `enters`: which model, and with what
-    works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
-    calibrates: Callable[[bool], None] = lambda training: None  # one without gradients comes before every batch
-    look: Callable[[Any], None] = lambda batch: None  # the first batches of a launch, and the first after a save
-    lost: Callable[[Exception], None] = lambda problem: None  # an error of the guard itself
-
-
 class BatchWitness:
-    """Tells `see(digest, place, step)` of every batch of the training, `step` being the value of `step()` at that moment.
-
-    `first()` is called before the first batch of a launch.
+    """Tells of all that enters a model, and `see(digest, place, step)` of every batch of the training, `step` being the value
+    of `step()` at that moment. `lost` hears of errors of the guard itself.
     """
 
     def __init__(
         self,
+        tell: Callable[[BatchEntered], object],
         see: Callable[[int, int, int | None], None],
         step: Callable[[], int | None],
-        first: Callable[[], None],
         contained: Callable[[str], AbstractContextManager[Any]],
-        hears: Hears,
+        lost: Callable[[Exception], None],
     ) -> None:
-        self._hears = hears
-        self._see, self._step, self._first, self._contained = see, step, first, contained
+        self._tell, self._see, self._step, self._contained, self._lost = tell, see, step, contained, lost
         self._watches = False
         self._handle: Any = None
         self._begun = False
         self.is_deaf = False  # the guard itself calls the model
-        self.called = hears.called
         self._deferred: list[tuple[list[Any], int, int | None]] = []
         self._places = Places()
         self._gave_up = False
@@ -97,25 +83,21 @@ class BatchWitness:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
         self._gave_up = True
         self._unhook()
-        self._hears.lost(problem)
+        self._lost(problem)
 
-    def take(self, batch: Any) -> None:
-        """A batch of the training, in any form."""
-        self._hears.works()
+    def take(self, batch: Any, call: tuple[Any, Any, Any] | None = None) -> None:
+        """A batch of the training, in any form. `call`: the model that it enters, and with what."""
         if self._gave_up:
             return
-        self._hears.enters(batch)
-        if not self._begun:
-            self._begun = True
-            self._first()
+        is_first, self._begun = not self._begun, True
         samples = samples_of(batch)
+        looks = bool(samples) and self._looks_left > 0
+        self._tell(BatchEntered(batch=batch, call=call, is_first=is_first, is_looked_at=looks))
         if not samples:
             return
-        if self._looks_left:
-            self._looks_left -= 1
-            self._hears.look(batch)
+        self._looks_left -= looks
         place, step = self._places.next(), self._step()
-        if self._deferred or any(not isinstance(sample, bytes) for sample in samples):
+        if self._deferred or set(map(type, samples)) != {bytes}:
             self._deferred.append((samples, place, step))
             if len(self._deferred) >= NUM_DEFERRED:
                 self.settle()
@@ -133,13 +115,12 @@ class BatchWitness:
 
     def part_enters(self, batch: Any) -> None:
         """A part of a container is called with what no other part made."""
-        self._hears.enters(batch)
+        self._tell(BatchEntered(batch=batch, kind=Inputs.PART))
 
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
-        self._hears.works()
-        if not self._begun and not self._gave_up:
-            self._hears.calibrates(training)
+        is_first = not self._begun and not self._gave_up
+        self._tell(BatchEntered(kind=Inputs.PASS, is_training=training, is_first=is_first))
 
     def after_save(self) -> None:
         """A checkpoint was saved: look again."""
@@ -171,25 +152,19 @@ class BatchWitness:
 _watched: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
 
 
-def _trains(module: Any) -> bool:
-    return bool(module.training and sys.modules["torch"].is_grad_enabled())
-
-
 def _before_model(module: Any, args: Any, kwargs: Any) -> None:
     witness = _watched.get(module)
     if witness is None or witness.is_deaf:
         return
-    if _trains(module):
-        witness.take((args, kwargs))
-        if witness.called is not None:
-            witness.called(module, args, kwargs)
+    if module.training and sys.modules["torch"].is_grad_enabled():
+        witness.take((args, kwargs), (module, args, kwargs))
     else:
         witness.passes(bool(module.training))
 
 
 def _before_part(module: Any, args: Any, kwargs: Any) -> None:
     witness = _watched.get(module)
-    if witness is None or witness.is_deaf or not _trains(module):
+    if witness is None or witness.is_deaf or not module.training or not sys.modules["torch"].is_grad_enabled():
         return
     tensors = tensors_of((args, kwargs))
     if tensors and not any(tensor.requires_grad for tensor in tensors):
@@ -203,7 +178,7 @@ def _failed(problem: Exception) -> None:
 
 @functools.cache
 def _hook(work: Callable[..., None]) -> ModelHook:
-    return ModelHook(shield(work, _failed))
+    return ModelHook(work, _failed)
 
 
 # ---- what is in a batch ----------------------------------------------------------------------------------------------
@@ -279,18 +254,15 @@ def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
         yield from leaves_in(vars(thing), depth + 1)  # a dataclass, a graph; no module
 
 
-def readable(tensor: Any) -> Any:
-    """What stands behind a tensor that `torch.func` has wrapped: under `vmap` all of its rows; any other tensor itself."""
-    inside = sys.modules["torch"]._C._functorch
+def _dense_parts(tensor: Any) -> Iterator[Any]:
+    """The tensor itself, or the dense ones that a sparse, nested or quantized one consists of.
+
+    Of one that `torch.func` has wrapped what stands behind it: under `vmap` all of its rows.
+    """
+    torch = sys.modules["torch"]
+    inside = torch._C._functorch
     while inside.is_functorch_wrapped_tensor(tensor):
         tensor = inside.get_unwrapped(tensor)
-    return tensor
-
-
-def _dense_parts(tensor: Any) -> Iterator[Any]:
-    """The tensor itself, or the dense ones that a sparse, nested or quantized one consists of."""
-    torch = sys.modules["torch"]
-    tensor = readable(tensor)
     if tensor.is_nested:
         yield tensor.values()
         yield tensor.offsets() if tensor.layout is torch.jagged else tensor._nested_tensor_size()

@@ -57,9 +57,9 @@ class ModelHook:
     of an error in it.
     """
 
-    def __init__(self, hook: Callable[..., None], failed: Callable[[Exception], Any] | None = None) -> None:
+    def __init__(self, hook: Callable[..., None], failed: Callable[[Exception], Any]) -> None:
         whole: Callable[..., None] = functools.partial(_without_transforms, hook)
-        self._hook = outside_graphs(whole if failed is None else shield(whole, failed))
+        self._hook = outside_graphs(shield(whole, failed))
         skip_in_graphs(ModelHook.__call__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

@@ -10,23 +10,24 @@ the rest of the resumed epoch was skips batches for ever (StatefulDataLoader wit
 """
 
 import atexit
+import functools
 import json
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
 from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
-from chronicle.resume.batches import BatchWitness, Hears
+from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared, noted
-from chronicle.resume.contract import Expectation, Mode, Options
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.contract import Expectation
+from chronicle.resume.events import BatchEntered, Ended, Loaded, Saved
+from chronicle.resume.hub import Observer
 from chronicle.resume.memory import Memory
-from chronicle.resume.verdict import Ranks, StartingPoint
+from chronicle.resume.training import Training
 
 NAME = "next batch"
 NOT_SEEN = (
@@ -57,29 +58,25 @@ class _Followed:
     ahead: int | None = None  # steps before the first of them, here more than in the first pass
 
 
-class DataWatch:
+class DataWatch(Observer):
     """The data of this launch on one rank."""
+
+    about = "batches"
 
     def __init__(
         self,
-        options: Options,
-        journal: GuardJournal,
-        ranks: Ranks,
-        start: StartingPoint,
-        step: Callable[[], int | None],
-        first_batch: Callable[[], None],
-        contained: Callable[[str], AbstractContextManager[Any]],
-        hears: Hears = Hears(),
-        *,
-        told: Callable[[int], None] = lambda digest: None,
-        failed: Callable[[str, str], None] = lambda where, error: None,
-        look_for_steps: Callable[[bool], None] = lambda surely: None,
+        training: Training,
+        tell: Callable[[BatchEntered], object],
+        told: Callable[[int], None],
+        look_for_steps: Callable[[bool], None],
     ) -> None:
-        """`told`: of the digest of every batch. `failed`: of errors of the guard itself. `look_for_steps(surely)`: whether
-        steps are taken that no hook sees."""
-        self._options, self._journal, self._ranks, self._start = options, journal, ranks, start
-        self._contained, self._told, self._failed, self._look_for_steps = contained, told, failed, look_for_steps
-        self.batches = BatchWitness(self._see, step, first_batch, contained, hears)
+        """`tell`: of all that enters a model. `told`: of the digest of every batch. `look_for_steps(surely)`: whether steps are
+        taken that no hook sees."""
+        self._training, self._told, self._look_for_steps = training, told, look_for_steps
+        self._options, self._journal, self._ranks = training.options, training.journal, training.ranks
+        self._start, self._contained, self._failed = training.start, training.contained, training.faults.record
+        lost = functools.partial(training.faults.record, "batch")
+        self.batches = BatchWitness(tell, self._see, lambda: training.step, training.contained, lost)
         self.continues = False  # the trainer itself says that it skips the batches that were seen
         self._was_equal = False
         self._said: set[str] = set()
@@ -91,11 +88,12 @@ class DataWatch:
         self.continues = skips_seen
 
     def _begin_anew(self) -> None:
-        paths, off = self._journal.paths, self._options.mode is Mode.OFF
-        self._record = BatchRecord(None if paths is None or off else paths.batches_dir)
+        paths = self._training.paths
+        self._record = BatchRecord(None if paths is None else paths.batches_dir)
         self.record_id = ""  # agreed on by all ranks, anew after every load
         self._first: int | None = None  # digest of this launch's first batch
         self.first: tuple[str, ...] = ()  # of its first three
+        self._has_begun = self._resumes = False  # the first step was taken; and it followed a load
         self._followed = _Followed()
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
         self._in_pass = 0
@@ -109,15 +107,22 @@ class DataWatch:
         """Position in the record that a checkpoint saved now carries."""
         return self._record.position_after(self.batches.num_waiting)
 
-    def after_save(self) -> None:
-        """A checkpoint was saved."""
+    def saved(self, event: Saved) -> None:
+        """The batches after it are looked at again."""
         self.batches.after_save()
+        if event.is_of_now:
+            self.batches.settle()
 
-    def restart(self) -> None:
-        """A load inside this process: the next batch is a first one, and what follows belongs to a record of its own."""
+    def loaded(self, event: Loaded) -> None:
+        """In a process that has trained, the next batch is a first one, and what follows belongs to a record of its own."""
+        if event.again:
+            self.finish()
+            self.batches.restart()
+            self._begin_anew()
+
+    def ended(self, event: Ended) -> None:
+        """Nothing stays in memory."""
         self.finish()
-        self.batches.restart()
-        self._begin_anew()
 
     def finish(self) -> None:
         """The process ends: nothing stays in memory, unless the run's directory was removed meanwhile."""
@@ -132,7 +137,7 @@ class DataWatch:
         self._told(digest)
         if self._first is None:
             self._first = digest
-        elif not self._record.begun and step is not None and len(self._followed.early) < NUM_FOLLOWED:
+        elif not self._has_begun and step is not None and len(self._followed.early) < NUM_FOLLOWED:
             self._followed.early.append((digest, step))
         if len(self.first) < NUM_FIRST:
             self.first = (*self.first, f"{digest:016x}")
@@ -141,7 +146,7 @@ class DataWatch:
             self._journal.say("no step", f"not verified: {NO_STEP_SEEN}")
         if self._record.num_seen in ASKED_AT:
             self._look_for_steps(self._record.num_seen >= NUM_WITHOUT_STEP)
-        if self._start.resumed and step is not None:
+        if self._resumes and step is not None:
             self._follow(digest, step)
             self._count(place, step)
         elif place:
@@ -201,7 +206,7 @@ class DataWatch:
 
     # ---- before the first step -----------------------------------------------------------------------------------
 
-    def loaded(self, data: Any) -> None:
+    def was_loaded(self, data: Any) -> None:
         """The framework has loaded; `data` is the trainer's position now."""
         self._was_equal = self._is_equal(data)
 
@@ -222,8 +227,10 @@ class DataWatch:
 
     def begin(self) -> None:
         """The first step is about to be taken: from here on the record is written."""
+        self._resumes = self._start.resumed
         with self._contained("batches"):
             self.batches.settle()
+            self._has_begun = True
             rank, start = self._ranks.rank, self._start.start_step or 0
             if self.record_id and rank < NUM_RANKS:
                 self._record.begin(self.record_id, rank, start_step=start, parent=self._parent(), launch=self._journal.launch)

@@ -44,9 +44,9 @@ class Faults:
         """`work`, as a framework may call it: an error is recorded."""
         return shield(work, functools.partial(self.record, where))
 
-    def gave_up(self, where: str) -> bool:
-        """Whether the guard failed so often at this place that it stays out of the way there."""
-        return self._counts.get(where, 0) >= NUM_FAULTS
+    def count(self, where: str) -> int:
+        """How often the guard failed at this place."""
+        return self._counts.get(where, 0)
 
     def record(self, where: str, problem: BaseException | str) -> None:
         """Record one error, or its text; never raises. An error that repeats at the same place is recorded once."""

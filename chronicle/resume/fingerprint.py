@@ -401,7 +401,7 @@ def own_shard(tensor: Any) -> Any:
         return tensor.ds_tensor
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    return tensor.dequantize() if is_packed_tensor(tensor) else tensor
+    return tensor.dequantize() if hasattr(tensor, "__tensor_flatten__") and is_packed_tensor(tensor) else tensor
 
 
 def is_packed_tensor(tensor: Any) -> bool:

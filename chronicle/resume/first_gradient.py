@@ -32,9 +32,13 @@ from typing import Any
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
+from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import Snapshot, part_of
+from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import rng_digests
+from chronicle.resume.hub import Observer
+from chronicle.resume.training import Training
 
 VERSION = 3
 NAME = "gradient"
@@ -58,27 +62,19 @@ ROUGH = (0.1, 0.3)  # half precision, or an accelerator with its own reduced pro
 Rows = Sequence[Sequence[float] | None]  # samples, one row a tensor
 
 
-class FirstGradient:
-    """Keeps and compares first gradients of one rank. `directory` None: nothing is done."""
+class FirstGradient(Observer):
+    """Keeps and compares first gradients of one rank. `tell` hears of a step that is another one; `settle_batches` makes
+    known the digests of the batches that wait on a device."""
+
+    about = "gradient"
 
     def __init__(
-        self,
-        directory: Path | None,
-        rank: int,
-        num_ranks: Callable[[], int],
-        models: Callable[[], Sequence[Any]],
-        averages: Callable[[], Mapping[str, Any]],
-        *,
-        moved_otherwise: Callable[[str, int], None] = lambda words, after: None,
-        went_wrong: Callable[[Mapping[str, Any]], str] = lambda identity: "",
-        lost: Callable[[Exception], None] = lambda problem: None,
+        self, training: Training, tell: Callable[[Breach], object], settle_batches: Callable[[], None]
     ) -> None:
-        """`moved_otherwise`: told of a step that is another one. `went_wrong(identity)`: which incident the first step after
-        this save belongs to, in words; "" for none. `lost`: told of an error of a hook."""
-        self._directory = directory if rank < NUM_RANKS else None
-        self._num_ranks, self._models, self._averages = num_ranks, models, averages
-        self._moved_otherwise, self._went_wrong, self._lost = moved_otherwise, went_wrong, lost
-        self._rank = rank
+        self._training, self._tell, self._settle_batches = training, tell, settle_batches
+        self._rank = training.ranks.rank
+        paths = training.paths if self._rank < NUM_RANKS else None
+        self._directory = None if paths is None else paths.gradients_dir
         self._batches: list[str] = []  # since the last step
         self._seen = 0
         self._autocast = False  # whether a micro-batch of this step entered under it
@@ -86,6 +82,7 @@ class FirstGradient:
         self._at_save: Mapping[str, str] = {}
         self._entered: Mapping[str, str] = {}  # generators when the first micro-batch entered
         self._wanted = True  # the first step of a launch is compared
+        self._looks = self._directory is not None  # at the step that comes
         self._expected: list[dict[str, Any]] = []  # steps that this launch should repeat, from the next one on
         self._steps: _Steps | None = None  # that are being kept, or compared
         self._lrs_then: list[Any] = []  # of the first pass, from the first step after this load on
@@ -99,22 +96,16 @@ class FirstGradient:
         """An engine takes the gradients away: sample them as they come."""
         self._by_hooks = True
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the next step's gradient is to be kept, or compared with one that was kept."""
-        return bool(self._state) or self._steps is not None
+    def saved(self, event: Saved) -> None:
+        """The gradient after it is to be kept; in the middle of an accumulation it says nothing."""
+        if event.is_of_now and event.memory is not None:
+            self._state = "" if self._seen else event.memory.state_id
+            self._at_save = event.memory.ranks[0].rng
+            self._entered = {}
+            self._looks = self._directory is not None and bool(self._state or self._steps or self._wanted)
 
-    @property
-    def _looks(self) -> bool:
-        return self._directory is not None and (self.is_awaited or self._wanted)
-
-    def saved(self, state: str, generators: Mapping[str, str]) -> None:
-        """The state of this identity was saved. In the middle of an accumulation its next gradient says nothing."""
-        self._state, self._at_save = ("" if self._seen else state), generators
-        self._entered = {}
-
-    def loaded(self) -> None:
-        """Another state is in memory: the next step is a first one."""
+    def loaded(self, event: Loaded) -> None:
+        """The next step is a first one."""
         self._steps, self._lrs_then = None, []
         self._reset(wanted=True)
 
@@ -124,29 +115,39 @@ class FirstGradient:
         if self._sums is not None:
             self._sums.remove()
         self._sums = None
+        self._looks = self._directory is not None and (wanted or self._steps is not None)
 
-    def enters(self) -> None:
-        """A micro-batch is about to enter the model."""
+    def batch_entered(self, event: BatchEntered) -> None:
+        """How the generators stand when the first micro-batch of a step enters."""
+        if event.kind is Inputs.PASS:
+            return
         self._seen += 1
+        if not self._looks:
+            return
         self._autocast = (self._autocast and self._seen > 1) or _autocast()
         if self._steps is not None and self._steps.moving is not None:
             self._steps.moving.is_over()
-        if self._seen > 1 or not self._looks:
+        if self._seen > 1:
             return
         try:
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
-            self._state, self._wanted, self._steps = "", False, None
+            self._state, self._wanted, self._steps, self._looks = "", False, None, False
         if self._by_hooks and self._sums is None:
-            self._sums = _Sums(_params(None, self._models()), self._lost)
+            self._sums = _Sums(_params(None, self._models()), self._failed)
 
     def batch(self, digest: int) -> None:
         """The digest of a micro-batch, in their order."""
         if self._looks and len(self._batches) < NUM_BATCHES:
             self._batches.append(f"{digest:016x}")
 
-    def stepping(self, place: int, optimizer: Any, lrs: Sequence[Any] = ()) -> None:
-        """The guarded optimizer at this place is about to step: keep its gradient, or compare it, near a save or a load."""
+    def gradient_ready(self, event: GradientReady) -> None:
+        """Keep the gradient, or compare it, near a save or a load."""
+        if not self._looks:
+            self._seen = 0
+            return
+        if self._state or self._steps is not None:
+            self._settle_batches()
         steps, self._steps = self._steps, None
         if steps is not None and not self._goes_on(steps):
             steps = None
@@ -154,10 +155,44 @@ class FirstGradient:
             steps = _Steps(path=self._directory / f"{self._state}.{self._rank}")
         elif self._expected:
             steps = _Steps(records=self._expected)
-        if steps is not None and self._take(steps, place, optimizer, list(lrs)):
-            self._steps = steps
+        if steps is not None:
+            place = self._training.place_of(event.optimizer)
+            if self._take(steps, place, event.optimizer, list(event.lrs)):
+                self._steps = steps
         self._expected = []
         self._reset(wanted=False)
+
+    # ---- what it knows of the training ------------------------------------------------------------------------------
+
+    def _num_ranks(self) -> int:
+        return self._training.ranks.world_size
+
+    def _models(self) -> Sequence[Any]:
+        return self._training.observe().models
+
+    def _averages(self) -> Mapping[str, Any]:
+        return self._training.observe().averages
+
+    def _failed(self, problem: Exception) -> None:
+        """A hook of this failed."""
+        self._training.faults.record(self.about, problem)
+
+    def _moved_otherwise(self, words: str, after: int) -> None:
+        """A step is another one than in the first pass: `after` steps after the first of this launch."""
+        step = self._training.start.start_step
+        first = None if step is None else step + 1 + after
+        self._tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self._training.step))
+
+    def _went_wrong(self, identity: Mapping[str, Any]) -> str:
+        """Which incident the first step after the save of this state belongs to, in words; "" for none.
+
+        The gradient of that step lies in this run's directory, so the launch is one of this journal.
+        """
+        step = identity.get("step")
+        if not isinstance(step, int):
+            return ""
+        incident = self._training.journal.read().incident_at(identity.get("launch"), step + 1)
+        return "" if incident is None else f"belongs to an incident ({incident.kind} since step {incident.onset_step})"
 
     # ---- one step after another --------------------------------------------------------------------------------------
 

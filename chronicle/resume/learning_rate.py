@@ -306,7 +306,10 @@ def begins_within_its_step(optimizer: Any) -> bool:
     torch hooks the `step` of every class of which an optimizer was made, so a subclass whose base class was used, too, is heard
     twice a step.
     """
-    if sum(bool(getattr(base.__dict__.get("step"), "hooked", False)) for base in type(optimizer).__mro__) < 2:
+    num_hooked = 0
+    for base in type(optimizer).__mro__:
+        num_hooked += bool(getattr(base.__dict__.get("step"), "hooked", False))
+    if num_hooked < 2:
         return False
     if not _hears_ends:
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -321,9 +324,10 @@ def _step_ended(optimizer: Any, *_: Any) -> None:
         _within[optimizer] = max(0, _within[optimizer] - 1)
 
 
-def a_batch_entered() -> None:
-    """No step of the batch before is going on: one that raised has no end."""
+def a_batch_entered() -> bool:
+    """No step of the batch before is going on: one that raised has no end. Whether there is any optimizer of that kind."""
     _within.clear()
+    return bool(_hears_ends)
 
 
 def is_within_its_step(optimizer: Any) -> bool:

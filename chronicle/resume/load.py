@@ -13,7 +13,7 @@ process has an optimizer and models in training mode (then damaged files are ref
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ from chronicle.resume.checks.run import (
     drives,
     keys_apart,
 )
-from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
+from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.samples import Snapshot
+from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
@@ -54,14 +55,16 @@ from chronicle.resume.fingerprint import (
 )
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
-from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory, GuardJournal
+from chronicle.resume.hub import RESTS, Observer, Rest
+from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.moving import Calibration, LoadedBuffers, Moving, facts_of_buffers
 from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import read_memory
+from chronicle.resume.training import Training
 from chronicle.resume.unregistered import facts_of
-from chronicle.resume.verdict import Ranks, StartingPoint
+from chronicle.resume.verdict import StartingPoint
 from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
 from rollback.checkpoint.manifest import OtherVersion
@@ -80,23 +83,23 @@ ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled w
 NUM_NAMED = 3  # tensors that differ
 
 
-class Loads:
+class Loads(Observer):
     """The loads of one process. What they promise is in `start`, what the last one left in memory in `state`."""
+
+    about = "load"
 
     def __init__(
         self,
-        options: Options,
-        journal: GuardJournal,
-        ranks: Ranks,
-        start: StartingPoint,
+        training: Training,
         data: DataWatch,
         honours: Honours,
         reference: Reference,
         moving: Moving,
         records: Records,
     ) -> None:
-        self._options, self._journal, self._ranks = options, journal, ranks
-        self.start, self.data, self.honours = start, data, honours
+        self._training = training
+        self._options, self._journal, self._ranks = training.options, training.journal, training.ranks
+        self.start, self.data, self.honours = training.start, data, honours
         self._reference, self._moving, self._records = reference, moving, records
         self.state: LoadedState | None = None
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
@@ -229,7 +232,7 @@ class Loads:
         self._opening.learn(loaded_from=root)
         self.start.adopt(self._opening)
 
-    def begins(self) -> None:
+    def begin_anew(self) -> None:
         """A further training begins in this process, with the weights in memory or with a load that is still to come."""
         self.start.adopt(StartingPoint(again=True))
         self.state, self.pending = None, []
@@ -254,7 +257,7 @@ class Loads:
             objects_before=self._objects_before,
         )
         self._calibration = Calibration(first=facts_of_buffers(live.models))
-        self.data.loaded(live.data)
+        self.data.was_loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         expected = self.start.expectation or Expectation(basis="none")
         checks = check_memory(expected, found, rank=live.rank)
@@ -326,13 +329,23 @@ class Loads:
     def _record_of_weights(self, live: LiveState) -> Memory | None:
         return self._records.of_weights(weights_and_each(live)[0])
 
-    def first_batch(self, observe: Callable[[], LiveState]) -> None:
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """What comes before the first batch, or is it."""
+        if self._training.off or not event.is_first:
+            return RESTS
+        if event.kind is Inputs.BATCH:
+            self._first_batch()
+        elif event.is_training or self.start.resumed:  # a forward pass without gradients
+            self._calibration = self._calibration.after_pass(self._training.observe(), event.is_training)
+        return None
+
+    def _first_batch(self) -> None:
         """The first batch is about to change running statistics: note them now.
 
         An adapter's load is known already. A plain loop does not announce its loads, so what it holds now is what it loaded.
         """
         if self.state is not None or self.start.state_loaded:
-            live = observe()
+            live = self._training.observe()
             self.look_again(live)
             objects = object_digests(live)
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=objects)
@@ -352,10 +365,6 @@ class Loads:
             trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
             self._at_batch = trained, Snapshot(trained)
             self._calibration = Calibration()
-
-    def calibrates(self, live: LiveState, training: bool) -> None:
-        """A forward pass without gradients begins before the first batch."""
-        self._calibration = self._calibration.after_pass(live, training)
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.

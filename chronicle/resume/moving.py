@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.checks.check import Check, compared, not_compared, noted
+from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
 from chronicle.resume.fingerprint import LiveState, digest_and_each, object_digests, own_shard, saved_buffers
+from chronicle.resume.hub import RESTS, Observer, Rest
+from chronicle.resume.prints import is_captured
+from chronicle.resume.training import Training
 
 Facts = Mapping[str, str]  # key -> a few bits of its value
 
@@ -58,11 +62,14 @@ def moved(before: Facts, after: Facts) -> list[str]:
     return [key for key, value in before.items() if after.get(key, value) != value]
 
 
-class Moving:
-    """Learns, on one rank, which facts this training moves without a step. `directory` None: it keeps nothing on disk."""
+class Moving(Observer):
+    """Learns, on one rank, which facts this training moves without a step."""
 
-    def __init__(self, directory: Path | None, rank: int) -> None:
-        self._directory, self._rank = directory, rank
+    about = "buffers"
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._rank = training, training.ranks.rank
+        self._directory = None if training.paths is None else training.paths.sequels_dir
         self.keys: tuple[str, ...] = ()
         self._looked: Facts = {}
         self._saved: tuple[str, Facts] | None = None  # state, and its facts
@@ -72,33 +79,33 @@ class Moving:
         """The training goes on from a state of which these are known to move."""
         self.keys, self._looked, self._saved, self._steps = tuple(keys), {}, None, 0
 
-    def loaded(self) -> None:
-        """Another state is in memory: it differs for that reason."""
+    def loaded(self, event: Loaded) -> None:
+        """What differs now differs for that reason."""
         self._looked, self._saved = {}, None
 
-    @property
-    def looks_at_steps(self) -> bool:
-        """Whether `stepping` is to be told of the next step."""
-        return self._steps < NUM_STEPS
+    def gradient_ready(self, event: GradientReady) -> Rest | None:
+        """All forward passes of the step are done, unless it has a closure."""
+        if self._steps >= NUM_STEPS:
+            return RESTS
+        if event.gradient is not Gradient.AT_END:
+            self._steps += 1
+            self._looked = facts_of(self._training.observe())
+        return None
 
-    @property
-    def awaits_batch(self) -> bool:
-        """Whether `enters` is to be told of the next batch."""
-        return bool(self._looked) or self._saved is not None
+    def saved(self, event: Saved) -> None:
+        """The facts of the save, which the next batch is compared with."""
+        if event.is_of_now and event.memory is not None:
+            facts = facts_of(self._training.observe())
+            self._saved = (event.memory.state_id, facts) if facts else None
 
-    def stepping(self, live: LiveState) -> None:
-        """A step is about to be taken; all forward passes that it uses are done."""
-        self._steps += 1
-        self._looked = facts_of(live)
-
-    def saved(self, state: str, live: LiveState) -> None:
-        """A checkpoint with this identity was written."""
-        facts = facts_of(live)
-        self._saved = (state, facts) if facts else None
-
-    def enters(self, live: LiveState) -> None:
-        """A batch of the training is about to enter the model."""
-        now = facts_of(live)
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """What differs from the step or the save before this batch was moved by the script."""
+        awaits = bool(self._looked or self._saved)
+        if not awaits and self._steps >= NUM_STEPS:
+            return RESTS
+        if event.kind is Inputs.PASS or not awaits or is_captured():
+            return None
+        now = facts_of(self._training.observe())
         state, saved = self._saved or ("", {})
         changed = moved(saved, now)
         self.keys = tuple(dict.fromkeys((*self.keys, *moved(self._looked, now), *changed)))[:NUM_KEYS]
@@ -107,6 +114,7 @@ class Moving:
             record = {key: now[key] for key in changed}
             self._path(state).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._looked, self._saved = {}, None
+        return None
 
     def after(self, state: str) -> Facts:
         """What had moved when the next batch came after this save, and how it was then; {} where nothing is known."""

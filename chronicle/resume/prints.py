@@ -28,17 +28,19 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import heard
 from chronicle.resume.batches import keep_yielded
 from chronicle.resume.checksums import Modes, contents_of, global_generators
+from chronicle.resume.contract import launch_number
 from chronicle.resume.envelope.samples import Snapshot, digest_of
+from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, StepBegins
 from chronicle.resume.faults import shield
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.launch_facts import add_sources, write_facts
 from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
+from chronicle.resume.training import Training
 from rollback.channels import Role, find_channel
 
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
@@ -49,14 +51,6 @@ ELEMENTS, TENSORS = 32, 8  # of one sample
 MOST_GROUPS = 8
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")  # for the update; other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
-
-
-class Gradient(Enum):
-    """When the gradient of a step is complete."""
-
-    READY = "before the step"
-    AT_END = "the step calls the model and the backward pass by a closure, and its end is heard"
-    TOLD = "the same, and an adapter calls `gradient_ready`"
 
 
 @dataclass(slots=True)
@@ -110,24 +104,17 @@ class _Step:
 UNPRINTED = _Step(0, over=True)  # a step without a print: its micro-batches are dropped
 
 
-class StepPrints:
-    """The prints of one rank. `launch_dir` None: nothing is done."""
+class StepPrints(Observer):
+    """The prints of one rank. Outside of a launch nothing is done; an error ends them."""
 
-    def __init__(
-        self,
-        launch_dir: Path | None,
-        rank: Callable[[], int],
-        num_ranks: Callable[[], int],
-        trained: Callable[[], tuple[int | None, Sequence[Any]]],
-        models: Callable[[], Sequence[Any]],
-        failed: Callable[[Exception], None],
-        *,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
-        """`trained()`: steps completed, and the optimizers. `failed`: told of an error of the guard itself."""
-        self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
-        self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
-        self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
+    about = "step print"
+    most_errors = 1
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._mode = training.environ.get(PRINTS_VARIABLE, "").strip().lower()
+        self._launch_dir = None if self._mode in ("off", "0", "no") else training.launch_dir
+        self._rank = 0
         self._clock = time.perf_counter
         self._writer: RingWriter | None = None
         self._params: list[Any] = []
@@ -140,7 +127,6 @@ class StepPrints:
         self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
         self._gradient_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose closures make the gradient
-        self._trained, self._models = trained, models
         self._early: dict[tuple[int, ...], Snapshot] | None = None  # weights before the first batch, by step and parameters
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
@@ -148,9 +134,8 @@ class StepPrints:
         self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
         self._num_printed = 0
         self._spent, self._since = 0.0, 0.0
-        self.failed = failed
-        self._hears = shield(self._logged, failed)
-        self.updated: Callable[[Any], None] = shield(self._updated, failed)
+        self._hears = shield(self._logged, self.failed)
+        self.updated: Callable[[Any], None] = shield(self._updated, self.failed)
         if self._launch_dir is not None:
             heard.append(self._hears)
             keep_yielded()
@@ -170,19 +155,34 @@ class StepPrints:
         if writer is not None:
             writer.close()
 
+    def failed(self, problem: Exception) -> None:
+        """One of the hooks failed."""
+        self._training.faults.record(self.about, problem)
+        self.end()
+
+    def ended(self, event: Ended) -> None:
+        """The guard does nothing more in this launch."""
+        if event.for_good:
+            self.end()
+
     # ---- what happens in a step ----------------------------------------------------------------------------------
 
-    def loaded(self) -> None:
-        """Another state is in memory."""
+    def loaded(self, event: Loaded) -> None:
+        """The next step is the first one of this state."""
         if self.on:
             self._close(self._now)
             self._inputs, self._early, self._now = _Inputs(), None, None
             self._begins, self._has_entered, self._skip = True, False, 0
 
-    def enters(self, batch: Any) -> None:
-        """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """The step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
-            return
+            return RESTS
+        if event.kind is not Inputs.PASS:
+            self._enters(event.batch)
+        return None
+
+    def _enters(self, batch: Any) -> None:
         now = self._now
         if now is None or not self._inside:
             self._has_entered = True
@@ -203,20 +203,17 @@ class StepPrints:
         inputs.with_targets = inputs.with_targets and with_targets
         self._spent += self._clock() - begun
 
-    def stepping(
-        self,
-        step: int | None,
-        optimizer: Any,
-        models: Sequence[Any],
-        others: Sequence[Any] = (),
-        *,
-        gradient: Gradient = Gradient.READY,
-    ) -> None:
-        """The guarded optimizer is about to take this step (optimizer steps completed when it is over); None: an engine.
+    def step_begins(self, event: StepBegins) -> Rest | None:
+        """The guarded optimizer is about to take a step."""
+        if self._launch_dir is None:
+            return RESTS
+        self._begins_step(event)
+        return None
 
-        `others`: optimizers beside it, whose options and parameters are looked at as well (a critic's).
-        """
-        if self._launch_dir is None or step is None or (self._now is not UNPRINTED and is_captured()):
+    def _begins_step(self, event: StepBegins) -> None:
+        """Of optimizers beside the guarded one (a critic's) options and parameters are looked at as well."""
+        step, optimizer, gradient, models = event.number, event.optimizer, event.gradient, self._training.models
+        if step is None or (self._now is not UNPRINTED and is_captured()):
             return
         self._close(self._now)
         self._steps += 1
@@ -230,7 +227,8 @@ class StepPrints:
             self._now = UNPRINTED
             return
         begun = self._clock()
-        self._others = [one for one in others if optimizer is not None and not _is_one(one, optimizer)]
+        others = self._training.optimizers if optimizer is not None else ()
+        self._others = [one for one in others if not _is_one(one, optimizer)]
         if self._begins:
             self._begin(step - 1, optimizer, models)
         elif optimizer is not None and not self._are_these(optimizer):
@@ -242,7 +240,7 @@ class StepPrints:
             now.weights.append(_sample([p for one in self._others for p in _params(one, models)], step))
         self._spent += self._clock() - begun
         if gradient is Gradient.READY:
-            self.gradient_ready(optimizer)
+            self._take_gradient(optimizer)
 
     def _hear_the_end(self, optimizer: Any, *, with_gradient: bool) -> None:
         if with_gradient:
@@ -262,7 +260,7 @@ class StepPrints:
             return
         if self._inside and optimizer in self._gradient_at_end:
             self._inside = False
-            self.gradient_ready(optimizer)
+            self._take_gradient(optimizer)
         if now is None or now.over:
             return
         begun = self._clock()
@@ -271,7 +269,14 @@ class StepPrints:
         now.known.update(options=_digest(used, now.known.get("options", 0)), lr=_lr_of(optimizer.param_groups))
         self._spent += self._clock() - begun
 
-    def gradient_ready(self, optimizer: Any) -> None:
+    def gradient_ready(self, event: GradientReady) -> Rest | None:
+        """An adapter tells it; else the step itself showed it, or will."""
+        if event.gradient is not Gradient.TOLD:
+            return RESTS
+        self._take_gradient(event.optimizer)
+        return None
+
+    def _take_gradient(self, optimizer: Any) -> None:
         """The gradient of the step is complete; that of an engine (None) cannot be reached."""
         if self._now is None or self._now.over or optimizer is None:
             return
@@ -287,16 +292,16 @@ class StepPrints:
             return
         self._close(self._now)
         self._settle(everything=True)
-        if self._writer is not None and self._rank() == 0:
+        if self._writer is not None and self._rank == 0:
             add_sources(self._launch_dir)
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 
     def _look_early(self) -> None:
         """The weights before the first batch: it may move them and bring them back before its step."""
-        self._modes = Modes(self._models())
-        step, optimizers = self._trained()
-        found = [params for one in optimizers if (params := _params(one, ()))]
+        live, step = self._training.observe(), self._training.step
+        self._modes = Modes(live.models)
+        found = [params for one in live.optimizers if (params := _params(one, ()))]
         self._early = {(step or 0, *map(id, params)): _sample(params, step or 0) for params in found}
 
     def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
@@ -309,10 +314,10 @@ class StepPrints:
             raise ValueError("the optimizer has no parameters")
         if self._writer is None:
             assert self._launch_dir is not None
-            rank = self._rank()
+            ranks, launch = self._training.ranks, launch_number(self._training.environ)
+            rank = self._rank = ranks.rank  # its process group may be gone when the process ends
             device = str(self._params[0].device)
-            launch = int(self._launch) if self._launch.isdecimal() else None
-            header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
+            header = {"rank": rank, "ranks": ranks.world_size, "launch": launch, "host": os.uname().nodename, "device": device}
             found = arithmetic(device)
             header["machine"] = str(found.get("device name") or found["processor"])[:80]
             self._writer = RingWriter(ring_path(self._launch_dir, rank), header)

@@ -21,7 +21,9 @@ from typing import Any
 from chronicle.resume.checks.check import Check, attempt
 from chronicle.resume.checks.memory import check_memory, check_mode
 from chronicle.resume.contract import Expectation
+from chronicle.resume.events import Loaded, Saved, StepBegins
 from chronicle.resume.fingerprint import groups_of
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import number
 from chronicle.resume.memory import LrRow, Memory, RankDigest
 from chronicle.resume.rules import judge
@@ -35,31 +37,38 @@ NUM_HABITS = 64
 Place = tuple[str, str]  # name of a check, and where
 
 
-class Reference:
-    """Keeps and reads it, on one rank. `directory` None: nothing is kept. `failed` is told of errors of the guard itself."""
+class Reference(Observer):
+    """Keeps and reads it, on one rank. `directory` None: nothing is kept. `describe()`: memory right before the next step.
 
-    def __init__(self, directory: Path | None, rank: int, failed: Callable[[str, str], None] = lambda where, why: None) -> None:
+    `failed` is told of errors of the guard itself.
+    """
+
+    about = "what follows a save"
+
+    def __init__(
+        self,
+        directory: Path | None,
+        rank: int,
+        describe: Callable[[], Memory],
+        failed: Callable[[str, str], None] = lambda where, why: None,
+    ) -> None:
         self._directory = directory
         self._rank = rank
-        self._failed = failed
+        self._describe, self._failed = describe, failed
         self._saved: Memory | None = None  # the state whose next step is awaited
         self._frozen: list[str] = []  # which parameters took no gradient, one after the other
         self._kept: list[Path] = []
         self.habits: tuple[str, ...] = ()  # names of what this training has changed between a save and its next step
         self.options = OptionValues()
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the next step is the first one after a save."""
-        return self._saved is not None
+    def saved(self, event: Saved) -> None:
+        """The step after it is awaited."""
+        if event.is_of_now and event.memory is not None:
+            keeps = self._directory is not None and self._rank < NUM_RANKS
+            self._saved = event.memory if keeps and event.memory.state_id else None
 
-    def saved(self, memory: Memory) -> None:
-        """This state was saved."""
-        keeps = self._directory is not None and self._rank < NUM_RANKS
-        self._saved = memory if keeps and memory.state_id else None
-
-    def loaded(self) -> None:
-        """Another state is in memory: the next step follows no save."""
+    def loaded(self, event: Loaded) -> None:
+        """The next step follows no save."""
         self._saved = None
 
     def resumes(self, memory: Memory | None) -> None:
@@ -75,12 +84,15 @@ class Reference:
             self._frozen = [*self._frozen[-(NUM_HABITS - 1) :], frozen]
         return tuple(self._frozen)
 
-    def stepping(self, describe: Callable[[], Memory]) -> None:
+    def step_begins(self, event: StepBegins) -> Rest:
         """The first step after a save is about to be taken: keep what is no longer as it was saved."""
         saved, self._saved = self._saved, None
-        if saved is None or self._directory is None:
-            return
-        found = _light(describe())
+        if saved is not None and self._directory is not None:
+            self._keep(self._directory, saved)
+        return RESTS
+
+    def _keep(self, directory: Path, saved: Memory) -> None:
+        found = _light(self._describe())
         for part, why in found.unknown.items():
             if part not in saved.unknown:
                 self._failed(f"description of {part} after a save", why)
@@ -94,8 +106,8 @@ class Reference:
         wrong = [check.name for check in checks if not check.ok]
         self.habits = tuple(dict.fromkeys((*self.habits, *wrong)))[:NUM_HABITS]
         record = {"v": VERSION, **({"memory": found.to_json()} if wrong else {})}
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{saved.state_id}.{self._rank}"
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{saved.state_id}.{self._rank}"
         path.write_text(json.dumps(record, separators=(",", ":"), default=str) + "\n", encoding="utf-8")
         self._kept.append(path)
         if len(self._kept) > NUM_KEPT:

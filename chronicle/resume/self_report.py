@@ -13,24 +13,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.audit.rank import RankEvidence, count_parameters, describe_device, open_evidence
+from chronicle.launch.pulse import PULSES_VARIABLE, PulseWriter
 from chronicle.preflight.facts import RankFacts, TrainerFacts
 from chronicle.preflight.gate import check_before_first_step
 from chronicle.resume.batch_reader import FirstBatch, read_plan
 from chronicle.resume.configuration import WRAPPERS, unwrapped
+from chronicle.resume.events import BatchEntered, Inputs, Saved, StepBegins
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import forecast_lrs
-from chronicle.resume.verdict import Ranks
+from chronicle.resume.training import Training
 
 MOST_LOOKED_AT = 2_000_000_000  # elements of the gradients on an accelerator that are looked at; on a CPU a tenth
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "no": "fp32", "float32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 FORMS = {"parquet", "json", "csv", "text", "generator", "arrow", "pandas", "imagefolder", "audiofolder", "webdataset"}
 
 
-class SelfReport:
-    """The report of one process. Without `chronicle run` it does nothing."""
+class SelfReport(Observer):
+    """The report of one process, and its signs of life. Without `chronicle run` it does nothing."""
 
-    def __init__(self, ranks: Ranks, environ: Mapping[str, str] = os.environ) -> None:
-        self._ranks, self._environ = ranks, environ
+    about = "facts of this launch"
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._ranks, self._environ = training, training.ranks, training.environ
+        self._pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
         self._evidence: RankEvidence | None = None
         self._begun = False
 
@@ -58,8 +64,34 @@ class SelfReport:
             facts = _facts(live, first_batch, ranks)
             check_before_first_step(facts, environ=self._environ, binds=False)
 
-    def saved(self, live: LiveState, step: int | None) -> None:
-        """A checkpoint was saved: what was read from, as far as it has a name."""
+    def lives(self) -> None:
+        """The first step is about to be taken: from now on the supervisor sees this rank."""
+        if self._pulse is None and self._environ.get(PULSES_VARIABLE):
+            self._pulse = PulseWriter(self._ranks.rank, self._environ)
+
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """A forward pass is work that is no step."""
+        if self._pulse is None:
+            return RESTS
+        if event.kind is not Inputs.PART:
+            self._pulse.sign()
+        return None
+
+    def step_begins(self, event: StepBegins) -> Rest | None:
+        """A step is a sign of life."""
+        if self._pulse is None:
+            return RESTS
+        self._pulse.step()
+        return None
+
+    def saved(self, event: Saved) -> None:
+        """A save is work; and what was read from until then, as far as it has a name."""
+        if self._pulse is not None:
+            self._pulse.sign()
+        if self._evidence is not None and event.memory is not None:
+            self._note_data(self._training.observe(), event.memory.step)
+
+    def _note_data(self, live: LiveState, step: int | None) -> None:
         name = dataset_name(live.feed)
         if self._evidence is not None and name is not None and step is not None:
             self._evidence.data(step=step, samples=None, dataset=name)
@@ -92,7 +124,7 @@ class SelfReport:
         )
         counted = _count(live)
         evidence.model(logical=None, counted=counted, local=about.get("params_local") if counted is not None else None)
-        self.saved(live, 0)
+        self._note_data(live, 0)
 
 
 def wrapper_of(live: LiveState) -> str | None:

@@ -10,6 +10,7 @@ name or that of its row in `rules.py`; one that may be is said in one line.
 """
 
 import inspect
+import operator
 import re
 import sys
 import weakref
@@ -28,11 +29,14 @@ from chronicle.resume.configuration import (
     unwrapped,
 )
 from chronicle.resume.contract import Expectation
+from chronicle.resume.events import BatchEntered, Saved, StepBegins
 from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import numbers_used_by
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.memory import Memory
 from chronicle.resume.rules import RULES, is_near, judge
+from chronicle.resume.training import Training
 
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
@@ -41,10 +45,16 @@ MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "ligh
 APART = {"last_epoch", "step_count", "last_lr", "verbose", "optimizer", "lr_lambdas", "num_steps"}
 
 
-class TrainedWatch:
+_mode_of = operator.attrgetter("training")
+
+
+class TrainedWatch(Observer):
     """The record of one launch, and which of its values move as it trains."""
 
-    def __init__(self) -> None:
+    about = "what is trained"
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
         self.shapes = Shapes()
         self._first: dict[str, Any] = {}
         self._feed: dict[str, Any] = {}
@@ -55,16 +65,32 @@ class TrainedWatch:
         self._may_be_others = True  # the script may have put other modules into a model meanwhile
         self._modes: list[bool] = []  # of these modules, right before the last step
 
-    def first_batch(self, live: LiveState) -> None:
-        """The first batch is about to enter the model: gradients that exist now belong to no step of this launch."""
-        self._left_over = gradients_of(live.models)
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """Before the first batch: gradients that exist now belong to no step of this launch."""
+        if event.is_first and not self._training.off:
+            self._left_over = gradients_of(self._training.observe().models)
+        if not event.is_looked_at and not event.is_first:
+            return RESTS
+        if event.is_looked_at:
+            self.shapes.see(event.batch)
+        return None
 
-    def stepping(self, models: Sequence[Any]) -> None:
-        """Right before a step: the modes of the modules as the step has them, whatever an evaluation before a save does."""
+    def saved(self, event: Saved) -> None:
+        """The batches that follow are those after the save."""
+        self.shapes.saved()
+
+    def step_begins(self, event: StepBegins) -> None:
+        """The modes of the modules as the step has them, whatever an evaluation before a save does."""
         if self._may_be_others:
-            self._modules = [module for model in models for module in unwrapped(model).modules()]
+            self._modules = [module for model in self._training.models for module in unwrapped(model).modules()]
             self._may_be_others = False
-        self._modes = [module.training for module in self._modules]
+        self._modes = list(map(_mode_of, self._modules))
+
+    def modes_of(self, models: Sequence[Any]) -> tuple[bool, ...] | None:
+        """Which models were in training mode at the last step; None where that is not known."""
+        seen = dict(zip(map(id, self._modules), self._modes, strict=True))
+        found = [seen.get(id(unwrapped(model))) for model in models]
+        return None if None in found or not found else tuple(map(bool, found))
 
     def begin(self, live: LiveState, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """The record right before the first step. What moved in the launch of `saved` is known to move.

@@ -26,11 +26,12 @@ from chronicle.journal.events import Incident
 from chronicle.resume.batches import tensors_of
 from chronicle.resume.checksums import checksum
 from chronicle.resume.configuration import unwrapped
+from chronicle.resume.events import BatchEntered, Ended, GradientReady, Loaded
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.patches import change_object
-from chronicle.resume.verdict import Ranks
+from chronicle.resume.training import Training
 
 KIND = "step-differs"
 TRIALS = (2, 3)  # steps of a launch: the first one makes buffers, and chooses kernels
@@ -97,22 +98,18 @@ class _Call:
             hook.remove()
 
 
-class StepTwice:
-    """Checks every `every`th step of this process; 0: none. `quiet()`: a context in which the guard hears no model.
+class StepTwice(Observer):
+    """Checks every `check_steps`th step of this process; 0: none. `quiet()`: a context in which the guard hears no model.
 
-    An error of the check is told to `failed`, and ends it.
+    An error of the check ends it.
     """
 
-    def __init__(
-        self,
-        every: int,
-        journal: GuardJournal,
-        ranks: Ranks,
-        quiet: Callable[[], AbstractContextManager[Any]],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self._every, self._journal, self._ranks, self._quiet = every, journal, ranks, quiet
-        self._failed = failed
+    about = "check of steps"
+    most_errors = 1
+
+    def __init__(self, training: Training, quiet: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._training, self._journal, self._ranks, self._quiet = training, training.journal, training.ranks, quiet
+        self._every = 0 if training.off else training.options.check_steps
         self._parts = [OUTPUTS, GRADIENTS]  # that are still compared
         self._calls: list[_Call] = []
         self._steps = 0  # of this launch that were completed
@@ -122,19 +119,31 @@ class StepTwice:
         """Whether steps are checked at all."""
         return self._every > 0 and OUTPUTS in self._parts
 
-    def end(self) -> None:
-        """No step is checked from now on."""
+    def ended(self, event: Ended) -> None:
+        """No call is made again; for good, no step is checked from now on."""
         self.forget()
-        self._parts = []
+        if event.for_good:
+            self._parts = []
 
-    def enters(self, number: int | None, live: LiveState, model: Any, args: Any, kwargs: Any) -> None:
-        """A batch of step `number` is about to enter `model`, one of those in use or the module inside it."""
-        if not self.is_on or not self._is_due(number) or len(self._calls) >= NUM_CALLS:
-            return
+    def _failed(self, problem: Exception) -> None:
+        """One of the hooks failed."""
+        self._training.faults.record(self.about, problem)
+        self.ended(Ended(for_good=True))
+
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """A batch is about to enter a model, one of those in use or the module inside it."""
+        if not self.is_on:
+            return RESTS
+        done = self._training.step
+        if event.call is not None and len(self._calls) < NUM_CALLS and self._is_due(None if done is None else done + 1):
+            self._keep_call(self._training.observe(), *event.call)
+        return None
+
+    def _keep_call(self, live: LiveState, model: Any, args: Any, kwargs: Any) -> None:
         target = _below_replicas(next((one for one in live.models if unwrapped(one) is unwrapped(model)), model))
         if why := _cannot(target):
             self._say(f"check_steps is off: {why}")
-            self.end()
+            self.ended(Ended(for_good=True))
             return
         params = _params_of(target, live)
         is_sharded = any(hasattr(param, "to_local") for param in params)
@@ -148,20 +157,27 @@ class StepTwice:
             self._calls[-1].hears_no_gradient()
         self._calls.append(call)
 
-    def stepping(self, number: int | None) -> None:
-        """The gradients of step `number` are complete, and the optimizer has not moved: make its calls again."""
+    def loaded(self, event: Loaded) -> None:
+        """Nothing of the present step is taken again."""
+        self.forget()
+
+    def gradient_ready(self, event: GradientReady) -> Rest | None:
+        """The optimizer has not moved: make the calls of the step again."""
+        if not self.is_on:
+            return RESTS
         self._steps += 1
         calls, is_trial = self._calls, self._steps in TRIALS
         self.forget()
         for call in calls:
             if self.is_on and call.first.outputs and call.is_unchanged:
-                self._check(call, number, is_trial=is_trial)
+                self._check(call, event.step, is_trial=is_trial)
+        return None
 
     def _is_due(self, number: int | None) -> bool:
         return self._steps + 1 in TRIALS or (self._steps > 0 and number is not None and number % self._every == 0)
 
     def forget(self) -> None:
-        """Nothing of the present step is taken again: a state was loaded, or the step is over."""
+        """Nothing of the present step is taken again."""
         for call in self._calls:
             call.release()
         self._calls = []

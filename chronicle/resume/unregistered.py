@@ -23,9 +23,11 @@ from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.resume.configuration import is_of_the_script
+from chronicle.resume.events import Ended, Loaded, StepBegins
 from chronicle.resume.fingerprint import LiveState, Parts, digest, own_shard, plain_bytes
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.moving import Facts, moved
+from chronicle.resume.training import Training
 
 NUM_LOOKS = 3  # steps of a launch between which is looked
 NUM_OBJECTS, NUM_ATTRIBUTES, NUM_KEYS, DEPTH = 64, 64, 64, 3
@@ -37,11 +39,14 @@ LIBRARIES = ("chronicle", "rollback", "torch.optim.lr_scheduler", "torch.utils.d
 NUMBER, VALUES = "n", "v"  # kinds of facts: a number, or tensors and whole collections
 
 
-class Unregistered:
+class Unregistered(Observer):
     """What one process finds of it."""
 
-    def __init__(self, journal: GuardJournal) -> None:
-        self._journal = journal
+    about = "unregistered state"
+
+    def __init__(self, training: Training) -> None:
+        self._observe = weakref.WeakMethod(training.observe)  # the exit of the process knows this object, and no model
+        self._journal = training.journal
         self._first: Facts = {}
         self._last: Facts = {}
         self._looks = 0
@@ -52,23 +57,21 @@ class Unregistered:
         self._paths: list[Path] = []  # that were written since the step before
         self._said: set[str] = set()
 
-    def began(self) -> None:
-        """Another state is in memory: what differs from now on was moved by the training."""
+    def loaded(self, event: Loaded) -> None:
+        """What differs from now on was moved by the training."""
         self._first, self._last, self._looks, self._saved, self._paths = {}, {}, 0, {}, []
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether `stepping` is to be told of the next step."""
-        return self._looks < NUM_LOOKS or bool(self._saved)
 
     def written(self, path: Any) -> None:
         """Something was written there: by the guard's adapter, or by the script beside it."""
         if isinstance(path, str | Path):
             self._paths = [*self._paths[-NUM_OBJECTS:], Path(path)]
 
-    def stepping(self, live: LiveState) -> None:
-        """A step is about to be taken."""
-        now = facts_of(live)
+    def step_begins(self, event: StepBegins) -> Rest | None:
+        """The first steps show what moves; the step after a save, that its files are written."""
+        observe = self._observe()
+        if observe is None or (self._looks >= NUM_LOOKS and not self._saved):
+            return RESTS
+        now = facts_of(observe())
         self._note_ids()
         if self._looks < NUM_LOOKS:
             self._looks += 1
@@ -77,6 +80,11 @@ class Unregistered:
             self._last = now
         self.settle()
         self._paths = []
+        return None
+
+    def ended(self, event: Ended) -> None:
+        """No step follows the last save."""
+        self.settle()
 
     def at_save(self, live: LiveState, step: int | None) -> Facts:
         """What moved so far and counts, as it is now, for the checkpoint."""

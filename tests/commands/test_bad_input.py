@@ -33,6 +33,13 @@ def test_a_run_that_does_not_exist_is_an_error_with_the_candidates(tmp_path: Pat
     assert not (tmp_path / "logs" / "nope").exists()
 
 
+def test_the_newest_checkpoint_is_looked_for_and_none_is_named_beside_it(chronicle: Cli) -> None:
+    for words in (["30500"], ["--all"], ["--write", "30500"]):
+        done = chronicle("verify", "--newest", *words)
+        assert (done.code, done.out) == (2, "") and "no CKPT" in done.err
+        one_sentence(done)
+
+
 def test_read_commands_say_where_nothing_was_ever_initialised(chronicle: Cli) -> None:
     for words in (["status"], ["log"], ["log", "--graph"], ["audit"]):
         done = chronicle(*words)

@@ -41,6 +41,7 @@ SHIELD = PACKAGE + "faults.py"
 SHELLS = (
     "outside_graphs.<locals>.guarded",
     "ModelHook.__call__",
+    "around.<locals>.call",
     "_preparing.<locals>.prepare",
     "_saving.<locals>.save_state",
     "_loading.<locals>.load_state",

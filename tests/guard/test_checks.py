@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronicle.resume.checks.memory import check_generators, check_memory
-from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
 from chronicle.resume.contract import Contract, Expectation, parse_change
+from chronicle.resume.lr_in_use import LrTripwire, LrWitness
 from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
 
 SAVED = Memory(

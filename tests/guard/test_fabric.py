@@ -100,5 +100,5 @@ def test_alternating_optimizers_of_a_gan_are_both_known(tmp_path: Path, run_dir:
     for module, optimizer in parts * 2:
         fabric.backward(module(torch.ones(1, 2)).sum())
         optimizer.step()
-    assert len(fabric.chronicle.guard.session._observe().optimizers) == 2
+    assert len(fabric.chronicle.guard.session.training.observe().optimizers) == 2
     assert verdicts(run_dir) == [("passed", "fresh")]

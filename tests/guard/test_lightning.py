@@ -99,6 +99,31 @@ def test_healthy_resume_passes_and_the_save_is_journalled(saved: Path, tmp_path:
     assert (entry.step, entry.data["path"]) == (6, str(saved))
 
 
+def test_a_save_of_weights_alone_is_no_checkpoint_of_the_run(tmp_path: Path, run_dir: Path) -> None:
+    """It holds nothing to resume from, and no description."""
+    trainer = fit(tmp_path, run_dir, max_steps=6)
+    trainer.save_checkpoint(tmp_path / "step=6.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    trainer.callbacks[0].session.sealer.finish()
+    saved = [entry.data["path"] for entry in read_journal(RunPaths(run_dir)).of_kind("checkpoint")]
+    assert saved == [str(tmp_path / "step=6.ckpt")]
+
+
+class SavesAnAverage(Regression):
+    """Writes other weights than it trains."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {name: one * 0.5 for name, one in checkpoint["state_dict"].items()}
+
+
+def test_a_save_with_other_weights_than_memory_is_said_at_the_save(tmp_path: Path, run_dir: Path) -> None:
+    trainer = fit(tmp_path, run_dir, max_steps=6, module=SavesAnAverage())
+    trainer.save_checkpoint(tmp_path / "step=6.ckpt")
+    trainer.callbacks[0].session.sealer.finish()
+    (told,) = read_journal(RunPaths(run_dir)).of_kind("incident")
+    assert told.data["kind"] == "save-differs" and "layer.weight" in told.data["text"]
+
+
 def test_scheduler_state_lost_in_the_file_is_refused(saved: Path, tmp_path: Path, run_dir: Path) -> None:
     """Lightning #11188: a plugin stored no scheduler; the LR starts again."""
     state = torch.load(saved, weights_only=False)

@@ -127,7 +127,7 @@ def test_strange_but_healthy_scripts_resume(run_dir: Path, tmp_path: Path, make:
 def test_forecast_does_not_change_the_lr(run_dir: Path) -> None:
     """A copy of a scheduler may still reach the optimizer: its LR is as it was."""
     run = launch(run_dir, torch.optim.AdamW, ClosureScheduler)
-    optimizer = run.session._observe().optimizers[0]
+    optimizer = run.session.training.observe().optimizers[0]
     before = optimizer.param_groups[0]["lr"]
     run.session.describe()
     assert optimizer.param_groups[0]["lr"] == before
@@ -136,7 +136,7 @@ def test_forecast_does_not_change_the_lr(run_dir: Path) -> None:
 def test_state_that_is_only_taken_is_not_described(run_dir: Path) -> None:
     """`optimizer.state_dict()` at every step is no save; after the first of them memory is described once in fifty steps."""
     run = launch(run_dir, torch.optim.AdamW)
-    optimizer = run.session._observe().optimizers[0]
+    optimizer = run.session.training.observe().optimizers[0]
     for _ in range(200):
         optimizer.state_dict()
         optimizer.step()
@@ -147,7 +147,7 @@ def test_state_that_is_only_taken_is_not_described(run_dir: Path) -> None:
 def test_state_written_after_further_steps_is_not_taken_for_either(run_dir: Path, tmp_path: Path) -> None:
     """Torch's state refers to tensors that have changed since: it is none that was recorded."""
     run = launch(run_dir, torch.optim.AdamW)
-    live = run.session._observe()
+    live = run.session.training.observe()
     state = live.optimizers[0].state_dict()
     take_step(live.models[0], live.optimizers[0])
     torch.save(state, tmp_path / "state.pt")

@@ -17,8 +17,9 @@ from chronicle.paths import RunPaths
 from chronicle.resume import first_gradient, records, reference
 from chronicle.resume.allowed import Facts, allow
 from chronicle.resume.checks.check import Outcome, failed
-from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
 from chronicle.resume.contract import Expectation
+from chronicle.resume.events import Saved, StepBegins
+from chronicle.resume.lr_in_use import LrTripwire, LrWitness
 from chronicle.resume.memory import Memory
 from chronicle.resume.reference import Reference
 
@@ -88,14 +89,14 @@ def test_a_rank_that_kept_nothing_itself_reads_what_rank_0_kept(tmp_path: Path, 
     """Rank 3 did not save, as where the main process saves alone; of ranks beyond the eighth nothing is kept at all."""
     saved = Memory(frozen="2 of 6 (aa)", identity={"id": "one"})
     for rank in (0, *((kept,) if kept else ())):
-        first_pass = Reference(tmp_path, rank)
-        first_pass.saved(saved)
-        first_pass.stepping(lambda: replace(saved, frozen="0 of 6 (bb)"))
+        first_pass = Reference(tmp_path, rank, lambda: replace(saved, frozen="0 of 6 (bb)"))
+        first_pass.saved(Saved(memory=saved))
+        first_pass.step_begins(StepBegins(optimizer=None))
     found = replace(saved, frozen="0 of 6 (bb)" if name else "1 of 6 (cc)")
     wrong = failed("frozen parameters", "M3", expected=saved.frozen, found=found.frozen, where="requires_grad")
     for rank in (3, 12):
         expected = Expectation(basis="manifest", memory=saved)
-        seen, alike, _ = Reference(tmp_path, rank).compare(expected, saved, found)
+        seen, alike, _ = Reference(tmp_path, rank, Memory).compare(expected, saved, found)
         facts = Facts(expected=expected, memory=saved, found=found, is_seen=seen, as_first=frozenset(alike))
         (check,) = allow([wrong], facts)
         assert check.outcome is (Outcome.NOTED if name else Outcome.DIFFERENT)

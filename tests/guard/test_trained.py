@@ -20,6 +20,7 @@ from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.configuration import flat_values, model_record
 from chronicle.resume.contract import Expectation
+from chronicle.resume.events import StepBegins
 from chronicle.resume.feed import Shapes, dataset_record, order_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.learning_rate import BoundScheduler
@@ -51,8 +52,13 @@ def refused(saved: dict[str, Any], found: dict[str, Any], **options: Any) -> set
     return {name for name, outcome in checks(saved, found, **options).items() if outcome is Outcome.DIFFERENT}
 
 
+def watch_of(*models: Any) -> TrainedWatch:
+    """Of a training that takes steps with these models."""
+    return TrainedWatch(SimpleNamespace(models=models))  # type: ignore[arg-type]
+
+
 def record(model: Any, **parts: Any) -> dict[str, Any]:
-    return TrainedWatch().begin(live(model, **parts), None)
+    return watch_of().begin(live(model, **parts), None)
 
 
 # ---- never wrong about a healthy model -------------------------------------------------------------------------------
@@ -63,10 +69,10 @@ def test_training_and_a_new_process_change_nothing_in_the_record(name: str) -> N
     """Counters, caches that the forward pass fills, and modules that get their parameters late."""
     make, loss = ARCHITECTURES[name]
     torch.manual_seed(0)
-    first, watch = make(), TrainedWatch()
+    first, watch = make(), watch_of()
     train(first, loss, 5, lambda: watch.begin(live(first), None))
     saved = watch.record(live(first))
-    second, again = make(), TrainedWatch()
+    second, again = make(), watch_of()
     found: list[dict[str, Any]] = []
     train(second, loss, 5, lambda: found.append(again.begin(live(second), saved)))
     assert checks(saved, found[0]) == {}
@@ -74,11 +80,11 @@ def test_training_and_a_new_process_change_nothing_in_the_record(name: str) -> N
 
 
 def test_values_that_move_in_training_are_known_for_every_later_launch() -> None:
-    first, watch = Recurrent(), TrainedWatch()
+    first, watch = Recurrent(), watch_of()
     train(first, ARCHITECTURES["lstm"][1], 3, lambda: watch.begin(live(first), None))
     saved = watch.record(live(first))
     assert {"step", "last_norm"} <= set(saved["moved"])
-    again = TrainedWatch()
+    again = watch_of()
     again.begin(live(Recurrent()), saved)
     assert set(again.record(live(Recurrent()))["moved"]) == set(saved["moved"])
 
@@ -152,11 +158,12 @@ def test_one_changed_value_is_refused_by_its_name(change: Callable[[Any], None],
 
 def _saved_after_freezing(evaluated: bool = False) -> tuple[Any, dict[str, Any]]:
     """A model whose norm is in evaluation mode from its second step on, and the record of a save after that."""
-    model, watch = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)), TrainedWatch()
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    watch = watch_of(model)
     watch.begin(live(model), None)
-    watch.stepping([model])
+    watch.step_begins(StepBegins(optimizer=None))
     model[1].eval()
-    watch.stepping([model])
+    watch.step_begins(StepBegins(optimizer=None))
     if evaluated:
         model.eval()
     watch.record(live(model))  # what follows a save is recorded between two steps, too
@@ -243,7 +250,7 @@ def test_arguments_that_shape_the_gradient_are_refused_and_others_noted() -> Non
 
 def test_another_autocast_around_the_model_is_refused() -> None:
     def seen(*, half: bool) -> dict[str, Any]:
-        watch = TrainedWatch()
+        watch = watch_of()
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 watch.shapes.see(((torch.ones(4, 8),), {}))

@@ -16,8 +16,11 @@ from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume import launch_facts as facts
 from chronicle.resume.checksums import checksum
+from chronicle.resume.contract import Options
+from chronicle.resume.events import BatchEntered, Gradient, GradientReady, StepBegins
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.launch_facts import changed_facts, read_facts
-from chronicle.resume.prints import PRINTS_VARIABLE, Gradient, StepPrints
+from chronicle.resume.prints import PRINTS_VARIABLE, StepPrints
 from chronicle.resume.ring import (
     HEADER_BYTES,
     PRINT_BYTES,
@@ -29,6 +32,7 @@ from chronicle.resume.ring import (
     ring_path,
     rings_of,
 )
+from chronicle.resume.training import Training
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS
 WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS | SeenParts.MODES
@@ -242,19 +246,20 @@ def test_a_batch_that_comes_before_a_step_with_a_closure_is_of_that_step(tmp_pat
     """Lightning hands the batch over, and then calls the model inside of the step. A resume has the same prints."""
 
     def take(directory: Path, steps: range) -> dict[int, Print]:
-        environ = {PRINTS_VARIABLE: "every"}
+        environ = {PRINTS_VARIABLE: "every", "CHRONICLE_LAUNCH_DIR": str(directory)}
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        prints = StepPrints(
-            directory, lambda: 0, lambda: 1, lambda: (None, ()), tuple, lambda problem: None, environ=environ
-        )
+        live = LiveState(models=(model,), optimizers=(optimizer,))
+        training = Training(lambda: live, Options(run_dir=directory), environ)
+        training.trains(live)
+        prints = StepPrints(training)
         for step in steps:
             batch = torch.full((3, 2), float(step))
-            prints.enters(batch)
-            prints.stepping(step, optimizer, [model], gradient=Gradient.TOLD)
+            prints.batch_entered(BatchEntered(batch=batch))
+            prints.step_begins(StepBegins(optimizer=optimizer, number=step, gradient=Gradient.TOLD))
             model(batch).sum().backward()
-            prints.gradient_ready(optimizer)
+            prints.gradient_ready(GradientReady(optimizer=optimizer, gradient=Gradient.TOLD))
             optimizer.zero_grad()
         prints.finish()
         return read_ring(ring_path(directory, 0)).steps()

@@ -1,7 +1,7 @@
 """One file per framework: how the guard hooks into its saves, loads and optimizer steps. `guard` picks one of them.
 
-An adapter builds a `GuardSession` with a function that returns the objects in use, and calls its methods at a save, at a load
-and before a step. `torch.py` is the shortest example.
+An adapter builds a `GuardSession` with a function that returns the objects in use, and tells it what happens by the nine events
+of `events.py`. `deepspeed.py` is the shortest example.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -18,16 +18,19 @@ from typing import Any
 from accelerate import tracking
 
 from chronicle.recording import start
-from chronicle.resume.adapters.hooks import StepLog, hook_engine_steps, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
+from chronicle.resume.events import Begins, Loaded, Loading, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.honours import keeps_place
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.patches import around, change_object
 from chronicle.resume.save import checkpoint_root, files_in
 from chronicle.resume.session import GuardSession
+from chronicle.resume.step_log import StepLog
 
 NUMBER = re.compile(r"[0-9]+(?=[^/]*$)")
 
@@ -37,7 +40,8 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     present = getattr(accelerator, "chronicle", None)
     if isinstance(present, GuardSession):
         return present
-    session = GuardSession(lambda: observe_accelerator(accelerator), options, watch_step=EpochWatch(accelerator).look)
+    session = GuardSession(lambda: observe_accelerator(accelerator), options)
+    session.hub.add(EpochWatch(accelerator, session))
     prepared = session.faults.shield("preparation", functools.partial(_prepared, accelerator, session))
     configured = session.faults.shield("settings", _configured)
     change_object(accelerator, "chronicle", session)
@@ -49,33 +53,38 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     return session
 
 
-class EpochWatch:
+class EpochWatch(Observer):
     """Finds batches that are skipped in a later epoch; only the resumed one may skip any (accelerate issue 1451)."""
 
-    def __init__(self, accelerator: Any) -> None:
-        self._state = accelerator.gradient_state
+    about = "batches left out"
+
+    def __init__(self, accelerator: Any, session: GuardSession) -> None:
+        self._state, self._start = accelerator.gradient_state, session.start
         self._ended = False
 
-    def look(self) -> Check | None:
-        """Called before every optimizer step; returns a failed check at the first step of such an epoch."""
+    def step_begins(self, event: StepBegins) -> list[Check] | Rest:
+        """A failed check at the first step of such an epoch."""
+        if not self._start.resumed:
+            return RESTS
         if self._state.end_of_dataloader:
             self._ended = True
-            return None
+            return []
         if not self._ended:
-            return None
+            return []
         self._ended = False
         loader: Any = self._state.active_dataloader
         skipped = int(getattr(loader, "skip_batches", 0) or 0) or _skipped_by_sampler(loader)
         if not skipped:
-            return None
-        return failed(
-            "batches left out",
+            return []
+        check = failed(
+            self.about,
             "L4",
             expected="all batches of a new epoch",
             found=f"the first {skipped} are skipped",
             where="data loader",
             cause="skip_first_batches is applied in every epoch, not only in the resumed one",
         )
+        return [check]
 
 
 def _skipped_by_sampler(loader: Any) -> int:
@@ -199,7 +208,7 @@ def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[...
         since, files = begun or (None, None)
         seconds = None if since is None else time.perf_counter() - since
         if location is not None:
-            session.after_save(Path(location), save_seconds=seconds, before=files)
+            session.hear(Saved(path=Path(location), seconds=seconds, before=files))
 
     return around(original, before=session.faults.shield("save", begin), after=session.faults.shield("save", seal))
 
@@ -208,11 +217,13 @@ def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSessi
     def begin(input_dir: Any) -> Path | None:
         directory, checks = resolve_directory(accelerator, input_dir)
         if directory is not None:
-            session.before_load(directory, checks)
+            session.hear(Loading(directory=directory, checks=checks))
         return directory
 
     begins = shield(begin, lambda problem: session.lost("load", problem))
-    ends = shield(lambda directory: session.after_load(directory), lambda problem: session.lost("load", problem))
+    ends = shield(
+        lambda directory: session.hear(Loaded(directory=directory)), lambda problem: session.lost("load", problem)
+    )
 
     @functools.wraps(original)
     def load_state(input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +234,7 @@ def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSessi
             # the checked directory is the one that is loaded, also under automatic naming
             result = original(str(directory), *args, **kwargs)
         except BaseException as problem:
-            session.load_failed(problem)
+            session.hear(Loaded(problem=problem))
             raise
         ends(directory)
         return result
@@ -232,12 +243,10 @@ def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSessi
 
 
 def _prepared(accelerator: Any, session: GuardSession, *_: Any, **__: Any) -> None:
-    for model in accelerator._models[:1]:
-        session.batches.watch(model)
     for model in accelerator._models:
         if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
             hook_engine_steps(session, model)
-    session.prepared()
+    session.hear(Begins(model=next(iter(accelerator._models), None), says_so=False))
 
 
 def _configured(project_name: Any = None, config: Any = None, *_: Any, **__: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from chronicle.resume.adapters.hooks import dtype_of, hook_engine_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
+from chronicle.resume.events import Begins, Loaded, Loading, Saved
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
@@ -28,7 +29,7 @@ def guard_engine(engine: Any, options: Options) -> GuardSession:
     change_object(engine, "save_checkpoint", _saving(engine, engine.save_checkpoint, session))
     change_object(engine, "load_checkpoint", _loading(engine.load_checkpoint, session))
     hook_engine_steps(session, engine)
-    session.batches.watch(engine.module)
+    session.hear(Begins(model=engine.module, says_so=False))
     return session
 
 
@@ -66,7 +67,7 @@ def _arguments(engine: Any) -> dict[str, Any]:
 def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
     def seal(result: Any, begun: float, save_dir: Any, tag: Any = None, *_: Any, **__: Any) -> None:
         root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
-        session.after_save(root, save_seconds=time.perf_counter() - begun)
+        session.hear(Saved(path=root, seconds=time.perf_counter() - begun))
 
     return around(original, before=lambda *_, **__: time.perf_counter(), after=session.faults.shield("save", seal))
 
@@ -77,12 +78,12 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
         if (weights_alone and not session.has_begun) or (tag is None and not _holds_a_save(Path(load_dir))):
             return None
         directory, checks = _resolve(Path(load_dir), tag)
-        session.before_load(directory, checks)
+        session.hear(Loading(directory=directory, checks=checks))
         return directory
 
     def end(directory: Path | None) -> None:
         if directory is not None:
-            session.after_load(directory, generators=False)  # DeepSpeed's checkpoints contain none
+            session.hear(Loaded(directory=directory, generators=False))  # DeepSpeed's checkpoints contain none
 
     begins = shield(begin, lambda problem: session.lost("load", problem))
     ends = shield(end, lambda problem: session.lost("load", problem))
@@ -93,7 +94,7 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
         try:
             result = original(load_dir, tag, *args, **kwargs)
         except BaseException as problem:
-            session.load_failed(problem)
+            session.hear(Loaded(problem=problem))
             raise
         ends(directory)
         return result

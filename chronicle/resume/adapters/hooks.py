@@ -1,4 +1,4 @@
-"""What adapters share: the hooks on optimizer steps, and the per-step log of the launch.
+"""What adapters share: the hooks on optimizer steps, and on saves of torch.
 
 Torch's global pre-step hook does not see a DeepSpeed step as a whole, so `engine.step` is wrapped instead. Once the first
 fifty steps are over, the hook costs one identity test per step.
@@ -6,15 +6,13 @@ fifty steps are over, the hook costs one identity test per step.
 
 import functools
 import os
-import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from chronicle.metrics.log import MetricsWriter, number_of
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Options
+from chronicle.resume.events import StepBegins
 from chronicle.resume.faults import last_resort, raised_by_script, record_without_session, shield
 from chronicle.resume.learning_rate import begins_within_its_step, number
 from chronicle.resume.patches import around, change, change_object, is_changed
@@ -25,14 +23,14 @@ _registered: list[Any] = []  # the hook itself, once per process; removing it in
 
 
 def hook_optimizer_steps(session: GuardSession, takes_over: Sequence[Any] = ()) -> None:
-    """Call `session.before_step` before every step of any torch optimizer in this process.
+    """Tell the session of every step of any torch optimizer in this process.
 
     Every optimizer, because the error may be that another one steps. Sessions are held weakly, so that a deleted
     Accelerator is not guarded for ever. `takes_over`: optimizers that an older session of the same run may have stepped: it
     ends, because the schedule that it expects no longer drives them.
     """
     for other in tuple(_sessions):
-        if other is not session and other.journal.paths == session.journal.paths and other.guards(takes_over):
+        if other is not session and other.journal.paths == session.journal.paths and other.training.guards(takes_over):
             other.retire()
     if not _registered:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -48,9 +46,8 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     for session in tuple(_sessions):
         try:
-            if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step(optimizer, session)):
-                session.before_step(optimizer, has_closure=_has_closure(args, kwargs))
-                session.envelope.before_step(optimizer)
+            if not session.engine_steps and (session.training.has_stepped or not _is_allocation_step(optimizer, session)):
+                session.hear(StepBegins(optimizer=optimizer, has_closure=_has_closure(args, kwargs)))
         except Exception as problem:
             if raised_by_script(problem):
                 raise
@@ -99,7 +96,8 @@ def _tell_all(tell: Callable[[Any, Any, Any], None], *args: Any, **kwargs: Any) 
         except Exception as problem:  # noqa: BLE001 nothing may reach the save of the script
             last_resort(functools.partial(run.lost, "save"), problem)
     for session in tuple(_sessions):
-        session.unregistered.written(_directory_of(args, kwargs) or kwargs.get("f") or next(iter(args[1:2]), None))
+        with session.contained("save"):
+            session.unregistered.written(_directory_of(args, kwargs) or kwargs.get("f") or next(iter(args[1:2]), None))
 
 
 def _tell_of_async_save(run: Any, args: Any, kwargs: Any) -> None:
@@ -156,8 +154,7 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
 
     def look(*_: Any, **__: Any) -> None:
         if engine.is_gradient_accumulation_boundary():
-            session.before_step(None)
-            session.envelope.before_step(None, engine)
+            session.hear(StepBegins(optimizer=None, engine=engine))
 
     change_object(engine, "step", around(engine.step, before=shield(look, functools.partial(session.lost, "step"))))
 
@@ -180,42 +177,3 @@ class GuardedCallback:
             self._session.faults.record(where, problem)
             if where == "setup":
                 self._session.retire()
-
-
-# ---- the per-step log of a launch ------------------------------------------------------------------------------------
-
-
-class StepLog:
-    """Appends to `<launch>/metrics.jsonl`; outside `chronicle run` there is no launch and nothing is written."""
-
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        directory = environ.get("CHRONICLE_LAUNCH_DIR")
-        self._path = Path(directory) / "metrics.jsonl" if directory else None
-        self._writer: MetricsWriter | None = None
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write one line with the numbers among `values` (tensors of one element count); an error ends the log only."""
-        try:
-            self._write(step, values)
-        except Exception as problem:  # noqa: BLE001 a log is not worth a run
-            self._path = None
-            last_resort(self._say_end, problem)
-
-    def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {str(name): number for name, value in values.items() if (number := number_of(value)) is not None}
-        numbers.pop("step", None)
-        numbers.pop("t", None)
-        if self._path is None or not numbers:
-            return
-        if self._writer is None:
-            self._writer = MetricsWriter(self._path)
-        self._writer.write(step, numbers)
-
-    def _say_end(self, problem: Exception) -> None:
-        print(f"chronicle: the per-step log stops here ({problem}); training continues", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None

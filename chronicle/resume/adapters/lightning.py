@@ -15,13 +15,13 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumul
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import (
     GuardedCallback,
-    StepLog,
     dtype_of,
     hook_optimizer_steps,
     split_of,
 )
 from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
+from chronicle.resume.events import BatchEntered, Begins, GradientReady, Loaded, Loading, Logged, Saved
 from chronicle.resume.faults import last_resort, or_else, reason_of, record_without_session, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.honours import keeps_place
@@ -45,9 +45,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         self._options = Options(run_dir=run, **options)
         self._trainer: Any = None
         self._session: GuardSession | None = None
-        self._log = StepLog()
-        self._spoilt = ""  # of the checkpoint that is being saved
-        self._honours: tuple[str, ...] = ()  # of the checkpoint that is being saved
+        self._described: Memory | None = None  # of the checkpoint that is being saved
         self._found: Memory | None = None  # description of memory in the checkpoint that is being loaded
 
     @property
@@ -66,7 +64,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             number: Callable[[], int] = lambda: int(trainer.global_step) + 1  # noqa: E731 of several optimizers all steps count
             self._session = GuardSession(self._observe, self._options, gradients_later=True, numbered=number)
             hook_optimizer_steps(self._session)
-        self._session.begins()
+        self._session.hear(Begins())
         hold(trainer.callbacks)
         watch_loaders()
         if not is_changed(trainer.save_checkpoint):
@@ -86,8 +84,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     def _describe(self, session: GuardSession) -> Memory:
         memory = session.describe()
         memory = replace(memory, topology={**memory.topology, **_planned_split(self._trainer, memory.topology)})
-        self._honours, self._spoilt = memory.honours, memory.spoilt
-        own = memory.ranks[0]
+        self._described, own = memory, memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
         return memory if session.ranks.rank else replace(memory, ranks=session.sealer.collect_soon(prefix, own))
 
@@ -114,20 +111,20 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
                 start().add_settings("Trainer", {name: getattr(trainer, name, None) for name in TRAINER_SETTINGS})
         if self._session is None or not path:
             return
-        self._session.before_load(Path(path), memory=self._found, training=True)
-        self._session.after_load(Path(path), generators=False)
+        self._session.hear(Loading(directory=Path(path), memory=self._found, trains=True))
+        self._session.hear(Loaded(directory=Path(path), generators=False))
 
     @shielded("batch")
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note the batch: `training_step` is no forward pass that a hook could see, and may be compiled."""
         if self._session is not None:
-            self._session.batches.take(batch)
+            self._session.hear(BatchEntered(batch=batch))
 
     @shielded("step")
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """The gradient is there: Lightning's steps run the backward pass inside, after the guard has looked at the step."""
         if self._session is not None:
-            self._session.gradient_ready(getattr(optimizer, "optimizer", optimizer))
+            self._session.hear(GradientReady(optimizer=getattr(optimizer, "optimizer", optimizer)))
 
     @shielded("log")
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -135,20 +132,13 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         if self._session is not None and trainer.is_global_zero:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             lr = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
-            used = self._session.honours.used_lr
-            self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
+            self._session.hear(Logged(step=trainer.global_step, values={"loss": loss, "lr": lr}))
 
     @shielded("save")
     def _record_save(self, result: Any, given: Any, filepath: Any, *_: Any, **__: Any) -> None:
-        session = self._session
-        if session is not None and not session.off:
-            step = int(self._trainer.global_step)
-            identity, target = session.identity, Path(filepath).absolute()
-            session.unregistered.written(target)
-            session.sealer.seal_file(
-                target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
-            )
-            session.state_written()
+        described, self._described = self._described, None
+        if self._session is not None and described is not None:
+            self._session.hear(Saved(path=Path(filepath).absolute(), memory=described))
 
     def _observe(self) -> LiveState:
         trainer = self._trainer

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import StateSaved
-from chronicle.resume.adapters.hooks import StepLog, dtype_of, hear_saves, hook_optimizer_steps, split_of
+from chronicle.resume.adapters.hooks import dtype_of, hear_saves, hook_optimizer_steps, split_of
 from chronicle.resume.compiled import ModelHook
 from chronicle.resume.contract import Options, parse_mode
+from chronicle.resume.events import Begins, Loaded, Logged, Saved
 from chronicle.resume.faults import (
     last_resort,
     or_else,
@@ -119,7 +119,6 @@ class AttachedRun:
 
     def __init__(self, live: LiveState, options: Options, accumulation: int | None = None) -> None:
         self._live, self._accumulation = live, accumulation
-        self._log = StepLog()
         self._taken: Taken | None = None  # since the last step
         self._unseen = self._since = 0  # states described that nobody was seen writing; steps since the last of them
         self._recorded: dict[str, Taken] = {}  # by digest, the newest last
@@ -151,7 +150,7 @@ class AttachedRun:
         for model in self._live.models:
             model.register_load_state_dict_post_hook(ModelHook(self._weights_loaded, self._load_failed))
         if self._live.models:
-            self.session.batches.watch(self._live.models[0])
+            self.session.hear(Begins(model=self._live.models[0], says_so=False))
         if why := _trained_before(self._live):
             self.session.attached_late(why)
 
@@ -168,29 +167,23 @@ class AttachedRun:
         """Tell the guard where a checkpoint was written: a directory gets a manifest, a file an entry in the journal."""
         if self.session is None:
             return
-        target = Path(path).absolute()
-        self.session.unregistered.written(target)
-        if target.is_dir():
-            begun, _ = self._begun.pop(target, (None, 0))
-            self.session.after_save(target, begun=begun, is_of_now=self._taken is not None)
-        else:
-            taken = self._taken
-            memory = taken.memory if taken and taken.memory else self.session.describe()
-            identity = self.session.identity
-            if taken is None or taken.memory is None:
-                self.session.records.keep(memory, taken.digest if taken else "")
-            self.session.sealer.seal_file(
-                target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
-            )
-            if taken is not None:  # else a thread of the script may have written what was taken some steps ago
-                self.session.weights_written(target)
+        target, taken = Path(path).absolute(), self._taken
+        memory, _ = self._begun.pop(target, (None, 0))
+        if memory is None and taken is not None:
+            memory = taken.memory
+        if memory is None and not target.is_dir():
+            memory = self.session.describe()
+            self.session.records.keep(memory, taken.digest if taken else "")
+        # where none is taken, a thread of the script may have written what was taken some steps ago
+        self.session.hear(Saved(path=target, memory=memory, is_of_now=taken is not None))
 
     @shielded("save")
     def async_save_begins(self, directory: str | Path) -> None:
         """Torch writes the state of now there while the loop goes on; `saved` is called when it is whole."""
         if self.session is None or self.session.off:
             return
-        begun = self.session.state_taken(), threading.get_ident()
+        begun = self.session.describe(), threading.get_ident()
+        self.session.hear(Saved(memory=begun[0], is_over=False))
         if self._taken is not None:
             self._record(self._taken)
             self._is_written(self._taken)
@@ -208,9 +201,9 @@ class AttachedRun:
         """Write one line to the launch's per-step log; the step is the guard's own count."""
         if self.session is None:
             return
-        step, used = self.session.step, self.session.honours.used_lr
+        step = self.session.step
         if step is not None:
-            self._log.write(step, values if used is None or "lr" not in values else {**values, "lr": used})
+            self.session.hear(Logged(step=step, values=values))
 
     def lost(self, where: str, problem: Exception) -> None:
         """One of the functions above failed."""
@@ -296,19 +289,7 @@ class AttachedRun:
             return
         taken.is_written = True
         self._unseen -= 1
-        saved = StateSaved(
-            step=memory.step,
-            identity=memory.state_id,
-            run_id=str(memory.identity.get("run_id") or ""),
-            honours=list(memory.honours) or None,
-            spoilt=memory.spoilt,
-            weights=next((one.weights for one in memory.ranks), ""),
-            state=taken.digest,
-            optimizers=list(memory.optimizers) or None,
-        )
-        self.session.journal.write(saved, step=memory.step, title="state taken")
-        if memory.step is not None:
-            self.session.state_written()
+        self.session.hear(Saved(memory=memory, digest=taken.digest))
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self._taken = None  # what was taken before is overwritten
@@ -316,7 +297,7 @@ class AttachedRun:
             return  # the session that took over reads the record
         memory = self.session.records.of_state(state_digest(state))
         why = memory.unknown.get(WHOLE, "") if memory else NOT_RECORDED
-        self.session.state_loaded(None if why else memory, why)
+        self.session.hear(Loaded(memory=None if why else memory, why=why))
 
     def _before_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self.session.reference.options.before_load((optimizer,))

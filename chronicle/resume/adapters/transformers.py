@@ -17,12 +17,13 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.journal.events import Incident
 from chronicle.recording import start
-from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, dtype_of, hook_optimizer_steps, split_of
+from chronicle.resume.adapters.hooks import GuardedCallback, dtype_of, hook_optimizer_steps, split_of
 from chronicle.resume.batch_reader import has_decoder, heads_of, revisions_of
 from chronicle.resume.batches import samples_of
 from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
 from chronicle.resume.envelope.samples import digest_of
+from chronicle.resume.events import Begins, Ended, Loaded, Loading, Logged, Saved
 from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.honours import keeps_place
@@ -45,7 +46,6 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
         self._options = Options(run_dir=run, **options)
         self._session: GuardSession | None = None
-        self._log = StepLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
         self._epochs = 0  # begun since `train`
@@ -73,8 +73,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self._parts = {**parts, "args": args, "state": state}
         self._epochs = 0
         session = self.session
-        session.begins()
-        session.batches.watch(parts["model"])
+        session.hear(Begins(model=parts["model"]))
         if not session.off:
             with session.contained("first batch in words"):
                 self._prepare_words(self._owner())
@@ -89,8 +88,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
         self._waits_for_generators = mid_epoch and not args.ignore_data_skip
         session.data.goes_on(skips_seen=self._waits_for_generators)
-        session.before_load(directory, training=True)
-        session.after_load(directory, generators=False)
+        session.hear(Loading(directory=directory, trains=True))
+        session.hear(Loaded(directory=directory, generators=False))
 
     @shielded("load")
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -123,7 +122,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     @shielded("save")
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Seal the checkpoint that was written."""
-        self.session.after_save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        self.session.hear(Saved(path=Path(args.output_dir) / f"checkpoint-{state.global_step}"))
 
     @shielded("log")
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
@@ -133,9 +132,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             values = {lr if canonical_name(name) == lr else name: value for name, value in (logs or {}).items()}
             if SUMMARY in values:
                 values.pop("train_loss", None)
-            if lr in values and (used := self.session.honours.used_lr) is not None:
-                values[lr] = used
-            self._log.write(state.global_step, values)
+            self.session.hear(Logged(step=state.global_step, values=values))
 
     @shielded("exit")
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -143,7 +140,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         if self._trainer is not None:
             release(self._trainer, "training_step")
             self._trainer = None
-        self.session.sealer.finish()
+        self.session.hear(Ended())
 
     # ---- the first batch in words, and the last ones before a loss that is not finite ----------------------------
 

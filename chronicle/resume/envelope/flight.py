@@ -8,7 +8,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
@@ -24,10 +24,11 @@ from chronicle.resume.envelope.samples import (
     say_difference,
 )
 from chronicle.resume.envelope.structure import PlannedLr, Structure, broken_promises
+from chronicle.resume.events import Ended, Loaded
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.hub import Observer
 from chronicle.resume.memory import RankDigest
-from chronicle.resume.verdict import Ranks
+from chronicle.resume.training import Training
 
 SHARE = 0.005  # of the time may be spent on looks
 MOST_STEPS = 50  # without a look
@@ -90,29 +91,27 @@ class _Pulse:
         return self._is_bad, self._is_bad and not was
 
 
-class Envelope:
-    """The flight envelope of one process. `observe` gives the objects in use, `step` the number of the step that begins.
+class Envelope(Observer):
+    """The flight envelope of one process.
 
     `share(topic, value, write)` brings one value of every rank to the main process without waiting. `lr_is_ours()`: the
     guard itself sets the LR. `way_out(breach)`: the line to type.
     """
 
+    about = "envelope"
+
     def __init__(
         self,
-        observe: Callable[[], LiveState],
-        journal: GuardJournal,
-        step: Callable[[], int | None],
-        ranks: Ranks,
+        training: Training,
         *,
         share: Share,
-        contained: Callable[[str], AbstractContextManager[None]],
         lr_is_ours: Callable[[], bool],
         way_out: Callable[[Breach], str],
-        off: bool = False,
     ) -> None:
-        self._observe, self._step, self._ranks = observe, step, ranks
-        self._share, self._contained, self._lr_is_ours = share, contained, lr_is_ours
-        self.log = BreachLog(journal, way_out)
+        self._observe, self._ranks, self._contained = training.observe, training.ranks, training.contained
+        self._step: Callable[[], int | None] = lambda: training.step
+        self._share, self._lr_is_ours = share, lr_is_ours
+        self.log = BreachLog(training.journal, way_out)
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self._failed)
@@ -129,18 +128,17 @@ class Envelope:
         self._equal_at: int | None = None  # the last step after which the ranks were equal
         self._counting: weakref.ref[Any] | None = None  # the optimizer or engine whose steps time the comparison of replicas
         self.share_of_time = SHARE
-        self.off = off
+        self.off = training.off
 
     # ---- called by the session -------------------------------------------------------------------------------------
 
     def before_step(self, optimizer: Any, engine: Any = None) -> None:
         """An optimizer is about to step; with an `engine` its step as a whole."""
-        if self.off:
-            return
-        try:
-            self._before_step(optimizer if engine is None else engine, engine is not None)
-        except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
-            self._failed(problem)
+        if not self.off:
+            try:
+                self._before_step(optimizer if engine is None else engine, engine is not None)
+            except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
+                self._failed(problem)
 
     def at_save(self) -> str:
         """A checkpoint is being saved: look at every weight. Returns what spoils it, "" for nothing."""
@@ -153,8 +151,8 @@ class Envelope:
             self._rearm.update(self._paces.keys())
         return self.log.spoils()
 
-    def loaded(self) -> None:
-        """A state was loaded: what was seen before says nothing about it."""
+    def loaded(self, event: Loaded) -> None:
+        """What was seen before says nothing about the state that was loaded."""
         self._motion.forget()
         self._promises.end()
         self._structure, self._live, self._replicas, self._counting = None, None, None, None
@@ -174,6 +172,10 @@ class Envelope:
         words = say_difference(ranks, len(digests))
         self._tell(BreachKind.REPLICAS, words, step, self._equal_at)
         return f"{BreachKind.REPLICAS.value} {self.log.told[BreachKind.REPLICAS].since}: {words}"
+
+    def ended(self, event: Ended) -> None:
+        """Watch nothing more."""
+        self.end(for_good=event.for_good)
 
     def end(self, *, for_good: bool = False) -> None:
         """Remove every hook; with `for_good` watch nothing more in this process."""
@@ -196,12 +198,13 @@ class Envelope:
                 return
             pace = self._paces[key] = _Pace()
             self._begin_counting(key)
-        self._later.run()
+        if self._later.waiting:
+            self._later.run()
         if self._pulse is not None and not self._pulse.beats() and BreachKind.POISONED not in self.log.told:
             step = self._step()
             self._look_at_weights(self._begin(), None if step is None else step - 1)
             self._pulse = None
-        if self._promises.armed and not is_engine:
+        if self._promises.windows and not is_engine:
             self._promises.before_step(key, self._step(), self._declared(self._begin()))
         is_due = pace.steps >= pace.wait or key in self._rearm or self._doubts(key)
         if is_due or (self._pulse is not None and self._pulse.stands_still(key)):

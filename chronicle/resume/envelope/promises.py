@@ -82,30 +82,25 @@ class Promises:
     ) -> None:
         self._tell_breach, self._later, self._owned = tell, later, owned
         self._scaled, self.lost = scaled, lost  # whether a loss scaler has still to unscale these; told of an error of a hook
-        self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
+        self.windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()  # that are open
         self._worked = False  # a hook has seen a backward pass
         self._clips: list[tuple[str, int]] = []  # what was wrong with a clipping, and how much it weighs
         self._wrong: dict[str, int] = {}
 
-    @property
-    def armed(self) -> bool:
-        """Whether any window is open."""
-        return bool(self._windows)
-
     def arm(self, optimizer: Any, params: Iterable[Any]) -> None:
         """Open a window for this optimizer, at one of its steps."""
-        if optimizer in self._windows:
+        if optimizer in self.windows:
             return
         chosen = [p for p in params if p.requires_grad and p.is_leaf and p.grad is not None and not p.grad.is_sparse]
         if not chosen:
             return
-        self._windows[optimizer] = _Window(chosen[-1], self._later, self.lost)
+        self.windows[optimizer] = _Window(chosen[-1], self._later, self.lost)
         _listen(self)
 
     def before_step(self, optimizer: Any, step: int | None, declared: int | None) -> None:
         """An interval of this optimizer ends. `declared`: backward passes per step that the trainer announced."""
         self._judge_clips(step)
-        window = self._windows.get(optimizer)
+        window = self.windows.get(optimizer)
         if window is None:
             return
         window.intervals += 1
@@ -115,13 +110,13 @@ class Promises:
 
     def end(self) -> None:
         """Remove every hook."""
-        for optimizer, window in list(self._windows.items()):
+        for optimizer, window in list(self.windows.items()):
             self._disarm(optimizer, window)
 
     def _disarm(self, optimizer: Any, window: _Window) -> None:
         window.remove()
-        self._windows.pop(optimizer, None)
-        if not self._windows:
+        self.windows.pop(optimizer, None)
+        if not self.windows:
             _leave(self)
 
     def _tell(self, kind: BreachKind, step: int | None, words: str, *, steps_ago: int = 0) -> None:
@@ -145,7 +140,7 @@ class Promises:
         """`clip_grad_norm_` was called with these parameters."""
         if not math.isfinite(max_norm):
             return  # a way to measure the norm
-        fresh = any(window.passes for window in self._windows.values())
+        fresh = any(window.passes for window in self.windows.values())
         if not params:
             self._clips.append(("it got no parameters: an empty list, or a generator that was used up", REPEATED))
         elif self._worked and not fresh:

@@ -156,17 +156,17 @@ class DelayedReads:
     """Work that waits for its samples: done in order, as soon as they have arrived."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[tuple[Snapshot, ...], Callable[[], None]]] = []
+        self.waiting: list[tuple[tuple[Snapshot, ...], Callable[[], None]]] = []
 
     def add(self, snapshots: tuple[Snapshot, ...], work: Callable[[], None]) -> None:
         """Do `work` once these snapshots are there: now, where they are."""
-        self._waiting.append((snapshots, work))
+        self.waiting.append((snapshots, work))
         self.run()
 
     def run(self, *, wait: bool = False) -> None:
         """Do what can be done; with `wait` everything."""
-        while self._waiting and (wait or all(snapshot.ready for snapshot in self._waiting[0][0])):
-            self._waiting.pop(0)[1]()
+        while self.waiting and (wait or all(snapshot.ready for snapshot in self.waiting[0][0])):
+            self.waiting.pop(0)[1]()
 
 
 # ---- replicas ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ class Structure:
         self._ids = [id(p) for p in self._params]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
-        self._quick = self._now()  # when it was last asked
+        self._tied = [(module._parameters, attribute) for group in self._ties for module, attribute, _ in group]
+        self._quick: tuple[Any, ...] = ()  # when it was last asked
+        self.has_turned()
 
     def has_new_parameters(self) -> bool:
         """Whether the models hold other parameters than at the beginning: a layer was replaced or added."""
@@ -37,15 +39,16 @@ class Structure:
 
         Cheap enough for every step.
         """
-        now = self._now()
+        modes, tied = [], []
+        for model in self._models:
+            modes.append(model.training)
+        for parameters, attribute in self._tied:
+            tied.append(id(parameters.get(attribute)))
+        now = modes, tied, self._params[-1].dtype if self._params else None
         if now == self._quick:
             return False
         self._quick = now
         return True
-
-    def _now(self) -> tuple[Any, ...]:
-        tied = [id(module._parameters.get(attribute)) for group in self._ties for module, attribute, _ in group]
-        return [model.training for model in self._models], tied, self._params[-1].dtype if self._params else None
 
     def changes(self) -> Iterator[StructureBreach]:
         """What differs from the beginning."""

@@ -1,0 +1,260 @@
+"""The learning rates in use, at each optimizer step of a guarded run.
+
+`LrWitness` finds out during training whether forecasts come true at all: a script that sets `group["lr"]` by hand before each
+step makes them wrong, and then only a jump is refused. `LrTripwire` holds the first fifty steps of a resume to what was
+promised (L1).
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chronicle.resume.allowed import AS_FIRST_PASS
+from chronicle.resume.checks.check import Check, Outcome, failed, noted
+from chronicle.resume.checks.memory import accepted_world
+from chronicle.resume.checks.tripwires import LR_JUMP
+from chronicle.resume.contract import Expectation
+from chronicle.resume.envelope.breach import Breach, BreachKind
+from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Loaded, StepBegins
+from chronicle.resume.hub import RESTS, Observer, Rest
+from chronicle.resume.learning_rate import NUM_FORECAST, a_batch_entered
+from chronicle.resume.memory import LrRow, Memory
+from chronicle.resume.reference import LR, OptionValues
+from chronicle.resume.rules import show_row
+from chronicle.resume.training import Training
+
+NUM_TRIPWIRE_STEPS = 50
+NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrWitness:
+    """Compares the LRs in use with the last forecast; `source` is its conclusion."""
+
+    rows: tuple[LrRow, ...] = ()
+    position: int = 0
+    num_right: int = 0
+    num_wrong: int = 0
+    num_moved: int = 0  # of the right ones: the LR was another than the one before
+
+    @property
+    def moved(self) -> bool:
+        """Whether forecasts of an LR that moves came true. A constant one says nothing about the speed of its scheduler."""
+        return self.num_moved >= NUM_CONFIRM
+
+    @property
+    def source(self) -> str:
+        """scheduler (forecasts came true), manual (they did not), untested (too few steps seen)."""
+        if self.num_wrong:
+            return "manual"
+        return "scheduler" if self.num_right >= NUM_CONFIRM else "untested"
+
+    def predict(self, rows: Sequence[LrRow]) -> "LrWitness":
+        """Start comparing with a new forecast, made now."""
+        return replace(self, rows=tuple(rows), position=0)
+
+    def see(self, lrs: LrRow) -> "LrWitness":
+        """One optimizer step with these LRs, which was foretold."""
+        right = _same(self.rows[self.position], lrs)
+        moved = right and self.position > 0 and not _same(self.rows[self.position - 1], lrs)
+        return replace(
+            self,
+            position=self.position + 1,
+            num_right=self.num_right + right,
+            num_wrong=self.num_wrong + (not right),
+            num_moved=self.num_moved + moved,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class LrTripwire:
+    """L1 over the first steps: `feed` the LRs of each step and get a failed check or None.
+
+    Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump. An LR
+    that leaves its forecast fails if it jumps, or if it lies on the forecast's own curve, at another place of it. One that goes
+    on smoothly to values that the forecast never takes is another schedule of the script (the warm-up ended, and a second
+    scheduler drives on): it is noted. Where only a constant LR was seen (`moved` False), nobody knows how often this
+    scheduler is stepped, so only a jump fails.
+    After an LR edit that was accepted without proof the LR is held: `held` is the largest factor between two steps.
+    """
+
+    rows: tuple[LrRow, ...]
+    source: str
+    position: int = 0
+    held: float | None = None
+    moved: bool = True
+    last: LrRow | None = None  # of the step before
+
+    @classmethod
+    def after(
+        cls, expectation: Expectation, found: Memory, own: Sequence[LrRow] | None, *, longer: bool = False
+    ) -> "LrTripwire":
+        """The rows promised at the save, continued by this launch's `own` forecast. `longer`: the schedule was extended."""
+        # a warm-up after a rollback and another number of ranks change the LR: the own forecast knows both, the
+        # rows of the save do not
+        is_own = longer or expectation.warms_up or accepted_world(expectation, found)
+        promised = () if is_own else expectation.next_lrs() or ()
+        rows = (*promised, *(own or ())[len(promised) :])
+        memory, contract = expectation.memory, expectation.contract
+        # no plan of the next steps: a constant LR without a scheduler, and a scheduler that is stepped at the end of an epoch
+        by_steps = memory is not None and bool(memory.schedulers) and all(one.unit for one in memory.schedulers)
+        source = memory.lr_source if memory is not None and by_steps else "untested"
+        if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
+            return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
+        return cls(rows=tuple(rows), source=source, moved=memory is None or memory.lr_moved)
+
+    @property
+    def done(self) -> bool:
+        """Whether all forecast steps have been seen."""
+        return self.position >= len(self.rows)
+
+    def feed(self, lrs: LrRow) -> Check | None:
+        """Compare the LRs of the next optimizer step."""
+        if self.done:
+            return None
+        row, index = self.rows[self.position], self.position
+        self.position += 1
+        if self.held is not None:
+            return self._hold(row, lrs, index)
+        before, self.last = self.last or row, lrs
+        if _same(row, lrs) or self.source != "scheduler":
+            return None
+        words = {"expected": show_row(row), "found": show_row(lrs), "where": f"step {index + 1} of this launch"}
+        if not _near(before, lrs, LR_JUMP) or _vanishes(before, row, lrs) or (self.moved and self._is_on_curve(lrs)):
+            return failed("learning rate in use", "L1", **words, cause=_cause(row, lrs))
+        self.position = len(self.rows)
+        if _same(before, lrs):
+            return None  # it stays as it was: the scheduler is stepped less often than once an optimizer step
+        cause = f"{words['found']} in use at {words['where']}, {words['expected']} foretold: another schedule goes on from here"
+        return noted("learning rate in use", "L1", **words, cause=cause)
+
+    def _is_on_curve(self, lrs: LrRow) -> bool:
+        """Whether every LR lies between the smallest and the largest that are foretold."""
+        columns = list(zip(*(row for row in self.rows if len(row) == len(lrs)), strict=True))
+        known = [[value for value in column if value is not None] for column in columns]
+        return len(known) == len(lrs) and all(
+            lr is None or not values or min(values) * (1 - ROUNDING) <= lr <= max(values) * (1 + ROUNDING)
+            for values, lr in zip(known, lrs, strict=True)
+        )
+
+    def _hold(self, row: LrRow, lrs: LrRow, index: int) -> Check | None:
+        assert self.held is not None
+        if _near(row, lrs, self.held):
+            self.rows = (lrs,) * len(self.rows)
+            return None
+        return failed(
+            "learning rate in use",
+            "L1",
+            expected=f"within a factor {self.held:.4g} of {show_row(row)}",
+            found=show_row(lrs),
+            where=f"step {index + 1} of this launch",
+            cause="the LR edit of the rollback was accepted without proof, and something else sets the LR",
+        )
+
+
+class LrWatch(Observer):
+    """The LRs of one process: whether forecasts of them come true, and the fifty steps after a first one.
+
+    `options` keeps the values that were used. `used_lrs(n)`: the LRs of the n-th step after this save in the first pass. `tell`
+    hears of an LR that was set inside a step.
+    """
+
+    about = "learning rate in use"
+
+    def __init__(
+        self,
+        training: Training,
+        options: OptionValues,
+        used_lrs: Callable[[int], Sequence[Any] | None],
+        tell: Callable[[Breach], object],
+    ) -> None:
+        self._training, self._options, self._used_lrs, self._tell = training, options, used_lrs, tell
+        self.recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)  # of the last optimizer steps
+        self.witness = LrWitness()
+        self.tripwire: LrTripwire | None = None
+        self._knows_schedulers = False
+
+    @property
+    def last(self) -> LrRow | None:
+        """LRs of the last step; None where none was taken."""
+        return self.recent[-1] if self.recent else None
+
+    def loaded(self, event: Loaded) -> None:
+        """The next optimizer step is a first one: what was foretold before it no longer holds."""
+        self.recent.clear()
+        self.witness, self.tripwire = self.witness.predict(()), None
+
+    def arm(self, tripwire: LrTripwire | None) -> None:
+        """From the next step on the LRs are held to this; None: to nothing."""
+        self.tripwire = tripwire
+
+    def knows(self, schedulers: Sequence[object]) -> None:
+        """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
+        if schedulers and not self._knows_schedulers:
+            self._knows_schedulers, self.witness = True, LrWitness()
+
+    def foretell(self, rows: Sequence[LrRow] | None) -> None:
+        """The LRs of the next steps, as far as they can be forecast."""
+        if rows is not None:
+            self.witness = self.witness.predict(rows)
+
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
+        """A step that raised has no end: the next batch shows that it is over."""
+        return None if a_batch_entered() else RESTS
+
+    def step_begins(self, event: StepBegins) -> Sequence[Check]:
+        """The LRs of one optimizer step; a failed or noted check where they are not those that were promised."""
+        lrs = event.lrs
+        if not self.recent or lrs != self.recent[-1]:
+            self._options.add(LR, lrs)
+        self.recent.append(lrs)
+        if self.witness.position < len(self.witness.rows):
+            self.witness = self.witness.see(lrs)
+        check = self.tripwire.feed(lrs) if self.tripwire is not None else None
+        if self.tripwire is not None and self.tripwire.done:
+            self.tripwire = None
+        if check is None:
+            return ()
+        if not check.ok and self._used_lrs(self._training.steps_here + 1) == list(lrs):
+            check = replace(check, outcome=Outcome.NOTED, cause=f"{check.found} in use: {AS_FIRST_PASS}")
+            self.arm(None)  # the forecast is not what the first pass did
+        return (check,)
+
+    def gradient_ready(self, event: GradientReady) -> Rest | None:
+        """The step has begun with the LR of its schedule, as all steps so far; a hook inside it may set another one."""
+        if event.gradient is not Gradient.TOLD:
+            return RESTS
+        begun = self.last or event.lrs
+        if event.lrs != begun and self.witness.source == "scheduler":
+            before, after = next((a, b) for a, b in zip(begun, event.lrs, strict=True) if a != b)
+            words = f"the step began with {before}, as scheduled, and a hook inside it set {after}"
+            self._tell(Breach(kind=BreachKind.LR, step=event.step, words=words, seen=event.step))
+        return None
+
+
+def _near(a: LrRow, b: LrRow, factor: float) -> bool:
+    """Whether no LR differs by more than the factor; at zero (the start of a warm-up) nothing is compared."""
+    return len(a) == len(b) and all(
+        x is y if x is None or y is None else x <= 0 or y <= 0 or max(x, y) <= factor * min(x, y)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _vanishes(before: LrRow, foretold: LrRow, lrs: LrRow) -> bool:
+    """Whether a group that had an LR, and was to have one, has none now, while another group goes on."""
+    gone = [bool(b and f) and lr == 0 for b, f, lr in zip(before, foretold, lrs, strict=False)]
+    return any(gone) and any(lrs)
+
+
+def _same(a: LrRow, b: LrRow) -> bool:
+    return len(a) == len(b) and all(
+        x is y if x is None or y is None else abs(x - y) <= 1e-6 * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _cause(expected: LrRow, found: LrRow) -> str:
+    if all(e is not None and f is not None and f < e for e, f in zip(expected, found, strict=False)):
+        return "the LR is below the forecast: the schedule started again, or its counter was not restored"
+    return "the LR differs from the forecast: something other than the restored scheduler sets it"

@@ -1,0 +1,101 @@
+"""The parts of the guard in one process, and who of them hears the events, in this order."""
+
+import atexit
+import functools
+
+from chronicle.resume.batch_reader import FirstBatch
+from chronicle.resume.batch_record import LastFrames
+from chronicle.resume.data import DataWatch
+from chronicle.resume.describe import Describer
+from chronicle.resume.envelope import Breach, Envelope
+from chronicle.resume.faults import shield
+from chronicle.resume.first_gradient import FirstGradient
+from chronicle.resume.honours import Honours
+from chronicle.resume.hub import Hub
+from chronicle.resume.load import Loads
+from chronicle.resume.lr_in_use import LrWatch
+from chronicle.resume.moving import Moving
+from chronicle.resume.prints import StepPrints
+from chronicle.resume.records import Records
+from chronicle.resume.reference import Reference
+from chronicle.resume.save import Sealer
+from chronicle.resume.self_report import SelfReport
+from chronicle.resume.step_log import StepLog
+from chronicle.resume.trained import TrainedWatch
+from chronicle.resume.training import Training
+from chronicle.resume.twice import StepTwice
+from chronicle.resume.unregistered import Unregistered
+from chronicle.resume.verdict import Verdicts
+from chronicle.resume.way_out import WayOut
+
+NUM_RANKS_COMPARED = 64  # between saves
+
+
+class Parts:
+    """Everything that records, compares or watches. A new subject is an `Observer` that is made and added here."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.options, self.journal, self.ranks = training.options, training.journal, training.ranks
+        self.faults, self.start = training.faults, training.start
+        self.hub = Hub(self.faults)
+        rank, paths, record = self.ranks.rank, training.paths, self.faults.record
+
+        self.sealer = Sealer(
+            self.ranks, self.journal, record, lambda *found: self.envelope.compare_replicas(*found)
+        )
+        self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
+        self.frames = LastFrames(training.launch_dir, rank)
+        self.first_batch = FirstBatch(training)
+        self.honours = Honours(self.options.honours)
+        self.records = Records(None if paths is None else paths.states_dir, rank)
+        self.report = SelfReport(training)
+        self.log = StepLog(training.environ)
+
+        self.describer = Describer(self)
+        self.data = DataWatch(training, self.hub.tell, lambda digest: self.first_gradient.batch(digest), self._look_for_steps)
+        self.batches = self.data.batches
+        self.trained = TrainedWatch(training)
+        self.unregistered = Unregistered(training)
+        self.moving = Moving(training)
+        sequels = None if paths is None else paths.sequels_dir
+        self.reference = Reference(sequels, rank, self.describer.before_next_step, record)
+        self.loads = Loads(training, self.data, self.honours, self.reference, self.moving, self.records)
+        self.way_out = WayOut(training, self.frames)
+        self.envelope = Envelope(
+            training,
+            share=functools.partial(self.sealer.share, at_most=NUM_RANKS_COMPARED),
+            lr_is_ours=lambda: self.honours.used_lr is not None,
+            way_out=self.way_out.words,
+        )
+        self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.batches.settle)
+        self.lrs = LrWatch(training, self.reference.options, self.first_gradient.used_lrs, self._lr_inside)
+        self.twice = StepTwice(training, self.batches.unheard)
+        self.prints = StepPrints(training)
+        for part in (
+            self.report,
+            self.data,
+            self.trained,
+            self.unregistered,
+            self.reference,
+            self.describer,
+            self.moving,
+            self.first_gradient,
+            self.prints,
+            self.loads,
+            self.first_batch,
+            self.twice,
+            self.lrs,
+            self.envelope,
+            self.way_out,
+            self.log,
+        ):
+            self.hub.add(part)
+        atexit.register(shield(self.unregistered.settle, functools.partial(record, "exit")))
+
+    def _lr_inside(self, breach: Breach) -> None:
+        if self.honours.used_lr is None:
+            self.envelope.log.tell(breach)
+
+    def _look_for_steps(self, surely: bool = False) -> None:
+        """Whether steps are taken that nobody sees: the session knows."""
