@@ -16,10 +16,11 @@ from pathlib import Path
 from chronicle.journal.events import Rehearsed, filled_with
 from chronicle.launch.live_metrics import last_point, read_devices, read_host_memory
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
+from chronicle.launch.scratch import free_port
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.prints.compared import RESULT
 from chronicle.rehearse.judge import Compared, Rank, Row, Verdict, without
-from chronicle.rehearse.launches import Place, Until, environment_of, free_port, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Until, environment_of, play, read_played, saved_in
 from chronicle.rehearse.rehearse import Answer, Rehearsal, begun, of_prints
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.layout import Checkpoint

@@ -16,7 +16,7 @@ from chronicle.errors import ChronicleError
 from chronicle.launch.code import read_code
 from chronicle.launch.provenance import read_packages
 from chronicle.launch.restarts import bytes_below
-from chronicle.rehearse.launches import MOST_ENTRIES, files_below
+from chronicle.launch.scratch import MOST_ENTRIES, files_below
 from chronicle.resume.launch_facts import NOT_COMPARED
 from chronicle.story.plain import format_size
 from rollback.disk.durable import write_atomic

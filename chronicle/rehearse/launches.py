@@ -10,22 +10,21 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import ChronicleError
 from chronicle.journal import read_journal
 from chronicle.journal.events import GuardVerdict, LaunchEnd, LaunchStart, events_of
 from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
 from chronicle.launch.live_metrics import last_point
 from chronicle.launch.processes import read_variable, send_signal
+from chronicle.launch.scratch import copy_tree, files_below, free_port, silent
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
@@ -44,19 +43,7 @@ MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that 
 LINES_A_SAVE = 100  # of a launch that prints no steps; so many times the steps, and it is ended without a save
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
 MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
-MOST_COPIED_BYTES = 256 << 20
-MOST_ENTRIES = 20_000
-NO_TRACKERS = {
-    "CHRONICLE_MLFLOW_URI": "off",
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "MLFLOW_TRACKING_URI": "file:{scratch}/mlflow",
-    "CLEARML_OFFLINE_MODE": "1",
-    "TRACKIO_DIR": "{scratch}/trackio",
-}
 NAME_OUT = "put {out} where the command names its output directory, as in `--output_dir {out}`"
-LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "logs", "wandb", "mlruns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +169,7 @@ def play(
     with seen.output.open("wb") as log:
         process = subprocess.Popen(
             [*before, sys.executable, "-m", "chronicle_ml", *ours, "--", *words], cwd=place.cwd, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, env={**environ, **_silent(place)}, start_new_session=True,
+            stdout=log, stderr=subprocess.STDOUT, env={**environ, **silent(place.scratch / place.name)}, start_new_session=True,
         )  # fmt: skip
     try:
         while told is None and process.poll() is None:
@@ -367,54 +354,8 @@ def listed_in(folder: Path) -> list[Checkpoint]:
         return []
 
 
-def copy_tree(
-    source: Path, target: Path, without: Collection[Path], *, remedy: str, linked_bytes: float = inf
-) -> None:
-    """A directory without repositories, environments, caches and `without`; a file of `linked_bytes` or more is a link to it.
-
-    Raises `UsageProblem` with the remedy where it would be too large.
-    """
-
-    def left_out(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if name in LEFT_OUT or Path(folder, name) in without]
-
-    def copy(one: str, other: str) -> None:
-        if os.path.getsize(one) < linked_bytes:
-            shutil.copy2(one, other)
-        else:
-            os.symlink(one, other)
-
-    sizes = [path.lstat().st_size for path in files_below(source, without)]
-    if sum(size for size in sizes if size < linked_bytes) > MOST_COPIED_BYTES:
-        raise UsageProblem(f"`{source}` is too large to be copied for each launch", remedy)
-    shutil.copytree(source, target, symlinks=True, ignore=left_out, copy_function=copy, dirs_exist_ok=True)
-
-
-def files_below(root: Path, without: Collection[Path] = ()) -> list[Path]:
-    """The file, or those below a directory without what is left out of copies; some `MOST_ENTRIES` at most."""
-    found = [] if root.is_dir() else [root]
-    for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in LEFT_OUT and Path(folder, name) not in without]
-        found += [path for name in files if (path := Path(folder, name)) not in without]
-        if len(found) > MOST_ENTRIES:
-            break
-    return sorted(found)
-
-
 def environment_of(asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:
     """The variables of a rehearsed launch."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     environ |= {"CHRONICLE_PRINTS": "every", "CHRONICLE_GUARD": "warn", "PYTHONHASHSEED": "0"}
     return environ | {REHEARSAL_VARIABLE: asked.text(), **handed}
-
-
-def _silent(place: Place) -> dict[str, str]:
-    """What tells no tracker: what these libraries read for "do nothing", or write into the scratch directory."""
-    return {name: value.format(scratch=place.scratch / place.name) for name, value in NO_TRACKERS.items()}
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -18,8 +18,9 @@ from chronicle.errors import ChronicleError, Refusal
 from chronicle.journal.place import read_place, write_place
 from chronicle.latest import pointers_to
 from chronicle.launch.code import SOURCE_SUFFIXES
+from chronicle.launch.scratch import copy_tree
 from chronicle.paths import RunPaths, list_launch_numbers
-from chronicle.rehearse.launches import Place, copy_tree
+from chronicle.rehearse.launches import Place
 from chronicle.replay.closed import landlock_version
 from chronicle.replay.origin import Origin, is_wide
 from chronicle.resume.launch_facts import SETTINGS, read_facts
